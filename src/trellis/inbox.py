@@ -188,7 +188,7 @@ class InboxService:
         now = await self.ledger.now()
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         today = await self.ledger.count_events(SETTLED_EVENTS, since=midnight)
-        depth = [queue.resting for queue in await self.ledger.queues() if queue.lifecycle == INBOX_ENTRY.name]
+        depth = [queue.scheduled for queue in await self.ledger.queues() if queue.lifecycle == INBOX_ENTRY.name]
         return InboxCounts(
             pending=sum(depth),
             processed_today=today["inbox.processed"],

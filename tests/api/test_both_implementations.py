@@ -32,11 +32,10 @@ PARTS: list[tuple[type[Any], type[Any]]] = [
 OF_SERVICES = {"stage", "propose"}
 """Calls of the NLM backend and of agents; no command makes them."""
 ALONE = {
-    "as_only_watcher",
     "change",
     "count_failed",
     "document",
-    "execute_until",
+    "execute",
     "find",
     "history_page",
     "page",
@@ -69,7 +68,7 @@ def test_events_are_read_with_the_same_parameters_locally_and_through_a_gateway(
         assert signature(getattr(LocalFeed, name)).parameters == signature(getattr(Feed, name)).parameters
 
 
-FOR_ROUTES = {"only", "find", "typed_result", "holds", "successor"}
+FOR_ROUTES = {"only", "find", "typed_result", "waits", "successor"}
 """Calls that routes make, which answer with rows and media types."""
 OF_LEDGER = {"concurrency_key", "grace_s"}
 """Parameters that a gateway does not take; the commands refuse their options there."""

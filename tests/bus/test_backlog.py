@@ -149,7 +149,7 @@ async def test_two_processes_exceed_the_backlog_limit_by_at_most_one_interval(
         for name, door in (("one", one), ("two", two)):
             await door.submit(job(f"{name}-{n}"))
         rig.clock.advance(COUNT_FRESH_S / steps)
-    (waiting,) = (depth.resting for depth in await rig.ledger.queues() if depth.type == "job.a")
+    (waiting,) = (depth.scheduled for depth in await rig.ledger.queues() if depth.type == "job.a")
     assert 10 <= waiting <= 10 + steps
 
 

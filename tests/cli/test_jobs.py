@@ -153,6 +153,8 @@ def test_cancel_ends_a_waiting_job_once(trellis: Terminal):
     assert trellis("job", "cancel", job_id, "--cause", "not needed").out == f"{job_id} is cancelled\n"
     record = trellis("job", "show", job_id, "--json").record
     assert (record["status"], record["events"][-1]["cause"]) == ("cancelled", "not needed")
+    assert "0/5" in trellis("jobs").out, "nobody tried it"
+    assert "0 of 5" in trellis("job", "show", job_id).out
     again = trellis("job", "cancel", job_id)
     assert again.code == 1
     assert f"Job {job_id} has ended already: it is cancelled since" in again.err
@@ -197,7 +199,10 @@ def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis:
     for told in (trellis("job", "show", job_id).out, trellis("job", "explain", job_id).out):
         assert "wrong customer" in " ".join(told.split())
     assert trellis("job", "show", job_id, "--json").record["cancel_cause"] == "wrong customer"
+    asked = " ".join(trellis("events", job_id).err.split())
+    assert ("asked to stop by" in asked, "wrong customer; it has not ended yet" in asked) == (True, True)
     stop()
+    assert "asked to stop" not in trellis("events", job_id).err
     for command in (["job", "show"], ["job", "explain"], ["events"]):
         assert "wrong customer" in " ".join(trellis(*command, job_id).out.split()), command
 

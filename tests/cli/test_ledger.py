@@ -126,6 +126,20 @@ def test_unreachable_database_server_is_reported_in_plain_words(local: Terminal)
     assert "gaierror" not in unknown.err
 
 
+def test_a_login_without_rights_is_told_which_role_it_lacks(
+    local: Terminal, postgres_server: PostgresServer, new_postgres_database: Callable[..., str], postgres_template: str
+):
+    """The ledger is current: `trellis migrate` would not help."""
+    postgres_server.sql("DROP ROLE IF EXISTS stranger; CREATE ROLE stranger LOGIN")
+    database = new_postgres_database(template=postgres_template).rpartition("/")[2]
+    answer = local("jobs", ledger=postgres_server.url(database, "stranger"))
+    assert answer.code == 1
+    assert "permission denied" in answer.err
+    assert "GRANT trellis_app TO the login" in answer.err
+    assert "trellis migrate --ledger" not in answer.err
+    assert "makes the operator's key" not in answer.err
+
+
 def test_the_doctor_does_not_send_to_the_doctor(local: Terminal, monkeypatch: pytest.MonkeyPatch):
     address = "postgresql://127.0.0.1:1/db"
     assert "trellis doctor" in local("jobs", ledger=address).err

@@ -59,6 +59,10 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("RESEARCH", QUESTION), "--agent SLUG"),
     (("RESEARCH", QUESTION, "--agent", "nobody"), "no agent 'nobody'"),
     (("RESEARCH", "{}", "--agent", VIOLIN), 'trellis submit RESEARCH \'{"query"'),
+    (
+        ("RESEARCH", '{"querry": "Who?"}', "--agent", VIOLIN),
+        "querry: there is no such field (did you mean query?)",
+    ),
     (("BRIEF", "{}", "--agent", VIOLIN), 'trellis submit BRIEF \'{"vision_text"'),
     ((*RESEARCH, "--max-attempts", "9"), "--max-attempts is 9"),
     ((*RESEARCH, "--delay", "3s"), "--delay is 3"),

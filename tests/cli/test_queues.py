@@ -11,13 +11,14 @@ from trellis import cli
 from trellis.cli.workers import COLUMNS
 from trellis.engine.admin_acts import this_node
 from trellis.http.operation_shapes import WorkerShape
+from trellis.operations.dashboards import RULES
 
 
 def test_queues_count_what_waits(trellis: Terminal):
     trellis.submit("a")
     trellis.submit("a", "--delay", "1h")
     (queue,) = trellis("queues", "--json").records
-    assert (queue["type"], queue["ready"], queue["resting"], queue["held"], queue["paused"]) == ("a", 1, 1, 0, False)
+    assert (queue["type"], queue["ready"], queue["scheduled"], queue["held"], queue["paused"]) == ("a", 1, 1, 0, False)
     assert trellis("queues").out.split()[:2] == ["TYPE", "READY"]
 
 
@@ -26,7 +27,11 @@ def test_metrics_print_the_ledgers_gauges_or_one_of_the_files_that_are_made_from
     trellis.submit("a")
     assert 'trellis_queue_ready{lifecycle="leased-job",type="a"} 1.0\n' in trellis("metrics").out
     assert json.loads(trellis("metrics", "--grafana").out)["title"] == "Trellis"
-    assert trellis("metrics", "--rules").out.startswith("groups:\n- name: trellis\n")
+    assert "\ngroups:\n- name: trellis\n" in trellis("metrics", "--rules").out
+    rules = trellis("metrics", "--rules", "--runbooks", "https://wiki.example/books/").out
+    assert rules.count("runbook_url: https://wiki.example/books/") == len(RULES)
+    assert "a path in a checkout" not in rules
+    assert trellis("metrics", "--rules", "--runbooks", "books").code == 2
     assert trellis("metrics", "--reference").out.startswith("# Metrics\n")
     refused = trellis("metrics", "--rules", "--grafana")
     assert (refused.code, "only one of" in refused.err) == (2, True)

@@ -3,19 +3,23 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Terminal
-from trellis.app.instance import open_instance, storage_locations
+from trellis.api.runs import ReadableRun, published_states, while_executing
+from trellis.app.instance import Instance, open_instance, storage_locations
 from trellis.app.settings import Settings
 from trellis.cli.run_output import refusals, run_facts
 from trellis.cli.values import params_of
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
+from trellis.engine.records import JobFilter, JobPlace
+from trellis.ledgers import migrate
 from trellis.lifecycles import Role
 from trellis.runs.orchestration import TriggerKind
 from trellis.runs.orchestrator import TYPE
@@ -41,6 +45,17 @@ def test_agents_are_listed_with_their_status(planted: Terminal):
     found = {record["slug"]: record["status"] for record in planted("agents", "--json").records}
     assert found == {"architect-guardian": "active", VIOLIN: "active"}
     assert planted("agents", "--limit", "1").out.count("active") == 1
+
+
+def test_an_agent_whose_file_looks_wrong_runs_and_is_listed_with_a_warning(planted: Terminal):
+    file = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
+    file.write_text(re.sub(r"updated_at: .*", "updated_at: 2001-01-01T00:00:00Z", file.read_text()))
+    found = {record["slug"]: record for record in planted("agents", "--json").records}
+    assert (found[VIOLIN]["status"], found[VIOLIN]["problems"]) == ("active", [])
+    (warning,) = found[VIOLIN]["warnings"]
+    assert "it lies before created_at" in warning
+    assert f"; warning: {warning}" in planted("agents").out
+    assert found["architect-guardian"]["warnings"] == []
 
 
 def test_a_malformed_agent_says_what_to_correct_and_stops_only_itself(planted: Terminal):
@@ -329,7 +344,7 @@ def test_schedules_are_listed_with_their_next_and_their_last_time(planted: Termi
     run_id = asyncio.run(register())
     guardian, violin = planted("schedules", "--json").records
     assert (violin["agent"], violin["cron"], violin["last_run"]) == (VIOLIN, "0 6 * * *", run_id)
-    assert violin["next_at"].endswith("T06:00:00+00:00")
+    assert violin["next_at"].endswith("T06:00:00.000Z")
     assert (guardian["last_run"], guardian["skipped"]) == (None, "it is paused")
     for_people = planted("schedules").out
     assert run_id in for_people
@@ -346,32 +361,55 @@ def test_run_wait_without_an_executor_ends_after_the_given_time(planted: Termina
     assert (both.code, "not both" in both.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    "name, text, after",
-    [
-        ("projector", "up@there executes the runs of this ledger: its settings and keys are used", "run.started"),
-        ("run-watch", "another `run --watch` executes a run of this ledger", "run.requested"),
-    ],
-)
-def test_a_watched_run_is_left_to_a_process_that_executes_runs_and_waits_for_another_watcher(
-    planted: Terminal, name: str, text: str, after: str
-):
+def test_a_watched_run_is_left_to_a_process_that_executes_runs_until_it_ends(planted: Terminal):
     """Of two processes that execute runs, either could claim it, and then use the settings of the wrong one."""
 
     async def hold() -> datetime:
         async with open_instance(Settings.model_validate({}), planted.url) as instance:
             there = Actor(role=Role.PROJECTOR, name="up@there")
-            assert await instance.ledger.subscribe(there, name, lease_s=0.6, reads=False)
-            return next(seen.until for seen in await instance.ledger.followers() if seen.name == name)
+            assert await instance.ledger.subscribe(there, "projector", lease_s=0.6, reads=False)
+            return next(seen.until for seen in await instance.ledger.followers() if seen.name == "projector")
 
     agent = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
     agent.write_text(agent.read_text().replace("model: offline", "model: openai:m"))
     until = asyncio.run(hold())
     answer = planted("run", VIOLIN, "--watch")
-    assert (answer.code, answer.err.count(text)) == (1, 1), answer.err
+    said = "up@there executes the runs of this ledger: its settings and keys are used"
+    assert (answer.code, answer.err.count(said)) == (1, 1), answer.err
     assert f":{os.getpid()}, which executes the run" in answer.out, "it says whose settings are missing"
-    (begun,) = planted("events", "--type", after, "--json").records
-    assert datetime.fromisoformat(begun["ts"]) >= until
+    (begun,) = planted("events", "--type", "run.started", "--json").records
+    assert datetime.fromisoformat(begun["ts"]) > until - timedelta(milliseconds=1), "documents tell milliseconds"
+
+
+def test_a_watched_run_is_the_only_one_that_the_command_executes(planted: Terminal):
+    """Runs that wait are left to `trellis up`; those of the same agent are overtaken, and do not hold it up."""
+    waiting = [planted("run", slug).out.strip() for slug in (VIOLIN, "architect-guardian", VIOLIN)]
+    own = planted("run", VIOLIN, "--watch", "--json").record
+    assert (own["status"], own["run_id"] in waiting) == ("completed", False)
+    states = {one["run_id"]: one["status"] for one in planted("runs", "--json").records}
+    assert states == dict.fromkeys(waiting, "queued") | {own["run_id"]: "completed"}
+    assert planted("jobs", "--status", "running", "--ids").out == "", "no lease is left"
+    assert planted("verify").code == 0
+
+
+async def test_two_watchers_of_different_agents_execute_their_own_runs_at_once(tmp_path: Path):
+    url, settings = f"sqlite:///{tmp_path / 'ledger.db'}", Settings.model_validate({})
+    await migrate(url)
+    async with open_instance(settings, url, name="one") as one, open_instance(settings, url, name="two") as two:
+        await one.plant()
+        both = {one: "architect-guardian", two: VIOLIN}
+        runs = {at: (await at.layer.trigger(slug, {}, kind=TriggerKind.MANUAL)).job_id for at, slug in both.items()}
+
+        async def watched(instance: Instance) -> str:
+            states = published_states(instance, ReadableRun(runs[instance], both[instance]))
+            return [state.status async for state in states][-1]
+
+        ended = await asyncio.gather(*(while_executing(at, runs[at], watched(at)) for at in both))
+        assert ended == ["completed", "completed"]
+        for at in both:
+            started = next(event for event in await one.ledger.events(runs[at]) if event.type == "run.started")
+            assert started.actor == f"run-watch:{at.name}"
+        assert (await one.ledger.jobs(JobFilter(place=JobPlace.LEASED), limit=10)).jobs == ()
 
 
 def test_a_run_without_a_watcher_waits_for_a_service(planted: Terminal):

@@ -48,16 +48,16 @@ def test_delay_and_start_time_are_kept(trellis: Terminal):
     trellis.submit("a", "--run-at", "2031-01-02T03:04:05+00:00")
     later, delayed = trellis("jobs", "--json").records
     assert later["due_at"] == "2031-01-02T03:04:05+00:00"
-    assert (later["place"], delayed["place"]) == ("resting", "resting")
+    assert (later["place"], delayed["place"]) == ("scheduled", "scheduled")
 
 
 def test_a_keyed_job_waits_behind_the_other(trellis: Terminal):
     first = trellis.submit("a", "--concurrency-key", "tenant-1")
     second = trellis.submit("a", "--concurrency-key", "tenant-1")
     places = {r["job_id"]: r["place"] for r in trellis("jobs", "--concurrency-key", "tenant-1", "--json").records}
-    assert places == {first: "ready", second: "parked"}
+    assert places == {first: "ready", second: "blocked"}
     told = trellis("job", "explain", second)
-    assert "parked behind its concurrency key" in told.out
+    assert "blocked by its concurrency key" in told.out
     assert first in told.out
 
 

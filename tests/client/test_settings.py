@@ -61,6 +61,21 @@ def test_contradictory_or_unknown_settings_are_refused(
         read_settings(environment, tmp_path)
 
 
+@pytest.mark.parametrize("value", ["\x00 no such", "-1", "999999999999999999999", "nan", "", "x" * 5_000])
+def test_a_wrong_value_of_any_setting_is_told_in_our_own_words(value: str, tmp_path: Path):
+    told = dict[str, str]()
+    for name in Settings.model_fields:
+        try:
+            read_settings({f"TRELLIS_{name.upper()}": value}, tmp_path)
+        except SettingsInvalid as refused:
+            told[name] = str(refused)
+    foreign = ("Input should", "should have", "should match", "Value error", "valid boolean", "validation error")
+    assert {name: text for name, text in told.items() if any(one in text for one in foreign)} == {}
+    assert {name: text for name, text in told.items() if "it is not valid" in text} == {}
+    if value == "-1":
+        assert told["log_level"] == "TRELLIS_LOG_LEVEL: it must be one of debug, info, warning, error, not '-1'"
+
+
 @pytest.mark.requirement("D64")
 def test_a_variable_that_names_no_setting_is_a_warning_that_names_the_nearest_one(tmp_path: Path):
     warnings: list[str] = []

@@ -5,12 +5,15 @@ import hashlib
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from tests.gateway.conftest import VIOLIN, Gateway
+from trellis.cli import reference as cli_reference
 from trellis.gateway.docs_page import curl, render
 
 URLS = {"src", "href", "action", "srcset", "data", "poster"}
@@ -109,3 +112,31 @@ def test_descriptions_on_the_docs_page_are_text_and_never_markup():
     page = render({"info": {"title": evil, "description": evil}, "paths": {f"/{evil}": {"post": operation}}})
     assert "<script" not in page
     assert page.count("&lt;script&gt;") > 10
+
+
+INTERNAL = re.compile(
+    r"§\s?\d|\bD\d{1,2}\b|\b(?:RUN|PIPE|JQ|DJ|AUTH|ART|BUS|NLM|OBS)-\d+\b|\bdocument 00\d|\bconsole\b", re.IGNORECASE
+)
+"""What only those who wrote the program can look up, and a console, which does not exist."""
+
+
+def described(found: object, place: str = "") -> Iterator[tuple[str, str]]:
+    """Every text of an OpenAPI document that people read, with its place."""
+    if isinstance(found, dict):
+        for name, value in found.items():
+            if name in {"summary", "description", "title"} and isinstance(value, str):
+                yield f"{place}/{name}", value
+            else:
+                yield from described(value, f"{place}/{name}")
+    elif isinstance(found, list):
+        for number, value in enumerate(found):
+            yield from described(value, f"{place}/{number}")
+
+
+async def test_no_text_for_callers_refers_to_what_they_cannot_look_up(gateway: Gateway):
+    texts = dict(described(gateway.app.openapi()))
+    assert len(texts) > 500
+    texts["docs"] = unescape(re.sub(r"<[^>]+>", " ", (await gateway.anonymous().get("/docs")).text))
+    texts["help"] = cli_reference.reference()
+    texts["guide"] = (Path(__file__).parents[2] / "docs/how-to/call-the-gateway.md").read_text()
+    assert {place: found[0] for place, text in texts.items() if (found := INTERNAL.search(text))} == {}

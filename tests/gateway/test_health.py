@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from trellis.storage.objects.store import StoreUnfit
 PATIENCE_S = 15.0
 """Far less than what a call of the ledger waits, and enough for a machine that stands still."""
 READ_S = 0.5
+VERSION = version("trellis-engine")
 
 
 async def get(client: httpx2.AsyncClient, path: str) -> tuple[int, dict[str, Any]]:
@@ -61,10 +63,11 @@ async def test_health_answers_while_the_database_is_silent_and_when_it_is_back(
     async with on_postgres(postgres_url, tmp_path) as (proxy, client):
         assert await get(client, "/system/ready") == (
             200,
-            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}},
+            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}, "version": VERSION},
         )
         proxy.black_hole()
-        down = {"status": "degraded", "checks": {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok"}}
+        checks = {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok"}
+        down = {"status": "degraded", "checks": checks, "version": VERSION}
         for path in ("/system/ready", "/system/health"):
             assert await get(client, path) == (503, down)
         assert await get(client, "/system/live") == (200, {"status": "ok"})
@@ -93,7 +96,7 @@ async def test_health_names_the_dependency_that_is_down(tmp_path: Path):
     async with opened(tmp_path) as door:
         assert await get(door.client, "/system/ready") == (
             200,
-            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}},
+            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}, "version": VERSION},
         )
         (tmp_path / "door.db").rename(tmp_path / "away.db")
         status, answer = await get(door.client, "/system/ready")

@@ -37,6 +37,7 @@ from trellis.http.errors import (
     Conflict,
     Forbidden,
     GatewayFailed,
+    GatewayNotThere,
     GatewayRefused,
     GatewayUnavailable,
     GatewayUntrusted,
@@ -76,6 +77,18 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_key():
     assert len(set(keys)) == 1
     assert None not in keys
     assert len(set(script.header("X-Correlation-ID"))) == 1
+
+
+async def test_a_refused_connection_is_tried_again_only_at_a_gateway_that_has_answered():
+    refused = httpx2.ConnectError("All connection attempts failed")
+    refused.__cause__ = ExceptionGroup("", [ConnectionRefusedError(111, "Connection refused")])
+    clock = FakeClock()
+    with pytest.raises(GatewayNotThere, match="was not sent"):
+        await start(Script(refused, begun()), clock)
+    assert clock.monotonic() == EPOCH_S
+    async with client_on(Script(begun(), refused, refused, begun()), clock) as client:
+        for _ in range(2):
+            assert (await in_time(clock, client.runs.start("a"))).run_id == "run_1"
 
 
 async def test_every_call_has_a_key_of_its_own_and_a_given_one_is_kept():

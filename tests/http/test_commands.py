@@ -1,14 +1,19 @@
 """The command line through a gateway: the same commands, by TRELLIS_GATEWAY or --gateway."""
 
 import asyncio
+import json
 import re
+import time
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import App, Context, connect_sync
+from trellis.cli import main
 from trellis.engine.jobs import Actor
+from trellis.http.calls import TIMEOUT_S_DEFAULT
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.testing import run_until_idle
@@ -121,8 +126,15 @@ def test_a_job_is_told_in_the_same_words_through_a_gateway_and_from_a_ledger(she
     job_id = made["job_id"]
     assert made == {"job_id": job_id, "lifecycle": "leased-job", "status": "queued", "created": True}
     assert shell.records("submit", "words", "--key", "w") == [{**made, "created": False}]
-    ((remote, local),) = both(shell, place, "jobs", "--type", "words")
-    same(remote, local)
+    later = shell("submit", "words", "--delay", "1h").strip()
+    (waits, ready) = both(shell, place, "jobs", "--type", "words")
+    for remote, local in (waits, ready):
+        same(remote, local)
+    assert [one["waits_for"][:13] for one in waits] == ["its time, in "] * 2
+    assert "WAITS FOR" in shell("jobs", "--type", "words")
+    shell("job", "cancel", later)
+    assert "0/5" in shell("jobs", "--type", "words")
+    remote, local = ready
     assert (local["job_id"], local["lifecycle"], local["status"]) == (job_id, "leased-job", "queued")
     ((remote, local),) = both(shell, place, "job", "show", job_id)
     same(remote, local)
@@ -255,3 +267,30 @@ def test_commands_report_a_gateway_error_with_a_remedy(shell: Shell, monkeypatch
     assert "trellis token issue" in shell("agents", code=1)
     monkeypatch.setenv("TRELLIS_TOKEN", place.token(Role.FRONTEND))
     assert "agents.status" in shell("agents", "pause", AGENT, code=1)
+
+
+@pytest.mark.requirement("AUTH-5")
+def test_the_doctor_of_a_client_machine_asks_the_gateway_about_itself_and_the_token(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+):
+    """No ledger is there, and none is needed."""
+    found = {one["check"]: one for one in shell.records("doctor")}
+    assert {one["severity"] for one in found.values()} == {"ok"}, found
+    assert f"its version is {version('trellis-engine')}" in found["gateway"]["detail"]
+    assert "accepts it" in found["token"]["detail"]
+    for token in (None, "nonsense"):
+        monkeypatch.setenv("TRELLIS_TOKEN", token) if token else monkeypatch.delenv("TRELLIS_TOKEN")
+        assert main(["doctor", "--json"]) == 1
+        wrong = [
+            one for line in shell.capsys.readouterr().out.splitlines() if (one := json.loads(line))["severity"] != "ok"
+        ]
+        assert [(one["check"], "TRELLIS_TOKEN" in one["remedy"]) for one in wrong] == [("token", True)]
+
+
+def test_a_command_says_at_once_that_no_gateway_listens(shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    """Nothing was sent, so nothing needs a second try; a gateway that has answered before may be restarting."""
+    monkeypatch.setenv("TRELLIS_GATEWAY", "http://127.0.0.1:9")
+    began = time.monotonic()
+    told = " ".join(shell("submit", "echo", code=1).split())
+    assert "No gateway listens at http://127.0.0.1:9 (the connection was refused), so POST /jobs was not sent." in told
+    assert time.monotonic() - began < TIMEOUT_S_DEFAULT / 3

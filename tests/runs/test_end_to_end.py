@@ -29,7 +29,7 @@ from trellis.proposals.apply import ApplyEngine, ApplyOptions
 from trellis.runs.orchestrator import RunDriver, RunDriverOptions, StepContext
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector
-from trellis.storage.memory.layout import ReadMode
+from trellis.storage.memory.layout import ReadMode, count_tokens
 from trellis.storage.memory.repository import MemoryRepository, open_memory
 from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.open import open_objects
@@ -153,6 +153,30 @@ async def test_memory_update_already_present_is_not_appended_again(garden: Garde
     facts = garden.memory.read(slug, ReadMode.WIDE).content["facts.md"].splitlines()
     times = [facts.count(line) for line in ("- It is on.", "- The shade is green.", "- The lamp is L-1.")]
     assert times == [1, 1, 2], "a line in another section is another line"
+
+
+async def test_a_memory_over_its_limit_is_not_compared_and_the_run_goes_on_and_says_so(
+    garden: Garden, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """An agent reads a part of its memory that is within its limit, and proposes what the whole of it has already."""
+    slug, fact = AGENTS[0], "- The lamp is L-1."
+    file = tmp_path / "objects" / "agents" / slug / "_agent.md"
+    file.write_text(file.read_text().replace("model: offline", "model: scripted:keeper").replace(": wide", ": basic"))
+    draft = {"action": "memory-update", "target": "facts.md", "summary": "a fact", "text": fact}
+    models = ModelOptions(scripts={"keeper": script([("create-proposal", draft)], [FINISH])})
+    garden.work = replace(garden.work, models=models)
+    first, _ = await garden.run(slug)
+    assert len((await garden.document(ids.status_key(slug, first)))["proposals_created"]) == 1
+
+    def counter(text: str) -> int:
+        return 13_000 if fact in text else count_tokens(text)
+
+    garden.work = replace(garden.work, memory=open_memory(tmp_path / "memory", counter=counter))
+    second, outcome = await garden.run(slug)
+    status = await garden.document(ids.status_key(slug, second))
+    assert (outcome.state, len(status["proposals_created"])) == ("completed", 1)
+    assert "memory_not_compared" in caplog.text
+    assert "13" in caplog.text.partition("memory_not_compared")[2]
 
 
 @pytest.mark.requirement("PIPE-6", "PIPE-7", "OBS-2", "OBS-7")

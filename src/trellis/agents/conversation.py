@@ -50,7 +50,7 @@ from trellis.agents.run_io import (
     ToolRefusal,
     canonical_json,
 )
-from trellis.agents.tools import DESCRIPTIONS, Reply, Toolbox
+from trellis.agents.tools import DESCRIPTIONS, MALFORMED, Reply, Toolbox
 from trellis.engine import tracing
 from trellis.engine.text import storable
 from trellis.storage.memory import markdown
@@ -144,8 +144,8 @@ def text_after_label(text: str, label: str) -> str:
 ENTRY = "model/{number:02}"
 CALL_ID = "{number:02}-{ordinal}"
 RESPONSE_BYTES_MAX = 1 << 20
-MALFORMED = "malformed"
-MALFORMED_CHARS_MAX = 200
+MALFORMED_CHARS_MAX = 40
+"""How much of arguments that are not JSON is quoted, from where they break."""
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 _UNSTABLE = ("timestamp", "run_id", "conversation_id", "metadata")
 _BUSY = frozenset({408, 409, 425, 429})
@@ -385,18 +385,29 @@ def _object(part: ToolCallPart) -> dict[str, Any]:
     if isinstance(raw, str):
         try:
             raw = json.loads(raw or "{}")
-        except ValueError:
-            return {MALFORMED: (storable(str(part.args)) or "")[:MALFORMED_CHARS_MAX]}
+        except json.JSONDecodeError as error:
+            return {MALFORMED: _where_not_json(error)}
+        except (ValueError, RecursionError) as error:
+            return {MALFORMED: f"they are not JSON: {type(error).__name__}"}
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        return {MALFORMED: (storable(str(raw)) or "")[:MALFORMED_CHARS_MAX]}
+        return {MALFORMED: f"they are no JSON object, but {_shown(str(raw))}"}
     try:
         given = cast("dict[str, Any]", raw)
         canonical_json(given)
     except (ValueError, TypeError, RecursionError):
-        return {MALFORMED: "what cannot be written as JSON"}
+        return {MALFORMED: "they cannot be written as JSON"}
     return given
+
+
+def _where_not_json(error: json.JSONDecodeError) -> str:
+    at = f"line {error.lineno}, column {error.colno}"
+    return f"they are not JSON: {error.msg} at {at}, at {_shown(error.doc[error.pos :])}"
+
+
+def _shown(text: str) -> str:
+    return repr((storable(text) or "")[:MALFORMED_CHARS_MAX])
 
 
 # The loop between the model and the tools, by pydantic-ai. Everything it acts on is journaled.

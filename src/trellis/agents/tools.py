@@ -121,6 +121,8 @@ _FIELDS: dict[Tool, tuple[dict[str, Any], list[str]]] = {
 # - A call that asks for more than is allowed is refused to the model with the reason, and recorded.
 
 ENTRY = "tool/{call_id}"
+MALFORMED = "malformed"
+"""The only argument of a call whose arguments are no JSON object: what is wrong with them, and where."""
 REFUSED_MAX = 100
 """Refusals kept in the output. The tool calls show how many there were."""
 NAME_CHARS_MAX = 64
@@ -231,6 +233,7 @@ class Toolbox:
 
     async def _done(self, tool: Tool, args: Mapping[str, Any]) -> _ToolOutcome:
         try:
+            _check_readable(tool, args)
             return await self._tools[tool](args)
         except CallRefused as no:
             refusal = ToolRefusal(
@@ -334,3 +337,10 @@ def _choice(value: object, kind: type[_EnumT], default: _EnumT, name: str) -> _E
     if isinstance(value, str) and value in {member.value for member in kind}:
         return kind(value)
     raise CallRefused(RefusalCode.FIELD_INVALID, f"{name} must be one of {', '.join(kind)}")
+
+
+def _check_readable(tool: Tool, args: Mapping[str, Any]) -> None:
+    """Refuse a call whose arguments were no JSON object."""
+    if set(args) == {MALFORMED}:
+        detail = f"the arguments of {tool} cannot be read: {args[MALFORMED]}. Send one JSON object."
+        raise CallRefused(RefusalCode.FIELD_INVALID, detail)

@@ -66,6 +66,7 @@ class LocalAgents:
             tools=[tool.value for tool in agent.tools],
             cron=agent.triggers.cron,
             problems=[problem] if (problem := model_problem(agent.model)) else [],
+            warnings=[str(warning) for warning in agent.warnings],
             last_run=None if failure is None else failure.run_id,
             last_error=None if failure is None else failure.error,
         )

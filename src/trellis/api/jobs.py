@@ -25,7 +25,8 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import HOLD_PHRASES, duration, rate_phrase, timer_phrase
+from trellis.operations.explain import HOLD_PHRASES, duration, rate_phrase, timer_phrase, waits_for
+from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # `trellis jobs` loads neither HTTP nor the scheduling of the bus
     from trellis.bus.outcomes.job_tree import Successor
@@ -166,7 +167,13 @@ class LocalJobs:
         job = await self.find(job_id)
         return await self._context.ledger.signals(job.job_id, limit=SIGNALS_MAX)
 
-    async def holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
+    async def waits(self, jobs: Sequence[Job], now: datetime) -> dict[JobId, str]:
+        """What each of these jobs waits for, in a few words; those that wait for nothing are left out."""
+        holds = await self._holds(jobs)
+        told = {job.job_id: holds.get(job.job_id) or _waits_for(job, now) for job in jobs}
+        return {job_id: text for job_id, text in told.items() if text}
+
+    async def _holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
         """What jobs on topics wait for, and which ready jobs wait for the rate of their type.
 
         Events tell what a job on a topic waits for, so only the first ones of a long list are looked up.
@@ -407,3 +414,21 @@ def _not_requeued(answer: NotMoved, actor: Actor, job: Job, now: datetime) -> No
     return NotRequeued(
         job_id=answer.job_id, source=answer.state, target=answer.target, actor=actor.role.value, reason=reason
     )
+
+
+def _waits_for(job: Job, now: datetime) -> str:
+    """What a job waits for; empty if it is ready, running or ended."""
+    match job.place:
+        case JobPlace.SCHEDULED:
+            left, who = None if job.due_at is None else (job.due_at - now).total_seconds(), waits_for(job)
+            if left is None:
+                return who or ""
+            if who is not None and left > 0:
+                return f"{who}, for {duration(left)}"
+            return f"its time, in {duration(left)}" if left > 0 else "the sweep"
+        case JobPlace.BLOCKED:
+            return f"key {(job.concurrency_key or '').removeprefix(KEY_NAMESPACE)}"
+        case JobPlace.LEASED if job.cancel_requested:
+            return "its holder to stop"
+        case _:
+            return ""

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.app.instance import Instance
-from trellis.app.wiring import SystemClock, process_name
+from trellis.app.wiring import SystemClock
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import owns, permit_on_job
 from trellis.documents import ids, run_documents
 from trellis.documents.errors import ManifestMissing, RunNotFound
 from trellis.documents.lookup import find_published, find_run, listed_runs
 from trellis.documents.run_documents import RunFacts, RunRequest
-from trellis.engine.errors import InvalidTransition, LedgerError
-from trellis.engine.jobs import Actor, CancelMode, JobId, Subscription
+from trellis.engine.errors import InvalidTransition
+from trellis.engine.jobs import Actor, CancelMode, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.http.pages import read_pages
@@ -41,8 +41,7 @@ LOOK_S = 0.1
 """How often a run is looked at that is watched, in seconds."""
 LOCAL = "file://"
 WATCHER = "run-watch"
-"""The ledger lends this name to one process at a time that executes runs only until its own run has ended."""
-WATCHER_LEASE_S = 10.0
+"""The name of a process that executes its own run and no other begins with this word."""
 DRIVER_LOOK_S = 0.5
 """How often a process checks whether another process still executes runs, in seconds."""
 ACCEPTED_S = 10.0
@@ -175,10 +174,10 @@ class LocalRuns:
             raise RunHasEnded(job_id=found, source=state, target="failed", actor=actor.role.value)
         return Changed(answer=Stopped(run_id=found, status=state), replayed=replayed)
 
-    async def execute_until(self, work: Awaitable[ResultT], left_to: Callable[[str], None]) -> ResultT:
-        """Execute runs in this process until `work` is done; the result of `work`. Only a ledger offers this.
+    async def execute(self, run_id: str, work: Awaitable[ResultT], left_to: Callable[[str], None]) -> ResultT:
+        """Execute one run in this process, and no other, until `work` is done; its result. Only a ledger offers this.
 
-        While another process executes the runs of this ledger, they are left to it: either could claim a run, and the
+        While another process executes all runs of this ledger, the run is left to it: either could claim it, and the
         claimer's settings and keys count. `left_to` is called with its name. When it ends, this process takes over.
         """
         instance, working, named = await self._context.instance(), asyncio.ensure_future(work), ""
@@ -190,29 +189,9 @@ class LocalRuns:
                 await asyncio.wait({working}, timeout=DRIVER_LOOK_S)
                 if working.done():
                     return await working
-            return await while_executing(instance, working)
+            return await while_executing(instance, JobId(run_id), working)
         finally:
             working.cancel()
-
-    @contextlib.asynccontextmanager
-    async def as_only_watcher(self, waits: Callable[[], None]) -> AsyncGenerator[None]:
-        """Wait until no other process is inside this context, so that none of two watchers executes the other's run.
-
-        `waits` is called if another process is inside. Enter before the run is started.
-        """
-        self._context.permit("runs.trigger")
-        ledger, actor = (await self._context.instance()).ledger, Actor(role=Role.PROJECTOR, name=process_name("run"))
-        while (held := await _watcher(ledger, actor)) is None:
-            waits()
-            waits = _nothing
-            await SystemClock().sleep(DRIVER_LOOK_S)
-        keeping = asyncio.ensure_future(_keep_watcher(ledger, held))
-        try:
-            yield
-        finally:
-            keeping.cancel()
-            with contextlib.suppress(LedgerError):  # the lease ends by itself
-                await ledger.unsubscribe(held)
 
     async def find(self, run_id: str) -> ReadableRun:
         """The run with this id, long or short, if the caller may read it. Raises RunNotFound, NotAllowed.
@@ -269,41 +248,25 @@ async def published_states(instance: Instance, run: ReadableRun) -> AsyncGenerat
         await clock.sleep(LOOK_S)
 
 
-def _nothing() -> None:
-    """For a caller that was called once already."""
-
-
 async def _driver_elsewhere(ledger: Ledger) -> str | None:
-    """The process that executes runs of this ledger now; None if there is none.
+    """The process that executes all runs of this ledger now; None if there is none.
 
     It is known by the projector, which runs need, and which the ledger has only once; unless a run has waited for
-    acceptance for long, which an orchestrator gives at once.
+    acceptance for long, which an orchestrator gives at once. A process that executes only its own run does not count.
     """
     now = await ledger.now()
     waiting = await ledger.jobs(JobFilter(lifecycle=RUN.name, state="requested"), limit=1, oldest_first=True)
     if any((now - run.created_at).total_seconds() > ACCEPTED_S for run in waiting.jobs):
         return None
     alive = (seen.actor for seen in await ledger.followers() if seen.name == PROJECTOR and seen.until > now)
-    return next(alive, None)
+    return next((name for name in alive if not name.startswith(f"{WATCHER}:")), None)
 
 
-async def _watcher(ledger: Ledger, actor: Actor) -> Subscription | None:
-    return await ledger.subscribe(actor, WATCHER, lease_s=WATCHER_LEASE_S, reads=False)
-
-
-async def _keep_watcher(ledger: Ledger, held: Subscription) -> None:
-    """Extend the lease of the name until another process has it."""
-    is_ours = True
-    while is_ours:
-        await SystemClock().sleep(WATCHER_LEASE_S / 3)
-        with contextlib.suppress(LedgerError):  # the next pass tries again
-            is_ours = await ledger.ack(held, None, lease_s=WATCHER_LEASE_S)
-
-
-async def while_executing(instance: Instance, work: Awaitable[ResultT]) -> ResultT:
-    """Execute runs in this process until `work` is done, then evaluate agent health; the result of `work`."""
+async def while_executing(instance: Instance, run_id: JobId, work: Awaitable[ResultT]) -> ResultT:
+    """Execute one run in this process until `work` is done, then evaluate agent health; the result of `work`."""
+    instance = replace(instance, name=f"{WATCHER}:{instance.name}")
     stop, watching = asyncio.Event(), asyncio.ensure_future(work)
-    serving = asyncio.ensure_future(instance.serve(stop, queue_jobs=False))
+    serving = asyncio.ensure_future(instance.serve_run(run_id, stop))
     try:
         await asyncio.wait({watching, serving}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
@@ -314,3 +277,4 @@ async def while_executing(instance: Instance, work: Awaitable[ResultT]) -> Resul
         stop.set()
         await serving
         await instance.judge_agents()
+        await instance.release()

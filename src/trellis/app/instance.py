@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -42,7 +42,7 @@ from trellis.bus.submitter import BusSubmitter as BusAsking
 from trellis.bus.topics import Topics
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.admin_acts import NewAct
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, JobId
 from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
@@ -102,6 +102,11 @@ def role_of(service: str) -> str:
 def is_of_queue(service: Service[Any]) -> bool:
     """Whether the service drives jobs of the job queue."""
     return service.name.startswith("queue-")
+
+
+def is_of_schedules(service: Service[Any]) -> bool:
+    """Whether the service starts runs by schedules."""
+    return role_of(service.name) == "schedules"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,6 +423,17 @@ class Instance:
             services = [service for service in services if not is_of_queue(service)]
         if any(isinstance(service, Orchestrator) for service in services):
             await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs, cause="TRELLIS_RUNS")
+        await self._serve(services, stop)
+
+    async def serve_run(self, run_id: JobId, stop: asyncio.Event) -> None:
+        """Runs what one run needs until `stop` is set. Other runs, queue jobs and schedules are left to other processes."""
+        services = [service for service in self.services() if not (is_of_queue(service) or is_of_schedules(service))]
+        for service in services:
+            if isinstance(service, Orchestrator):
+                service.only = run_id
+        await self._serve(services, stop)
+
+    async def _serve(self, services: Sequence[Service[Any]], stop: asyncio.Event) -> None:
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
         await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
         for service in services:

@@ -399,7 +399,8 @@ def read_settings(
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         # `from None`: pydantic's own message contains the values, and some are secrets.
-        raise SettingsInvalid(**_problem_of(problem["loc"], problem["msg"], problem["input"], named, file)) from None
+        told = _sentence(problem["type"], problem["msg"], problem.get("ctx", {}))
+        raise SettingsInvalid(**_problem_of(problem["loc"], told, problem["input"], named, file)) from None
     return settings.noting(file, frozenset(values) - frozenset(named))
 
 
@@ -408,12 +409,42 @@ def _problem_of(
 ) -> dict[str, str]:
     """Returns the source and description of a problem, without values that may be secrets."""
     key = ".".join(str(part) for part in at)
-    message = message.removeprefix("Value error, ")
     if not key:
         return {"source": "settings", "detail": message}
     source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
     is_secret = str(at[0]).endswith(_SECRETS)
     return {"source": source, "detail": message if is_secret else f"{message}, not {value!r}"}
+
+
+_SENTENCES = {
+    "int": "it must be a whole number",
+    "float": "it must be a number",
+    "finite_number": "it must be a finite number",
+    "bool": "it must be true or false",
+    "string_type": "it must be text",
+    "string_too_short": "it must have at least {min_length} characters",
+    "string_too_long": "it must have at most {max_length} characters",
+    "path_type": "it must be a path",
+    "tuple_type": "it must be a list",
+    "too_long": "it must have at most {max_length} entries",
+    "greater_than_equal": "it must be at least {ge}",
+    "greater_than": "it must be more than {gt}",
+    "less_than_equal": "it must be at most {le}",
+    "less_than": "it must be less than {lt}",
+}
+"""What a value must be, by the beginning of the name that pydantic gives to the problem."""
+_CHOICE = re.compile(r"\^\((\w+(?:\|\w+)+)\)\$")
+
+
+def _sentence(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    """Returns what the value of a setting must be."""
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    if kind == "string_pattern_mismatch":
+        choice = _CHOICE.fullmatch(context["pattern"])
+        return f"it must be one of {choice[1].replace('|', ', ')}" if choice else f"it must match {context['pattern']}"
+    known = max((name for name in _SENTENCES if kind.startswith(name)), key=len, default=None)
+    return "it is not valid" if known is None else _SENTENCES[known].format(**context)
 
 
 def _exists(file: Path) -> bool:

@@ -1,7 +1,7 @@
 """The content of artifacts by type, and models that are stored as bytes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 import pydantic
 
 from trellis.engine.errors import InputError
-from trellis.engine.text import is_storable
+from trellis.engine.text import is_storable, no_such_field
 from trellis.storage.objects.canonical_json import encode
 
 # Models stored as bytes: equal models give equal bytes, and reading returns what was written.
@@ -30,15 +30,16 @@ STORABLE = pydantic.AfterValidator(_check_storable)
 """Text that every ledger can store. Checked after length bounds, so that their messages count characters."""
 
 
-def problems_of(error: pydantic.ValidationError) -> str:
-    """Describes validation errors in one line, without the values."""
+def problems_of(error: pydantic.ValidationError, fields: Iterable[str] = ()) -> str:
+    """Describes validation errors in one line, without the values. `fields` are those that the value may have."""
     found = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
-    problems = [("/".join(map(str, one["loc"])), _plain_message(one["msg"])) for one in found]
-    return "; ".join(f"{place or 'all of it'}: {message}" for place, message in problems)
+    return "; ".join(_problem(one["loc"], one["type"], one["msg"], tuple(fields)) for one in found)
 
 
-def _plain_message(message: str) -> str:
-    return message.removeprefix("Value error, ").replace("Extra inputs are not permitted", "there is no such field")
+def _problem(loc: tuple[int | str, ...], kind: str, message: str, fields: tuple[str, ...]) -> str:
+    if kind == "extra_forbidden":
+        return no_such_field(loc, fields if len(loc) == 1 else (), separator="/")
+    return f"{'/'.join(map(str, loc)) or 'all of it'}: {message.removeprefix('Value error, ')}"
 
 
 class StoredInvalid(InputError):
@@ -205,7 +206,7 @@ class PreprocessedProposal(_StrictContent):
 
 
 class ArtifactSource(_StrictContent):
-    """Where something comes from, in the source's own words (ART-6)."""
+    """Where something comes from, in the source's own words."""
 
     ref: Ref
     excerpt: Annotated[str, pydantic.Field(min_length=1, max_length=LINE_CHARS_MAX)]

@@ -344,7 +344,8 @@ def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> QueuePayload:
     try:
         return PAYLOAD_MODELS[job_type].model_validate_json(body)
     except pydantic.ValidationError as error:
-        raise PayloadInvalid(type=job_type.value, detail=f"{problems_of(error)}.") from None
+        detail = problems_of(error, PAYLOAD_MODELS[job_type].model_fields)
+        raise PayloadInvalid(type=job_type.value, detail=f"{detail}.") from None
 
 
 @lru_cache(maxsize=100)

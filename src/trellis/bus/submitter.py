@@ -128,7 +128,7 @@ class BacklogLimit:
         waiting: Counter[str] = Counter()
         for depth in await self._depths():
             if depth.lifecycle == BUS_JOB.name:
-                waiting[depth.type] += depth.ready + depth.resting + depth.parked
+                waiting[depth.type] += depth.ready + depth.scheduled + depth.blocked
         at = self.clock.monotonic()
         good_s = min(COUNT_FRESH_S_MAX, max(COUNT_FRESH_S, COUNT_COST_FACTOR * (at - began)))
         self._last = _BacklogCount(at=at, good_s=good_s, waiting=waiting, total=waiting.total())

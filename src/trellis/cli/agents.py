@@ -68,7 +68,8 @@ async def list_agents(
 def _about(one: Mapping[str, Any]) -> str:
     if one["last_error"]:
         return f"{one['last_run']}: {one['last_error']}"
-    return "; ".join(one["problems"]) or one["description"] or ""
+    warnings = [f"warning: {text}" for text in one["warnings"]]
+    return "; ".join([*(one["problems"] or [one["description"] or ""]), *warnings])
 
 
 async def create(

@@ -3,25 +3,28 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, Output, as_record, table
-from trellis.engine.errors import InputError
+from trellis.engine.errors import InputError, TrellisError
 from trellis.engine.jobs import JobId
-from trellis.engine.records import Event
-from trellis.lifecycles import Role
+from trellis.engine.records import Event, Job
+from trellis.lifecycles import LIFECYCLES, Phase, Role
 from trellis.operations.explain import event_note
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.api.local import LocalApi
     from trellis.http.client import GatewayClient
     from trellis.http.operation_shapes import EventListed
+    from trellis.http.shapes import JobWhole
 
 FOLLOW_PAUSE_S = 0.25
 GATEWAY_PAUSE_S = 1.0
@@ -63,7 +66,9 @@ async def events(
         raise InputError(detail="--since goes with --type or --correlation; the feed goes on with --after.")
     async with cli.api() as api:
         if job is not None:
-            print_events(cli.out, await _found(cli, api, LIMIT_MAX, job_id=job), EVENT_COLUMNS)
+            found = await _found(cli, api, LIMIT_MAX, job_id=job)
+            print_events(cli.out, found, EVENT_COLUMNS)
+            await _print_cancel_request(cli, api, found)
         elif looked_up:
             where = {"type_": event_type, "correlation_id": correlation, "since": moment, "lifecycle": kind}
             print_events(cli.out, await _found(cli, api, wanted, **where), FEED_COLUMNS)
@@ -82,6 +87,27 @@ async def _found(cli: Cli, api: "GatewayClient | LocalApi", limit: int, **where:
     if len(found) == EVENTS_MAX < limit:
         cli.out.note(f"a gateway tells {EVENTS_MAX} events at most; there may be more")
     return found
+
+
+async def _print_cancel_request(cli: Cli, api: "GatewayClient | LocalApi", events: Sequence[Event]) -> None:
+    """Say that a soft cancel was requested of a job that has not ended: it is no event until it is carried out."""
+    if not events or LIFECYCLES[events[-1].lifecycle].by_name[events[-1].target].phase is not Phase.HELD:
+        return
+    with suppress(TrellisError):  # whoever may read the events may not read every job
+        found = await api.jobs.get(events[-1].job_id)
+        job = found if isinstance(found, BaseModel) else found.job
+        if job.cancel_requested:
+            cli.out.note(f"asked to stop {asked_to_stop(job)}; it has not ended yet")
+
+
+def asked_to_stop(job: "Job | JobWhole") -> str:
+    """Who requested the cancel of a job, when and why."""
+    at = (
+        job.cancel_asked_at if not isinstance(job.cancel_asked_at, str) else datetime.fromisoformat(job.cancel_asked_at)
+    )
+    when = f", {at:%Y-%m-%d %H:%M:%S} UTC" if at else ""
+    why = f": {job.cancel_cause}" if job.cancel_cause else ""
+    return f"by {job.cancel_asked_by or 'somebody'}{when}{why}"
 
 
 async def _feed(

@@ -12,7 +12,7 @@ from trellis.api.local import LocalApi
 from trellis.cli import values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
-from trellis.cli.events import EVENT_COLUMNS, print_events
+from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
@@ -24,15 +24,16 @@ from trellis.engine.jobs import (
     ReasonCode,
 )
 from trellis.engine.records import Job, JobPlace, Signal
-from trellis.lifecycles import LIFECYCLES
+from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.operations.explain import duration, waits_for
+from trellis.operations.explain import duration
 from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
     from trellis.api.jobs import WholeJob
     from trellis.http.client import GatewayClient
-    from trellis.http.shapes import EventShape, JobDocument, JobShape, SignalShape
+    from trellis.http.operation_shapes import JobListed
+    from trellis.http.shapes import EventShape, JobShape, SignalShape
 
 SECTION = "Jobs"
 PAGE_MAX = 500
@@ -85,8 +86,9 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
         cli.refuse_at_gateway(concurrency_key=key)
         where["concurrency_key"] = key if ":" in key else f"{KEY_NAMESPACE}{key}"
     wanted = values.limit(limit, LIMIT_MAX)
+    waits: dict[str, str | None] = {}
     async with cli.api(lifecycle=chosen_lifecycle) as api:
-        now, found = await cli.ledger_time(api), list["Job | JobDocument"]()
+        now, found = await cli.ledger_time(api), list["Job | JobListed"]()
         while wanted > 0:
             asked = min(wanted, PAGE_MAX)
             page = await api.jobs.list(**where, correlation_id=correlation, limit=asked, cursor=cursor)
@@ -94,61 +96,55 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
             if cli.out.ids_alone(ids, [job.job_id for job in page.items]):
                 pass
             elif cli.out.as_json:
+                waits = await _waits(api, page.items)
                 for job in page.items:
-                    cli.out.record(_listed(job))
+                    cli.out.record({**_listed(job), "waits_for": waits.get(job.job_id)})
             else:
                 found += page.items
+                waits |= await _waits(api, page.items)
             if cursor is None:
                 break
-        rows = [job for job in found if isinstance(job, Job)]
-        holds = await api.jobs.holds(rows) if isinstance(api, LocalApi) else {}
     if not ids and not cli.out.as_json:
-        waits = {} if now is None else {job.job_id: holds.get(job.job_id) or _waits_for(job, now) for job in rows}
         cli.out.listing([as_record(job) for job in found], _columns(now, waits), empty="No job is like that.")
     if cursor is not None:
         cli.out.note(f"there are more: --cursor {cursor}")
 
 
-def _listed(job: "Job | JobDocument") -> dict[str, Any]:
+async def _waits(api: "GatewayClient | LocalApi", jobs: "Sequence[Job | JobListed]") -> dict[str, str | None]:
+    """What these jobs wait for, by id."""
+    waits: dict[str, str | None] = {job.job_id: job.waits_for for job in jobs if not isinstance(job, Job)}
+    if isinstance(api, LocalApi):
+        waits |= await api.jobs.waits([job for job in jobs if isinstance(job, Job)], await api.now())
+    return waits
+
+
+def _listed(job: "Job | JobListed") -> dict[str, Any]:
     """A job without payload and progress, which listings do not read."""
     return {name: value for name, value in as_record(job).items() if name not in {"payload", "progress"}}
 
 
-def _columns(now: datetime | None, waits: Mapping[JobId, str]) -> list[ListingColumn[Mapping[str, Any]]]:
-    """The columns of a listing. Through a gateway, the ledger's time and what a job waits for are unknown."""
-    columns = [
+def _columns(now: datetime | None, waits: Mapping[str, str | None]) -> list[ListingColumn[Mapping[str, Any]]]:
+    """The columns of a listing. Through a gateway the ledger's time is unknown."""
+    return [
         ListingColumn[Mapping[str, Any]](title="JOB", cell=lambda job: job["job_id"]),
         ListingColumn[Mapping[str, Any]](title="TYPE", cell=lambda job: job["type"], gives_way=True),
         ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda job: state_text(job["lifecycle"], job["status"])),
-        ListingColumn[Mapping[str, Any]](
-            title="TRY", cell=lambda job: f"{job['attempt']}/{job['max_attempts']}", right=True
-        ),
+        ListingColumn[Mapping[str, Any]](title="TRY", cell=_tries, right=True),
         age_column("SUBMITTED", now),
+        ListingColumn[Mapping[str, Any]](
+            title="WAITS FOR", cell=lambda job: waits.get(job["job_id"]) or "", gives_way=True
+        ),
     ]
-    if now is None:
-        return columns
-    waited = ListingColumn[Mapping[str, Any]](
-        title="WAITS FOR", cell=lambda job: waits.get(job["job_id"], ""), gives_way=True
-    )
-    return [*columns, waited]
 
 
-def _waits_for(job: Job, now: datetime) -> str:
-    """What a job waits for; empty if it is ready, running or ended."""
-    match job.place:
-        case JobPlace.SCHEDULED:
-            left, who = None if job.due_at is None else (job.due_at - now).total_seconds(), waits_for(job)
-            if left is None:
-                return who or ""
-            if who is not None and left > 0:
-                return f"{who}, for {duration(left)}"
-            return f"its time, in {duration(left)}" if left > 0 else "the sweep"
-        case JobPlace.BLOCKED:
-            return f"key {(job.concurrency_key or '').removeprefix(KEY_NAMESPACE)}"
-        case JobPlace.LEASED if job.cancel_requested:
-            return "its holder to stop"
-        case _:
-            return ""
+def _tries(job: Mapping[str, Any]) -> str:
+    """The number of the present attempt and of those allowed; 0 of a job that ended before anybody claimed it.
+
+    A gateway does not tell the epoch: there the events are counted, of which a submit and a cancel are two.
+    """
+    has_ended = LIFECYCLES[job["lifecycle"]].by_name[job["status"]].phase is Phase.ENDED
+    never_began = has_ended and job.get("epoch", job["version"] - 2) <= 0
+    return f"{0 if never_began else job['attempt']}/{job['max_attempts']}"
 
 
 async def show(cli: Cli, id_: JobArgument) -> None:
@@ -267,7 +263,7 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
         ("status", Text.assemble(state_text(job.lifecycle, job.state), f", {job.place.value}")),
         (
             "attempt",
-            f"{job.attempts_spent + 1} of {job.attempts_allowed}"
+            f"{_tries(as_record(job)).replace('/', ' of ')}"
             + (f", generation {job.generation}" if job.generation else ""),
         ),
         ("version", f"{job.version}, epoch {job.epoch}"),
@@ -284,17 +280,11 @@ def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
         ("due", f"{job.due_at:%Y-%m-%d %H:%M:%S} UTC" if job.due_at else ""),
     ]
     if job.cancel_requested or job.cancel_asked_by is not None:
-        facts.append(("asked to stop", _asked_to_stop(job)))
+        late = "" if job.cancel_requested else " (it ended before it noticed)"
+        facts.append(("asked to stop", f"{asked_to_stop(job)}{late}"))
     if job.place is JobPlace.LEASED and job.lease_expires_at is not None:
         facts.append(("held by", f"{job.owner}, lease until {job.lease_expires_at:%H:%M:%S} UTC"))
     return [(name, value) for name, value in facts if value]
-
-
-def _asked_to_stop(job: Job) -> str:
-    at = f", {job.cancel_asked_at:%Y-%m-%d %H:%M:%S} UTC" if job.cancel_asked_at else ""
-    why = f": {job.cancel_cause}" if job.cancel_cause else ""
-    late = "" if job.cancel_requested else " (it ended before it noticed)"
-    return f"by {job.cancel_asked_by or 'somebody'}{at}{why}{late}"
 
 
 def _artifact(one: ArtifactPointer) -> str:

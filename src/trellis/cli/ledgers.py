@@ -2,7 +2,6 @@
 
 import os
 import platform
-import random
 import sys
 import time
 import tomllib
@@ -11,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import apsw
 import pydantic
@@ -20,11 +19,10 @@ from rich.text import Text
 
 from trellis.app.settings import FILE_NAME, PREFIX, Settings, unknown_variables
 from trellis.app.wiring import (
-    SystemClock,
+    connect,
     development_key_path,
     identify,
     make_development_key,
-    new_id,
     outgoing_tls,
     principal_for,
 )
@@ -57,6 +55,9 @@ from trellis.operations.doctor import (
     work_findings,
 )
 from trellis.operations.explain import counted, duration
+
+if TYPE_CHECKING:  # loads HTTP
+    from trellis.http.client import GatewayClient
 
 SECTION = "Ledger"
 LETTERS_COUNTED = 100
@@ -289,7 +290,7 @@ async def doctor(
         found += gateway
         found += await _ledger_findings(url, beside_gateway=bool(gateway))
         if settings is not None:
-            found += _token(url, settings)
+            found += [] if gateway else _token(url, settings)
             found += _exposed(url, settings)
             found += await _aside(url, settings)
             from trellis.cli.bus_checks import bus_findings  # only this check needs the bus
@@ -314,31 +315,45 @@ def _show_settings(cli: Cli, settings: Settings | None) -> None:
 
 
 async def _gateway(cli: Cli) -> list[Finding]:
-    """Whether the gateway that commands use answers, and what it says about itself; nothing if they use a ledger."""
+    """Whether the gateway that commands use answers, and whether it accepts the token; nothing if they use a ledger."""
     check = "gateway"
     try:
         url = cli.gateway_url
         if url is None:
             return []
         from trellis.http.calls import CallOptions  # only this check needs HTTP
-        from trellis.http.client import open_client
 
-        async with open_client(
-            url,
-            token=lambda: None,
-            clock=SystemClock(),
-            rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
-            new_id=new_id,
-            ca_file=cli.settings.gateway_ca_file,
-            options=CallOptions(timeout_s=GATEWAY_S),
-        ) as client:
-            said = (await client.health()).status
+        async with connect(gateway=url, options=CallOptions(timeout_s=GATEWAY_S)) as client:
+            health = await client.health()
+            token = await _token_at(client, url)
     except TrellisError as error:
         return [error_finding(check, str(error), remedy_for(error, in_doctor=True))]
-    if said == "ok":
-        return [Finding(check=check, severity=FindingSeverity.OK, detail=f"{url} answers")]
-    remedy = f"curl {url}/system/health says which part"
-    return [Finding(check=check, severity=FindingSeverity.WARNING, detail=f"{url} answers: {said}", remedy=remedy)]
+    told = (
+        f"{url} answers; its version is {health.version or 'unknown'}, this program's is {installed_version(PACKAGE)}"
+    )
+    if health.status == "ok":
+        return [Finding(check=check, severity=FindingSeverity.OK, detail=told), token]
+    found = Finding(
+        check=check,
+        severity=FindingSeverity.WARNING,
+        detail=f"{told}; it is {health.status}",
+        remedy=f"curl {url}/system/health says which part",
+    )
+    return [found, token]
+
+
+async def _token_at(client: "GatewayClient", url: str) -> Finding:
+    """Whether the gateway accepts the token of the settings, or asks for one. Every role may list jobs."""
+    from trellis.http.errors import TokenNotTaken
+
+    check = "token"
+    try:
+        await client.jobs.list(limit=1)
+    except TokenNotTaken as error:
+        return error_finding(check, f"{url} says: {error}", remedy_for(error, in_doctor=True))
+    except TrellisError as error:
+        return error_finding(check, f"{url} could not be asked about it: {error}", remedy_for(error, in_doctor=True))
+    return Finding(check=check, severity=FindingSeverity.OK, detail=f"{url} accepts it")
 
 
 async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:

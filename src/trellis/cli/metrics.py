@@ -13,6 +13,11 @@ GrafanaOption = Annotated[bool, typer.Option("--grafana", help="Print the Grafan
 ReferenceOption = Annotated[bool, typer.Option("--reference", help="Print the list of all metrics instead.")]
 RulesOption = Annotated[bool, typer.Option("--rules", help="Print the Prometheus alerting rules instead, as YAML.")]
 
+RunbooksOption = Annotated[
+    str | None,
+    typer.Option("--runbooks", metavar="URL", help="With --rules: where the pages of docs/runbooks can be read."),
+]
+
 
 def add_to(program: typer.Typer) -> None:
     """Put this command into the program."""
@@ -24,6 +29,7 @@ async def metrics(
     grafana: GrafanaOption = False,  # noqa: FBT002 - a flag
     rules: RulesOption = False,  # noqa: FBT002 - a flag
     reference: ReferenceOption = False,  # noqa: FBT002 - a flag
+    runbooks: RunbooksOption = None,
 ) -> None:
     """Print the ledger's metrics in Prometheus' text format: queues, ages, workers, followers.
 
@@ -32,10 +38,12 @@ async def metrics(
     """
     if grafana + rules + reference > 1:
         raise OptionInvalid(option="--grafana", value=True, expected="only one of --grafana, --rules and --reference")
+    if runbooks is not None and (not rules or not runbooks.startswith(("https://", "http://"))):
+        raise OptionInvalid(option="--runbooks", value=runbooks, expected="an https:// address, together with --rules")
     if grafana or rules or reference:
         from trellis.operations import dashboards
 
-        made = dashboards.reference() if reference else dashboards.alerting_rules_text()
+        made = dashboards.reference() if reference else dashboards.alerting_rules_text(runbooks)
         typer.echo(json.dumps(dashboards.grafana_dashboard(), indent=2) + "\n" if grafana else made, nl=False)
         return
     async with cli.api() as api:

@@ -23,6 +23,7 @@ from trellis.engine.logs import Log
 from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.storage.objects.canonical_json import timestamp
 
 # Tables are for people, JSON Lines for programs; everything else goes to standard error.
 # On a terminal a table fits its width; in a pipe nothing is cut, coloured or wrapped. JSON is one object per line, so a
@@ -340,7 +341,7 @@ def event_record(event: Event, trace: str | None = None) -> dict[str, Any]:
         "id": event.id,
         "job_id": event.job_id,
         "type": event.type,
-        "ts": event.ts.isoformat(),
+        "ts": timestamp(event.ts),
         "actor": event.actor,
         "correlation_id": event.correlation_id,
         "cause": event.cause,
@@ -354,7 +355,7 @@ def _plain(name: str, value: Any) -> Any:
         case bytes():
             return json.loads(value)
         case datetime():
-            return value.isoformat()
+            return timestamp(value)
         case Priority():
             return value.name.lower()
         case Enum():

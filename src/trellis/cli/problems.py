@@ -19,6 +19,7 @@ from trellis.engine.errors import (
     LedgerTooOld,
     LedgerUnavailable,
     LedgerUrlInvalid,
+    LoginNotAllowed,
     NotAllowed,
     OutcomeUnknown,
     PayloadInvalid,
@@ -40,6 +41,7 @@ _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
     (GatewayUnavailable, "Check the address (--gateway, TRELLIS_GATEWAY) and that `trellis up` runs there."),
     (TokenNotTaken, "Set TRELLIS_TOKEN or TRELLIS_TOKEN_FILE to a token of `trellis token issue`."),
     (JobNotFound, "`trellis jobs` lists what is there; --ledger or --data names another ledger."),
+    (LoginNotAllowed, "Whoever administers the database grants it; `trellis migrate` does not."),
     (
         NotAllowed,
         "On SQLite `trellis migrate` makes the operator's key; `trellis token issue` gives a role; on PostgreSQL connect as a role that may.",

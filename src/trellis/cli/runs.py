@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # loads pydantic's models of every document
     from trellis.http.client import GatewayClient
     from trellis.http.shapes import RunStatus
 
-ANOTHER_WATCHES = "another `run --watch` executes a run of this ledger; this one starts when it has ended"
 LEFT_TO = "{name} executes the runs of this ledger: its settings and keys are used, not those of this command"
 STEP_FIELDS = ("step", "name", "file", "sha256", "started_at", "finished_at")
 
@@ -71,9 +70,10 @@ async def run(
     """Start a run of an agent.
 
     Without an option it is left to `trellis up`. --wait waits for its end; --watch needs no `trellis up`: this process executes the
-    run itself, with its own environment (model, keys), beside the runs that wait already. While a `trellis up` on the same ledger
-    executes runs, --watch leaves the run to it and says so: then the environment of `trellis up` counts. A second --watch waits for
-    the first. Through a gateway it only follows the run. Both options print the proposals and exit with 1 when the run failed.
+    run itself, with its own environment (model, keys), and no other run; runs of the same agent that wait already are overtaken.
+    While a `trellis up` on the same ledger executes runs, --watch leaves the run to it and says so: then the environment of
+    `trellis up` counts. Through a gateway it only follows the run. Both options print the proposals and exit with 1 when the run
+    failed.
     """
     params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     async with cli.api() as api:
@@ -81,11 +81,10 @@ async def run(
             configure_logging(cli.settings)
             configure_tracing()
         if watch and isinstance(api, LocalApi):
-            async with api.runs.as_only_watcher(lambda: cli.out.note(ANOTHER_WATCHES)):
-                begun = await api.runs.start(agent, params, correlation_id=correlation)
-                following = followed(cli, api.runs.watch(begun.run_id))
-                ended = await api.runs.execute_until(following, lambda name: cli.out.note(LEFT_TO.format(name=name)))
-                return print_ended(cli, ended, await _step_files(api, begun.run_id))
+            begun = await api.runs.start(agent, params, correlation_id=correlation)
+            run_id, following = begun.run_id, followed(cli, api.runs.watch(begun.run_id))
+            ended = await api.runs.execute(run_id, following, lambda name: cli.out.note(LEFT_TO.format(name=name)))
+            return print_ended(cli, ended, await _step_files(api, run_id))
         begun = await api.runs.start(agent, params, correlation_id=correlation)
         if watch or patience_s is not None:
             following = followed(cli, api.runs.watch(begun.run_id))

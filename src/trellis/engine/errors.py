@@ -19,6 +19,7 @@ TrellisError
 │   ├── InvalidTransition
 │   ├── QueueFull
 │   ├── NotAllowed
+│   │   └── LoginNotAllowed
 │   ├── KeyUnusable
 │   ├── TokenRefused
 │   │   └── TokenExpired
@@ -147,6 +148,10 @@ class NotAllowed(Refused):
     """Role {role} may not {action}: {reason}."""
 
     code = "FORBIDDEN"
+
+
+class LoginNotAllowed(NotAllowed):
+    """The database refuses this login: {reason}. It needs {missing}."""
 
 
 class KeyUnusable(Refused):

@@ -327,6 +327,12 @@ class Claim:
     A claim then hands out at most one job that must run alone, not started, and only while no other such job is held.
     Claimers that cannot isolate get such jobs like any other.
     """
+    only: JobId | None = None
+    """Claim this job and no other.
+
+    If it waits for its concurrency key, it takes the slot of another job of the key that nobody has claimed. Pauses,
+    rate limits and the limit of the key hold as for every claim.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from trellis.engine.jobs import (
     Claim,
     Claimed,
     ClaimId,
+    JobId,
     LeaseLost,
     Turn,
     TypeClaim,
@@ -83,6 +84,8 @@ class LeaseRunner(Generic[StepRunnerT]):
     name: str
     also: tuple[str, ...] = ()
     """Further job types of the same lifecycle to claim."""
+    only: JobId | None = None
+    """Claim and drive this job and no other."""
     claiming: bool = True
     waits_for_events = True
     _driving: dict[str, _DrivenJob] = field(default_factory=dict[str, _DrivenJob])
@@ -119,7 +122,8 @@ class LeaseRunner(Generic[StepRunnerT]):
         if not self.claiming or room <= 0:
             return 0
         sent_at = self.clock.monotonic()
-        claim = Claim(claim_id=ClaimId(self.new_id()), types=self._terms(), start=room, lifecycle=self.lifecycle)
+        id_, terms = ClaimId(self.new_id()), self._terms()
+        claim = Claim(claim_id=id_, types=terms, start=room, lifecycle=self.lifecycle, only=self.only)
         answer = await self.ledger.turn(Turn(actor=self.actor, claim=claim))
         if answer.claimed and self._fence(sent_at) <= self.clock.monotonic():
             _log.warning("claim_too_late", jobs=[claimed.lease.job_id for claimed in answer.claimed])

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from trellis.engine.errors import TrellisError
 from trellis.engine.logs import log_of
+from trellis.lifecycles.nlm_job import NLM_JOB
 
 _log = log_of("trellis.metrics")
 
@@ -114,6 +115,14 @@ NLM_WAITING = _gauge("nlm_queue_waiting", "Executions that wait, over all NLM ba
 NLM_HELD = _gauge("nlm_queue_held", "Executions under way, over all NLM backends of the ledger.")
 NLM_CIRCUIT_OPEN = _gauge("nlm_circuit_open", "1 while this NLM backend asks its provider nothing, because it failed.")
 SOURCES_DOWN = _gauge("metrics_sources_down", "Sources of gauges that did not answer this reading.")
+
+NLM_TYPE = "nlm"
+
+
+def type_label(type_: str, lifecycle: str) -> str:
+    """The label of a job type. The type of an NLM job has the address of its gateway in it, which no label shows."""
+    return NLM_TYPE if lifecycle == NLM_JOB.name else type_
+
 
 METRICS: tuple[Metric, ...] = tuple(one for one in list(globals().values()) if isinstance(one, Metric))
 """Every metric, in the order of declaration."""

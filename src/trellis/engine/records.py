@@ -19,12 +19,12 @@ BEGUN_BY_TIMER = frozenset(
 
 
 class JobPlace(StrEnum):
-    """Where a job's row is stored. Every job is in exactly one place."""
+    """Where a job is while it waits, is held or has ended. Every job is in exactly one place."""
 
     READY = "ready"
-    SCHEDULED = "resting"
+    SCHEDULED = "scheduled"
     """Waiting for a time, a person or a role; not claimable now."""
-    BLOCKED = "parked"
+    BLOCKED = "blocked"
     """Claimable as soon as its concurrency key has a free slot."""
     LEASED = "held"
     ENDED = "ended"
@@ -40,7 +40,7 @@ class Job:
     state: str
     """The job's state in the words of its lifecycle. HTTP and the command line call it `status`."""
     place: JobPlace
-    """`ready`, `resting` (until a time, or for a person or role), `parked` (behind its key), `held` or `ended`."""
+    """`ready`, `scheduled` (until a time, or for a person or role), `blocked` (behind its key), `held` or `ended`."""
     priority: Priority
     generation: int
     """How often the job was requeued, from 0."""
@@ -201,8 +201,8 @@ class QueueDepth:
     type: str
     lifecycle: str
     ready: int
-    resting: int
-    parked: int
+    scheduled: int
+    blocked: int
     held: int
     paused: bool
     oldest_ready_s: float | None
@@ -330,14 +330,14 @@ class UnpairedArtifact:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedPage:
-    """Events in feed order. Pass `position` to read on. A position is opaque text that sorts in feed order.
-
-    `positions` has one position per event, for readers that must be able to continue after any of them.
-    """
+    """Events in feed order. Pass `position` to read on. A position is opaque text that sorts in feed order."""
 
     events: tuple[Event, ...]
+    """The events, oldest first."""
     positions: tuple[str, ...]
+    """The position after each event."""
     position: str
+    """The position after the last event, to read on from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Text from handlers and people: makes it storable, or checks whether it is."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +30,12 @@ def safe_repr(value: Any, how: Callable[[Any], str] = repr) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to a misspelt one, or None."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def no_such_field(loc: Sequence[int | str], known: Iterable[str], *, separator: str = ".") -> str:
+    """That the field at this place does not exist, with the known field closest to its name."""
+    near = nearest(str(loc[-1]), known)
+    return f"{separator.join(map(str, loc))}: there is no such field" + (f" (did you mean {near}?)" if near else "")
 
 
 def is_storable(text: str) -> bool:

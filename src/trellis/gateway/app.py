@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version as installed_version
 
 from fastapi import FastAPI
 
@@ -94,7 +95,7 @@ def create_app(
     chosen = options or GatewayOptions()
     app = FastAPI(
         title="Trellis",
-        version="0.1.0",
+        version=installed_version("trellis-engine"),
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,

@@ -19,6 +19,7 @@ from trellis.engine.retry_policy import RetryPolicy
 from trellis.http.address import is_readable_on_the_way
 from trellis.http.errors import (
     AnswerInvalid,
+    GatewayNotThere,
     GatewayRefused,
     GatewayUnavailable,
     GatewayUntrusted,
@@ -28,7 +29,8 @@ from trellis.http.errors import (
 from trellis.http.pages import read_pages
 from trellis.http.shapes import Page
 
-# One request to the gateway, retried until it is answered or its timeout is over.
+# One request to the gateway, retried until it is answered or its timeout is over. If the first connection of a client
+# is refused, nothing listens at the address, and the request fails at once.
 #
 # Retrying is safe: a request that changes something carries the same Idempotency-Key in all attempts. A request is
 # retried if there is no response, or on 429, 502, 503 and 504, and never before `Retry-After` is over. Any other
@@ -133,6 +135,7 @@ class GatewayCalls:
         self._http, self._token, self._rng, self._new_id = http, token, rng, new_id
         self.clock, self.options = clock, options
         self.url = str(http.base_url)
+        self._has_answered = False
 
     async def get(self, shape: type[ShapeT], path: str, **params: Any) -> ShapeT:
         """GET a typed value."""
@@ -191,7 +194,10 @@ class GatewayCalls:
             except httpx2.TransportError as error:
                 refuse_untrusted(error, self.url)
                 tries.reason, tries.refused = _error_text(error), None
+                if not (self._has_answered or tries.attempts) and _is_refused(error):
+                    raise GatewayNotThere(url=self.url, request=str(ask), reason="the connection was refused") from None
             else:
+                self._has_answered = True
                 if answer.status < 300 or answer.status in ask.takes:
                     return answer
                 tries.refused = _refused(ask, answer, answer.body)
@@ -292,6 +298,15 @@ def refuse_untrusted(error: BaseException, url: str) -> None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             raise GatewayUntrusted(url=url, reason=cause.verify_message) from error
         cause = cause.__cause__ or cause.__context__
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Whether the connection was refused: nothing listens at the address."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_refused(one) for one in cast("BaseExceptionGroup[BaseException]", error).exceptions)
+    if error is None or isinstance(error, ConnectionRefusedError):
+        return error is not None
+    return _is_refused(error.__cause__ or error.__context__)
 
 
 def _error_text(error: httpx2.TransportError) -> str:

@@ -18,6 +18,7 @@ from trellis.engine.errors import OptionInvalid
 from trellis.http.address import PLAIN, checked_url
 from trellis.http.calls import CallOptions, GatewayCalls, GatewayRequest
 from trellis.http.jobs import Jobs
+from trellis.http.operation_shapes import Health
 from trellis.http.resources import (
     Agents,
     Artifacts,
@@ -31,7 +32,7 @@ from trellis.http.resources import (
     Safety,
     System,
 )
-from trellis.http.shapes import Health, LiveEvent
+from trellis.http.shapes import LiveEvent
 from trellis.http.streams import follow, position
 
 CONNECTIONS_MAX = 100

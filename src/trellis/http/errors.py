@@ -7,6 +7,7 @@ GatewayError
 ├── GatewayUrlInvalid       not a gateway URL
 ├── TokenUnprotected        the token would go unencrypted to another machine
 ├── GatewayUnavailable      no response, or only 502, 503 and 504, until the timeout
+│   └── GatewayNotThere     nothing listens at the address; nothing was sent
 ├── GatewayUntrusted        its certificate is not trusted here
 ├── AnswerInvalid           a response that this client cannot parse
 └── GatewayRefused          the gateway refused; see `status`, `correlation_id` and `problem`
@@ -65,6 +66,10 @@ class GatewayUnavailable(GatewayError):
     """The gateway at {url} did not answer {request} within {timeout_s:g} s and {attempts} attempts ({reason}){then}."""
 
     code = "UPSTREAM_UNAVAILABLE"
+
+
+class GatewayNotThere(GatewayUnavailable):
+    """No gateway listens at {url} ({reason}), so {request} was not sent."""
 
 
 class GatewayUntrusted(GatewayError):

@@ -7,12 +7,11 @@ from typing import Any, TypedDict, Unpack
 
 from trellis.bus.requests import TopicSubmitOptions
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
-from trellis.http.operation_shapes import JobExplained
+from trellis.http.operation_shapes import JobExplained, JobListed
 from trellis.http.shapes import (
     REPLAYED,
     AnyJob,
     EventShape,
-    JobDocument,
     JobShape,
     JobSubmitted,
     JobWhole,
@@ -141,7 +140,7 @@ class Jobs:
         parent_id: str | None = None,
         limit: int = LIMIT_DEFAULT,
         cursor: str | None = None,
-    ) -> Page[JobDocument]:
+    ) -> Page[JobListed]:
         """Jobs, newest first; with `parent_id` those that this one caused."""
         filters = {
             "lifecycle": lifecycle,
@@ -150,7 +149,7 @@ class Jobs:
             "correlation_id": correlation_id,
             "parent_id": parent_id,
         }
-        return await listed(self._calls, JobDocument, "/jobs", limit, cursor, **filters)
+        return await listed(self._calls, JobListed, "/jobs", limit, cursor, **filters)
 
     async def events(self, job_id: str, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[EventShape]:
         """What happened to it, oldest first."""

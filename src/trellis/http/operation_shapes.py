@@ -1,11 +1,25 @@
-"""Documents about an instance at work: events, explanations, queues, workers and schedules."""
+"""Documents about an instance at work: health, events, explanations, queues, workers and schedules."""
 
 from datetime import datetime
 from typing import Any, Literal
 
 import pydantic
 
-from trellis.http.shapes import EventShape
+from trellis.http.shapes import EventShape, JobDocument
+
+
+class Live(pydantic.BaseModel):
+    """The process answers."""
+
+    status: Literal["ok"]
+
+
+class Health(pydantic.BaseModel):
+    """`ok` when everything behind the gateway answers."""
+
+    status: Literal["ok", "degraded"]
+    checks: dict[str, str]
+    version: str | None = pydantic.Field(None, description="The version of the program that answers.")
 
 
 class EventListed(EventShape):
@@ -31,6 +45,14 @@ class JobExplained(pydantic.BaseModel):
     you_can: list[str]
 
 
+class JobListed(JobDocument):
+    """A job in a listing."""
+
+    waits_for: str | None = pydantic.Field(
+        None, description="What it waits for, in a few words; null if it is ready, held or has ended."
+    )
+
+
 class QueueShape(pydantic.BaseModel):
     """How many jobs of one type are in each place; `rate_limit` is in claims per second."""
 
@@ -39,8 +61,8 @@ class QueueShape(pydantic.BaseModel):
     type: str
     lifecycle: str
     ready: int
-    resting: int
-    parked: int
+    scheduled: int = pydantic.Field(description="Jobs that wait for a time, a person or a role.")
+    blocked: int = pydantic.Field(description="Jobs that wait for a slot of their concurrency key.")
     held: int
     paused: bool
     oldest_ready_s: float | None

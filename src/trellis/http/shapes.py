@@ -60,7 +60,7 @@ class AlreadyProposed(pydantic.BaseModel):
 
 
 class RunStatus(pydantic.BaseModel):
-    """status.json (document 002, 3.1), with the version that rises."""
+    """status.json, with the version that rises."""
 
     model_config = pydantic.ConfigDict(
         json_schema_extra={
@@ -192,6 +192,7 @@ class AgentShape(pydantic.BaseModel):
     tools: list[str] = []
     cron: str | None = None
     problems: list[str] = []
+    warnings: list[str] = pydantic.Field([], description="What looks wrong in its file; it runs all the same.")
     last_run: str | None = None
     """Of an agent in error, for callers that may read every run: its last run."""
     last_error: str | None = None
@@ -203,19 +204,6 @@ class AgentChanged(AgentShape):
 
     previous: str | None = None
     """Its status before. None over HTTP, where a repeated request could not know it."""
-
-
-class Live(pydantic.BaseModel):
-    """The process answers."""
-
-    status: Literal["ok"]
-
-
-class Health(pydantic.BaseModel):
-    """`ok` when everything behind the gateway answers."""
-
-    status: Literal["ok", "degraded"]
-    checks: dict[str, str]
 
 
 class DeadLetterShape(pydantic.BaseModel):
@@ -375,7 +363,7 @@ class ArtifactListed(pydantic.BaseModel):
 
     artifact_id: str
     job_id: str
-    run_id: str
+    run_id: str = pydantic.Field(description="The run that asked for it; without one, an id of the job's own.")
     type: str
     agent_slug: str
     created_at: str
@@ -402,7 +390,7 @@ class ArtifactSourceShape(pydantic.BaseModel):
 
 
 class Artifact(ArtifactListed):
-    """A finalized artifact (document 000, 3.1). What `content` holds, its type says (3.2)."""
+    """A finalized artifact. What `content` holds, its type says."""
 
     model_config = pydantic.ConfigDict(
         json_schema_extra={
@@ -471,7 +459,7 @@ class JobDocument(JobShape):
     generation: int
     attempt: int = pydantic.Field(
         description="How many attempts were over before the present one, from 0: the retries already made. "
-        "The command line, the console and `ctx.attempt` show the number of the present attempt, which is one more."
+        "The command line and `ctx.attempt` show the number of the present attempt, which is one more."
     )
     max_attempts: int = pydantic.Field(
         description="How many attempts the job may have in all. A queue job counts retries here: it has one attempt more."
@@ -521,7 +509,7 @@ class QueueJobContext(pydantic.BaseModel):
 
 
 class QueueJob(JobWhole):
-    """A job of the job queue (document 000, 1.3); `attempt` counts the retries already made, `error` is `CODE: message`.
+    """A job of the job queue; `attempt` counts the retries already made, `error` is `CODE: message`.
 
     What other jobs have too (`type`, `version`, `owner`, `result` and so on) is there beside the fields of the document.
     """
@@ -605,7 +593,7 @@ class BusRetry(pydantic.BaseModel):
 
 
 class BusJob(JobWhole):
-    """A job on a topic (document 004): the request, the worker, the result. Its payload is at `context_ptr`, its result at `result_ptr`.
+    """A job on a topic: the request, the worker, the result. Its payload is at `context_ptr`, its result at `result_ptr`.
 
     `decision` is the safety kernel's last one; `refused_results` are reports that came late, twice or from somebody else and changed nothing.
     """

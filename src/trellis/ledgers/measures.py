@@ -31,6 +31,7 @@ from trellis.engine.metrics import (
     Counted,
     measured_class,
     process_metrics,
+    type_label,
 )
 from trellis.engine.records import RetentionReport, SweepReport
 from trellis.lifecycles import LIFECYCLES, Phase, Trigger
@@ -79,7 +80,7 @@ def _count_turn(ledger: Any, args: Sequence[Any], answer: TurnResult) -> None:
     if answer.claimed:
         by_type: dict[str, list[JobKey]] = {}
         for claimed in answer.claimed:
-            by_type.setdefault(claimed.type, []).append(claimed.lease.key)
+            by_type.setdefault(type_label(claimed.type, claimed.lease.lifecycle), []).append(claimed.lease.key)
         for type_, keys in by_type.items():
             held.update(dict.fromkeys(keys, (type_, now)))
             process_metrics.count(CLAIMED, len(keys), type_)
@@ -130,7 +131,9 @@ def _count_settled(alike: tuple[Any, ...], n: int, now: float) -> None:
 
 def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters
     created = Counter(
-        job.type for job, made in zip(args[1], answer, strict=True) if isinstance(made, Submitted) and made.created
+        type_label(job.type, job.lifecycle)
+        for job, made in zip(args[1], answer, strict=True)
+        if isinstance(made, Submitted) and made.created
     )
     for type_, n in created.items():
         process_metrics.count(SUBMITTED, n, type_)

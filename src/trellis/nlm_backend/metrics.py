@@ -32,7 +32,7 @@ class ExecutionDepth:
     @classmethod
     def of(cls, queues: Iterable[QueueDepth]) -> "ExecutionDepth":
         ours = [one for one in queues if one.lifecycle == NLM_JOB.name]
-        waiting = sum(one.ready + one.parked + one.resting for one in ours)
+        waiting = sum(one.ready + one.blocked + one.scheduled for one in ours)
         return cls(waiting=waiting, under_way=sum(one.held for one in ours))
 
 

@@ -140,24 +140,31 @@ RULES: tuple[AlertingRule, ...] = (
 )
 
 
-def alerting_rules() -> dict[str, Any]:
-    """The rules as Prometheus reads them from YAML."""
+def alerting_rules(runbooks: str = DOCS) -> dict[str, Any]:
+    """The rules as Prometheus reads them from YAML. `runbooks` is the address of the folder with their pages."""
     rules = [
         {
             "alert": rule.name,
             "expr": rule.expr,
             "for": rule.for_,
             "labels": {"severity": rule.severity},
-            "annotations": {"summary": rule.summary, "runbook_url": f"{DOCS}/{rule.runbook}"},
+            "annotations": {"summary": rule.summary, "runbook_url": f"{runbooks.rstrip('/')}/{rule.runbook}"},
         }
         for rule in RULES
     ]
     return {"groups": [{"name": "trellis", "rules": rules}]}
 
 
-def alerting_rules_text() -> str:
-    """The rules as a file for Prometheus."""
-    return yaml.safe_dump(alerting_rules(), sort_keys=False, width=120)
+RELATIVE_RUNBOOKS = f"""\
+# Made by `trellis metrics --rules`. Each runbook_url is a path in a checkout of Trellis. Write it with the address where
+# your people read these pages instead: `trellis metrics --rules --runbooks https://wiki.example/trellis/{DOCS}`.
+"""
+
+
+def alerting_rules_text(runbooks: str | None = None) -> str:
+    """The rules as a file for Prometheus. Without the address of the runbooks, a comment says how to give it."""
+    rules = yaml.safe_dump(alerting_rules(runbooks or DOCS), sort_keys=False, width=120)
+    return rules if runbooks else RELATIVE_RUNBOOKS + rules
 
 
 def grafana_dashboard() -> dict[str, Any]:

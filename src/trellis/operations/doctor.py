@@ -52,7 +52,9 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
     """Checks whether workers serve the waiting jobs."""
     alive = [worker for worker in workers if is_alive(worker, now)]
     served = {type_ for worker in alive for type_ in served_types(worker)}
-    wanted = any(queue.ready + queue.resting + queue.parked + queue.held for queue in queues if _is_for_workers(queue))
+    wanted = any(
+        queue.ready + queue.scheduled + queue.blocked + queue.held for queue in queues if _is_for_workers(queue)
+    )
     found = [_workers(alive, wanted=wanted)]
     ready = [queue for queue in queues if queue.ready and not queue.paused and _is_for_workers(queue)]
     found += [_unserved(queue) for queue in ready if queue.type not in served]

@@ -301,7 +301,7 @@ def _place(job: Job, last: Event | None, around: JobSurroundings) -> str:
         case JobPlace.SCHEDULED:
             return _rest(job, last, around.now)
         case JobPlace.BLOCKED:
-            return f"parked behind its concurrency key {job.concurrency_key!r}"
+            return f"blocked by its concurrency key {job.concurrency_key!r}"
         case JobPlace.LEASED:
             return f"held by {job.owner}" + (", where it runs alone" if job.runs_alone else "")
         case JobPlace.ENDED:
@@ -514,7 +514,7 @@ def _next(job: Job, lifecycle: Lifecycle, state: State, around: JobSurroundings)
         case JobPlace.READY:
             yield from _when_claimed(lifecycle, state)
         case JobPlace.BLOCKED:
-            yield "When a slot of its key is free the oldest parked job becomes ready."
+            yield "When a slot of its key is free the oldest blocked job becomes ready."
         case JobPlace.SCHEDULED:
             yield from _when_rested(job, lifecycle, state, around.now)
         case JobPlace.LEASED:

@@ -11,7 +11,9 @@ from trellis.engine.metrics import (
     SCHEDULED,
     WORKERS,
     Sample,
+    type_label,
 )
+from trellis.engine.records import QueueDepth
 from trellis.operations.explain import is_alive
 
 
@@ -19,15 +21,17 @@ async def ledger_gauges(ledger: Ledger) -> list[Sample]:
     """The gauges of everything that the ledger knows. Its cost does not depend on how many jobs have ended."""
     now = await ledger.now()
     samples: list[Sample] = [Sample(WORKERS, (), sum(is_alive(worker, now) for worker in await ledger.workers()))]
+    by_labels: dict[tuple[str, ...], list[QueueDepth]] = {}
     for queue in await ledger.queues():
-        labels = (queue.type, queue.lifecycle)
+        by_labels.setdefault((type_label(queue.type, queue.lifecycle), queue.lifecycle), []).append(queue)
+    for labels, queues in by_labels.items():
         samples += [
-            Sample(READY, labels, queue.ready),
-            Sample(SCHEDULED, labels, queue.resting),
-            Sample(BLOCKED, labels, queue.parked),
-            Sample(HELD, labels, queue.held),
-            Sample(AGE, labels, queue.oldest_ready_s or 0.0),
-            Sample(PAUSED, labels, int(queue.paused)),
+            Sample(READY, labels, sum(queue.ready for queue in queues)),
+            Sample(SCHEDULED, labels, sum(queue.scheduled for queue in queues)),
+            Sample(BLOCKED, labels, sum(queue.blocked for queue in queues)),
+            Sample(HELD, labels, sum(queue.held for queue in queues)),
+            Sample(AGE, labels, max(queue.oldest_ready_s or 0.0 for queue in queues)),
+            Sample(PAUSED, labels, int(any(queue.paused for queue in queues))),
         ]
     for follower in await ledger.followers():
         if not follower.waits:

@@ -438,12 +438,16 @@ class Orchestrator(LeaseRunner[RunDriver]):
     name: str = "orchestrator"
 
     async def accept(self) -> int:
-        """Queue runs that are only requested, oldest first.
+        """Queue runs that are only requested, oldest first. With `only`, that run alone.
 
         The process that triggers a run does this too, but may die before.
         """
-        where = JobFilter(lifecycle="run", state="requested")
-        found = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs
+        if self.only is None:
+            where = JobFilter(lifecycle="run", state="requested")
+            found = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs
+        else:
+            run = await self.ledger.job(self.only)
+            found = [run] if run is not None and run.state == "requested" else []
         for run in found:
             await accept(self.ledger, self.actor, run.job_id)
         return len(found)

@@ -25,6 +25,7 @@ from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
 from trellis.nlm.provider import NlmError
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal
@@ -47,6 +48,8 @@ KEPT_PROPOSALS = "proposals"
 """Journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
 STORED = "proposals/stored"
 """Journal entry with the proposals that were not stored, each with the equal proposal that made it unnecessary."""
+
+_log = log_of("trellis.runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +271,7 @@ class RunSteps:
             return (await self._memory(slug, ReadMode.WIDE))["content"]
         except StepHopeless as error:
             if isinstance(error.__cause__, MemoryOverLimit):
+                _log.warning("memory_not_compared", agent=slug, reason=str(error))
                 return {}
             raise
 

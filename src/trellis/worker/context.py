@@ -275,7 +275,12 @@ class SyncContext:
         self._wait(self._context.checkpoint(value))
 
     def journal(self, name: str, call: Callable[[], Any]) -> Any:
-        """Run `call` on a thread and store its result as JSON. A later attempt gets the stored result."""
+        """Run `call` on a thread once and store its result as JSON. A later attempt gets the stored result.
+
+        Each step needs its own name: in a loop, put the item into the name. Raises PermanentError for a name that this
+        attempt has journaled already. `call` takes no arguments. The JSON value comes back, in the first attempt too: a
+        dict for a dataclass, text for a datetime. A call that raises stores nothing.
+        """
 
         async def called() -> Any:
             return await asyncio.to_thread(call)

@@ -3,7 +3,7 @@
 The request field `type`, `job_type` or `topic` selects the kind. Each kind is one entry of `JOB_KINDS`.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -34,7 +34,7 @@ from trellis.documents.run_documents import RunRequest
 from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
 from trellis.engine.ledger import Ledger
-from trellis.engine.text import nearest
+from trellis.engine.text import no_such_field
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -73,11 +73,6 @@ class RunUnknown(InputError):
     """run_id names no run of this instance: {reason}"""
 
 
-def _no_such_field(name: str, known: Iterable[str]) -> str:
-    near = nearest(name, known)
-    return f"{name}: there is no such field" + (f" (did you mean {near}?)" if near else "")
-
-
 class JobRequestBody(pydantic.BaseModel):
     """A job to submit: `type` for a leased-job, `job_type` with `agent_slug` for the job queue, `topic` with the fields of a JobRequest for the bus."""
 
@@ -114,7 +109,7 @@ class JobRequestBody(pydantic.BaseModel):
         if isinstance(body, dict):
             unknown = [str(name) for name in cast("dict[Any, Any]", body) if name not in cls.model_fields]
             if 0 < len(unknown) <= PROBLEMS_MAX:
-                problems = "; ".join(_no_such_field(name, cls.model_fields) for name in unknown)
+                problems = "; ".join(no_such_field((name,), cls.model_fields) for name in unknown)
                 raise pydantic_core.PydanticCustomError("extra_forbidden", "{told}", {"told": problems})
         return cast("Any", body)
 

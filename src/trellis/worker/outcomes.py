@@ -56,7 +56,7 @@ def cancel_advance(held: HeldJob, cause: str) -> Advance:
 
 def reject_unreadable(held: HeldJob, problem: UnreadablePayload) -> Advance:
     """Dead-letters a job whose payload does not fit its handler. The handler never ran."""
-    text = f"{problem.reason_code.value}: {problem.detail}"[:ERROR_CHARS_MAX]
+    text = problem.detail[:ERROR_CHARS_MAX]
     return _reject(held, DeadLetterReason(reason_code=problem.reason_code, stage=Stage.INPUT, last_error=text), None)
 
 

@@ -16,7 +16,7 @@ import pydantic_core
 
 from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, ResultInvalid
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, JobId, ReasonCode
-from trellis.engine.text import nearest
+from trellis.engine.text import nearest, no_such_field
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -91,7 +91,7 @@ class Codec:
             raise PayloadInvalid(type=self._type, detail=_explain(error) + _misspelt(problems)) from error
         unknown = [problem["loc"] for problem in problems if problem["type"] in _EXTRA]
         messages = [
-            _no_such_field(loc, owners[-1])
+            no_such_field(loc, _fields_of(owners[-1]))
             for loc in unknown
             if not _decides_extra_fields(owners := _owners(value, loc))
         ]
@@ -196,17 +196,15 @@ def _misspelt(problems: Sequence[Any]) -> str:
     missing = [problem["loc"] for problem in problems if problem["type"].startswith("missing")]
     told = ""
     for loc in (problem["loc"] for problem in problems if problem["type"] in _EXTRA):
-        near = nearest(str(loc[-1]), [str(other[-1]) for other in missing if other[:-1] == loc[:-1]])
-        if near:
-            told += f"; {'.'.join(map(str, loc))}: there is no such field (did you mean {near}?)"
+        siblings = [str(other[-1]) for other in missing if other[:-1] == loc[:-1]]
+        if nearest(str(loc[-1]), siblings):
+            told += f"; {no_such_field(loc, siblings)}"
     return told
 
 
-def _no_such_field(loc: tuple[int | str, ...], owner: Any) -> str:
+def _fields_of(owner: Any) -> list[str]:
     kind = cast("type[Any]", type(owner))
-    known: list[str] = list(getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ()))
-    near = nearest(str(loc[-1]), known)
-    return f"{'.'.join(map(str, loc))}: there is no such field" + (f" (did you mean {near}?)" if near else "")
+    return list(getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ()))
 
 
 def _item_payload(hint: Any) -> Any:

@@ -361,3 +361,13 @@ async def test_fields_outside_the_schema_are_dropped_and_named():
     assert not set(extra) & set(draft.to_dict())
     assert [(one.tool, one.code) for one in output.refused] == [("finish", RefusalCode.FIELD_DROPPED)]
     assert len(output.proposals) == 1
+
+
+@pytest.mark.requirement("PIPE-14")
+@pytest.mark.parametrize("tool", ["read-context", "create-proposal", "read-memory"])
+async def test_arguments_that_are_not_json_are_refused_with_the_place_where_they_break(tool: str):
+    replied = await heard(Stage(), (tool, '{"refs": ["sources/beds.md"'), (tool, '["sources/beds.md"]'))
+    broken, listed = (str(one) for one in replied)
+    assert f"the arguments of {tool} cannot be read: they are not JSON" in broken
+    assert "at line 1, column 28" in broken
+    assert "they are no JSON object, but" in listed

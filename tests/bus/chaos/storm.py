@@ -320,7 +320,7 @@ class Storm:
 
 async def open_jobs(ledger: Ledger) -> int:
     """How many have not ended."""
-    return sum(one.ready + one.resting + one.parked + one.held for one in await ledger.queues())
+    return sum(one.ready + one.scheduled + one.blocked + one.held for one in await ledger.queues())
 
 
 def _requests(number: int, rng: random.Random) -> Iterator[JobRequest]:

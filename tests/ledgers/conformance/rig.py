@@ -157,6 +157,7 @@ class Rig:
         claim_id: str | None = None,
         lease_s: float = LEASE_S,
         heartbeat_s: float = HEARTBEAT_S,
+        only: JobId | None = None,
         ledger: Ledger | None = None,
     ) -> list[Claimed]:
         claim = Claim(
@@ -165,6 +166,7 @@ class Rig:
             start=n if start else 0,
             prefetch=0 if start else n,
             lifecycle=lifecycle,
+            only=only,
         )
         turn = Turn(actor=by or actor(_claimer(lifecycle)), claim=claim)
         return (await (ledger or self.ledger).turn(turn)).claimed

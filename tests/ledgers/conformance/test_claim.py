@@ -17,7 +17,7 @@ from tests.ledgers.conformance.rig import (
     claimed_ids,
 )
 from trellis.engine.errors import Refused
-from trellis.engine.jobs import Advance, CancelMode, Claim, ClaimId, Priority, StepApplied, Turn, TypeClaim
+from trellis.engine.jobs import Advance, CancelMode, Claim, ClaimId, JobId, Priority, StepApplied, Turn, TypeClaim
 from trellis.engine.records import JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
@@ -109,6 +109,34 @@ async def test_a_claim_sees_its_own_types_only(rig: Rig):
     a, b, c = [(await rig.submit(2, type=type_)) for type_ in ("a", "b", "c")]
     assert set(claimed_ids(await rig.claim(10, types=("a", "c")))) == {*a, *c}
     assert set(claimed_ids(await rig.claim(10, types=("b",)))) == set(b)
+
+
+@pytest.mark.requirement("DJ-14")
+async def test_a_claim_that_names_a_job_takes_no_other(rig: Rig):
+    first, second, third = await rig.submit(3)
+    assert claimed_ids(await rig.claim(3, only=second)) == [second]
+    assert await rig.claim(3, only=second) == [], "it is held"
+    assert await rig.claim(3, only=first, types=("other",)) == []
+    assert await rig.claim(3, only=JobId("nobody")) == []
+    await rig.ledger.pause(ADMIN, "work", paused=True)
+    assert await rig.claim(3, only=first) == []
+    await rig.ledger.pause(ADMIN, "work", paused=False)
+    assert claimed_ids(await rig.claim(3)) == [first, third]
+
+
+@pytest.mark.requirement("JQ-7", "D49")
+async def test_a_claim_that_names_a_job_takes_the_slot_of_an_unclaimed_job_of_its_key(rig: Rig):
+    first, second, third = await rig.submit(3, concurrency_key="k")
+    held = await rig.claim(3, only=third)
+    assert claimed_ids(held) == [third]
+    assert await rig.claim(3, only=second) == [], "the slot is held"
+    assert await rig.claim(3) == []
+    await rig.lose_lease()
+    (again,) = await rig.claim(3, only=third)
+    assert (again.lease.job_id, again.lease.epoch > held[0].lease.epoch) == (third, True)
+    await rig.pull(again, Trigger.COMPLETE)
+    assert claimed_ids(await rig.claim(3)) == [first], "the others keep their order"
+    assert (await rig.verify()).ok
 
 
 @pytest.mark.requirement("DJ-6")

@@ -60,7 +60,7 @@ async def test_a_job_behind_a_full_key_is_parked(rig: Rig):
     first, second = await rig.submit(2, concurrency_key="k")
     assert await _places(rig) == {first: JobPlace.READY, second: JobPlace.BLOCKED}
     (queue,) = await rig.ledger.queues()
-    assert (queue.ready, queue.parked) == (1, 1)
+    assert (queue.ready, queue.blocked) == (1, 1)
 
 
 async def test_the_most_urgent_parked_job_gets_the_slot(rig: Rig):

@@ -181,7 +181,7 @@ async def test_queues_count_each_place(rig: Rig):
     await rig.advance(4.0)
     queues = {queue.type: queue for queue in await rig.ledger.queues()}
     work = queues["work"]
-    assert (work.lifecycle, work.ready, work.resting, work.parked, work.held) == ("leased-job", 2, 2, 2, 2)
+    assert (work.lifecycle, work.ready, work.scheduled, work.blocked, work.held) == ("leased-job", 2, 2, 2, 2)
     assert (work.paused, work.rate_limit, work.oldest_ready_s) == (False, None, pytest.approx(4.0))
     assert (queues["other"].ready, queues["other"].held) == (1, 0)
 

@@ -8,8 +8,9 @@ import pytest
 from tests.ledgers.conformance.rig import LENGTH_S, WORKER, Rig
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import CancelMode, DeadLetterReason, JobId, ReasonCode, Stage
-from trellis.engine.metrics import HELD_SECONDS, LEDGER_SECONDS, Metric, process_metrics
+from trellis.engine.metrics import HELD, HELD_SECONDS, LEDGER_SECONDS, READY, Metric, process_metrics
 from trellis.lifecycles import Trigger
+from trellis.operations.metrics import ledger_gauges
 
 TIMED = {LEDGER_SECONDS, HELD_SECONDS}
 
@@ -85,3 +86,16 @@ async def test_metrics_that_are_switched_off_count_nothing(rig: Rig, monkeypatch
         held = await rig.running(type="unmetered")
         await rig.pull(held, Trigger.COMPLETE)
     assert counts == {}
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_no_label_has_the_address_that_is_in_the_type_of_an_nlm_job(rig: Rig):
+    types = ("nlm:http:127.0.0.1:8420", "nlm:https:garden.example")
+    with counted() as counts:
+        for type_ in types:
+            await rig.submit(2, type=type_, lifecycle="nlm-job")
+        await rig.claim(1, types=types, lifecycle="nlm-job")
+    gauges = [one for one in await ledger_gauges(rig.ledger) if "nlm-job" in one.labels]
+    assert {key[1] for key in counts if len(key) > 1 and key[0] in {"jobs_submitted", "claims"}} == {"nlm"}
+    assert {one.labels for one in gauges} == {("nlm", "nlm-job")}
+    assert {one.metric: one.value for one in gauges if one.metric in {READY, HELD}} == {READY: 3, HELD: 1}

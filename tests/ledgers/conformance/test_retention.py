@@ -181,7 +181,7 @@ async def test_a_key_that_no_job_uses_leaves_and_takes_its_limit_with_it(rig: Ri
     await rig.advance(2 * DAY_S)
     await _retain_all(rig, RetentionOptions(ended_s=DAY_S))
     jobs = await rig.submit(2, concurrency_key="user:k", concurrency_limit=1)
-    assert await _places(rig, jobs) == ["ready", "parked"], "a new key has the limit of its first job"
+    assert await _places(rig, jobs) == ["ready", "blocked"], "a new key has the limit of its first job"
 
 
 @pytest.mark.requirement("D49", "D61")

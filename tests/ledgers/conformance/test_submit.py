@@ -61,7 +61,7 @@ async def test_a_thousand_jobs_go_in_with_one_call(rig: Rig):
     jobs = await rig.submit(1_000)
     assert len(set(jobs)) == 1_000
     (queue,) = await rig.ledger.queues()
-    assert (queue.type, queue.ready, queue.resting, queue.held) == ("work", 1_000, 0, 0)
+    assert (queue.type, queue.ready, queue.scheduled, queue.held) == ("work", 1_000, 0, 0)
 
 
 async def test_many_jobs_of_one_call_keep_their_order(rig: Rig):

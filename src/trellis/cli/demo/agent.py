@@ -39,7 +39,7 @@ async def agent_demo(cli: Cli, slug: str) -> int:
         cli.out.line(f"{slug} reads its sources and asks them questions: {run_id}")
         async with asyncio.timeout(PATIENCE_S):
             states = published_states(instance, ReadableRun(run_id, slug))
-            status = await while_executing(instance, followed(cli, states))
+            status = await while_executing(instance, run_id, followed(cli, states))
         if status["error"]:
             cli.out.line(status["error"])
             return 1

@@ -35,8 +35,8 @@ from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, withi
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
-from trellis.http.operation_shapes import JobExplained
-from trellis.http.shapes import BusJob, EventShape, JobDocument, JobShape, JobWhole, QueueJob, SignalShape
+from trellis.http.operation_shapes import JobExplained, JobListed
+from trellis.http.shapes import BusJob, EventShape, JobShape, JobWhole, QueueJob, SignalShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
@@ -168,7 +168,7 @@ def _keyed(job: NewJob, asked: IdempotentRequest) -> NewJob:
     return job
 
 
-@router.get("/jobs", response_model=Page[JobDocument], responses=PROBLEMS)
+@router.get("/jobs", response_model=Page[JobListed], responses=PROBLEMS)
 async def listing(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.read")],
@@ -192,7 +192,9 @@ async def listing(
         return await list_nlm_jobs(instance, caller, limit=limit, cursor=cursor, type=type, **filters)
     jobs = _jobs(instance, caller)
     page = await jobs.list(lifecycle=lifecycle, type_=type, limit=limit, cursor=cursor, **filters)
-    return page_document([job_document(job) for job in page.items], page.next_cursor)
+    waits = await jobs.waits(page.items, await instance.ledger.now())
+    told = [{**job_document(job), "waits_for": waits.get(job.job_id)} for job in page.items]
+    return page_document(told, page.next_cursor)
 
 
 def _jobs(instance: Instance, caller: Caller) -> LocalJobs:

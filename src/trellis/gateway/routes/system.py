@@ -12,13 +12,14 @@ from trellis.gateway.pages import LIMIT_DEFAULT, Page
 from trellis.http.operation_shapes import (
     EventListed,
     EventPage,
+    Health,
+    Live,
     QueuePaused,
     QueueShape,
     ScheduleShape,
     WorkerShape,
 )
 from trellis.http.pages import EVENTS_MAX
-from trellis.http.shapes import Health, Live
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.health import INSTANCE_HEADER, ProcessHealth
 from trellis.http_server.problems import PROBLEMS, Problem
@@ -70,7 +71,8 @@ async def _readiness(request: Request, response: Response) -> dict[str, Any]:
     found = await asked.ready()
     response.headers[INSTANCE_HEADER] = request.app.state.instance_name
     response.status_code = 200 if found.is_ready else 503
-    return {"status": "ok" if found.is_ready else "degraded", "checks": dict(found.checks)}
+    status = "ok" if found.is_ready else "degraded"
+    return {"status": status, "checks": dict(found.checks), "version": request.app.version}
 
 
 # --- queues, workers and schedules -------------------------------------------------------------------------------------

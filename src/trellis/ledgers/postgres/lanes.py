@@ -6,6 +6,7 @@ it now. So a lost answer is resolved by repeating the same call for a bounded ti
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,6 +22,7 @@ from trellis.engine.errors import (
     LedgerNotMigrated,
     LedgerReadOnly,
     LedgerUnavailable,
+    LoginNotAllowed,
     NotAllowed,
     OutcomeUnknown,
     PoolerUnfit,
@@ -188,8 +190,19 @@ class PostgresLane:
                 self._connection = None
 
 
+_ACTS_AS = re.compile(r"database role \S+ may not act as (\S+)")
+
+
 def _not_allowed(message: str) -> TrellisError:
-    return NotAllowed(role="of this connection", action="do this", reason=message)
+    role = _ACTS_AS.search(message)
+    if role is None:
+        return NotAllowed(role="of this connection", action="do this", reason=message)
+    missing = f"the role {role[1]} (`migrate(url, grants=[…])` gives it one), or to be a member of trellis_app"
+    return LoginNotAllowed(reason=message, missing=missing)
+
+
+def _no_privilege(message: str) -> TrellisError:
+    return LoginNotAllowed(reason=message, missing="to be a member of trellis_app: GRANT trellis_app TO the login")
 
 
 def _not_migrated(_: str) -> TrellisError:
@@ -202,7 +215,7 @@ def _without_session(message: str) -> TrellisError:
 
 BY_STATE: dict[str, Callable[[str], TrellisError]] = {
     "TR002": _not_allowed,
-    "42501": _not_allowed,
+    "42501": _no_privilege,
     "TR004": lambda message: InputError(detail=message),
     "23514": lambda message: InputError(detail=message),
     "22003": lambda message: InputError(detail=message),

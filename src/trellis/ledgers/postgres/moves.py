@@ -22,6 +22,7 @@ from trellis.ledgers import refusals
 from trellis.ledgers.postgres import request_keys
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.reads import ReadQueries, lifecycle_named, state_pairs
+from trellis.ledgers.postgres.rows import STORED_PLACES
 from trellis.ledgers.refusals import check_death
 from trellis.lifecycles import BY_CODE, Phase, Role, Trigger
 
@@ -198,6 +199,6 @@ async def _requeueable(
         where.reason_code,
         [lifecycle.code for lifecycle, _ in pairs or []],
         where.parent_id,
-        where.place,
+        STORED_PLACES[where.place],
     )
     return [JobId(row["job_id"]) for row in rows]

@@ -250,7 +250,7 @@ class PostgresReads:
         after, type_id = 0 if cursor is None else _cursor(cursor), await self._type_of(where)
         lifecycles, states = [lc.code for lc, _ in pairs], [code for _, code in pairs]
         asked = (after, limit, lifecycles, type_id, where.correlation_id, where.concurrency_key, states, _move(pairs))
-        return _page(await self.fetch(ReadQueries.jobs_oldest, *asked, where.place), limit)
+        return _page(await self.fetch(ReadQueries.jobs_oldest, *asked, rows.STORED_PLACES[where.place]), limit)
 
     async def _jobs_of_parent(
         self,
@@ -273,7 +273,7 @@ class PostgresReads:
             None if pairs is None else [lc.code for lc, _ in pairs],
             None if pairs is None else [code for _, code in pairs],
             where.reason_code,
-            where.place,
+            rows.STORED_PLACES[where.place],
         )
 
     async def _jobs_in(
@@ -298,7 +298,7 @@ class PostgresReads:
             found += await (
                 self.fetch(ReadQueries.jobs_ended, *args, where.reason_code)
                 if ended
-                else self.fetch(ReadQueries.jobs_open, *args, _move(of), where.place)
+                else self.fetch(ReadQueries.jobs_open, *args, _move(of), rows.STORED_PLACES[where.place])
             )
         return sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
 

@@ -84,7 +84,7 @@ class RestoreBatch:
             "max_attempts": now.max_attempts,
             "deaths": now.deaths,
             "state": LIFECYCLES[last.lifecycle].code_of(last.target),
-            "place": now.place.value,
+            "place": rows.STORED_PLACES[now.place],
             "due_at": _iso(now.due_at),
             "deadline_at": _iso(now.deadline_at),
             "updated_at": _iso(last.ts),

@@ -1,7 +1,7 @@
 """Converts database rows into the engine's values."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, node_of, read_facts
@@ -12,6 +12,17 @@ from trellis.ledgers.postgres.connection import PostgresRow
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
 from trellis.lifecycles.lifecycle import ROLES
 
+STORED_PLACES: Mapping[JobPlace | None, str | None] = {
+    None: None,
+    JobPlace.READY: "ready",
+    JobPlace.SCHEDULED: "resting",
+    JobPlace.BLOCKED: "parked",
+    JobPlace.LEASED: "held",
+    JobPlace.ENDED: "ended",
+}
+"""The words that the tables and views have for places."""
+PLACES = {word: place for place, word in STORED_PLACES.items() if place is not None}
+
 
 def job(row: PostgresRow) -> Job:
     """A row of `job_status`, joined with its names."""
@@ -21,7 +32,7 @@ def job(row: PostgresRow) -> Job:
         lifecycle=lifecycle.name,
         type=row["type_name"],
         state=lifecycle.state_of(row["state"]).name,
-        place=JobPlace(row["place"]),
+        place=PLACES[row["place"]],
         priority=Priority(row["prio"]),
         generation=row["generation"],
         attempt=row["attempt"],
@@ -34,7 +45,7 @@ def job(row: PostgresRow) -> Job:
         updated_at=row["updated_at"],
         due_at=row["due_at"],
         deadline_at=row["deadline_at"],
-        owner=row["owner_name"] if row["place"] == JobPlace.LEASED else None,
+        owner=row["owner_name"] if row["place"] == STORED_PLACES[JobPlace.LEASED] else None,
         lease_expires_at=row["until"],
         cancel_requested=row["cancel_at"] is not None,
         cancel_asked_by=row.get("asked_by"),
@@ -134,8 +145,8 @@ def queue_depth(row: PostgresRow) -> QueueDepth:
         type=row["name"],
         lifecycle=BY_CODE[row["lifecycle"]].name if row["lifecycle"] is not None else "leased-job",
         ready=row["ready"] or 0,
-        resting=row["resting"] or 0,
-        parked=row["parked"] or 0,
+        scheduled=row["resting"] or 0,
+        blocked=row["parked"] or 0,
         held=row["held"] or 0,
         paused=row["paused"],
         oldest_ready_s=row["oldest_s"],

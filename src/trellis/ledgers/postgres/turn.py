@@ -31,7 +31,7 @@ from trellis.ledgers.postgres.lanes import PostgresLane
 from trellis.ledgers.refusals import advance_refusal, check_death
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Transition, Trigger
 
-TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)"
+TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
 TURNS = "select * from turns($1, $2)"
 CLAIMED, LOST, REPEATED, APPLIED, WIDE = range(5)
 PRIORITIES = tuple(int(priority) for priority in Priority)
@@ -246,7 +246,7 @@ class TurnCaller:
             turn_arguments(actor, steps, claim, types, [lows[type_, prio] for prio in order for type_ in types], order),
             claim,
         )
-        if claim is not None:
+        if claim is not None and claim.only is None:
             self._marks.note(claimed_of(rows), claim.start + claim.prefetch, lows)
         return rows
 
@@ -285,7 +285,7 @@ def turn_arguments(
         json.dumps(_others(steps.others)) if steps.others else None,
     ]
     if claim is None:
-        return [*head, *[None] * 8, False]
+        return [*head, *[None] * 8, False, None]
     start = min(claim.start, CLAIM_MAX)
     return [
         *head,
@@ -298,6 +298,7 @@ def turn_arguments(
         start,
         min(claim.prefetch, CLAIM_MAX - start),
         claim.isolates,
+        claim.only,
     ]
 
 

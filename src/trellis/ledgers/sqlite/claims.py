@@ -12,14 +12,15 @@ from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, 
 from trellis.engine.retry_policy import runs_alone
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, US, ActorRef, StepWrite, lease_length_us
-from trellis.ledgers.sqlite.steps import array, write_step
+from trellis.ledgers.sqlite.plan import HELD, PARKED, STATE_NAMES, STEPS, US, ActorRef, StepWrite, lease_length_us
+from trellis.ledgers.sqlite.steps import StepQueries, array, job_row, overtake, write_step
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 
 
 class _ClaimQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
     ready_of_type: LiteralString
     ready_of_class: LiteralString
+    ready_job: LiteralString
     died_and_claimable_or_held: LiteralString
     to_claim: LiteralString
     take_over: LiteralString
@@ -81,8 +82,12 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
         return before
     count = min(request.start + request.prefetch, CLAIM_MAX)
     wanted = _type_demands(tx, lifecycle, request, count)
+    only = None if request.only is None else _overtaking(tx, wanted, lifecycle, request.only)
     held_back = array(_held_back(tx, lifecycle, wanted)) if request.isolates else "[]"
-    ids = _pick(tx, wanted, count, held_back, least_urgent_first=least_urgent_first)
+    if request.only is None:
+        ids = _pick(tx, wanted, count, held_back, least_urgent_first=least_urgent_first)
+    else:
+        ids = [key for (key,) in tx.db.execute(_ClaimQueries.ready_job, (only, held_back, count))]
     if not ids:
         return []
     by_type = {one.id: one for one in wanted}
@@ -152,6 +157,17 @@ def _pick(
     heads = [tx.db.execute(_ClaimQueries.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
     merged: Iterable[tuple[int, int, int]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
     return [key for _, _, key in islice(merged, count)]
+
+
+def _overtaking(tx: Transaction, wanted: list[_TypeDemand], lifecycle: Lifecycle, job_id: JobId) -> JobKey | None:
+    """The only job of a claim, if it is of a demanded type. If it waits for its key, it gets a slot that is not held."""
+    found = tx.db.execute(StepQueries.find_key_of_job, (job_id,)).fetchall()
+    row = job_row(tx, found[0][0]) if found else None
+    if row is None or row.lifecycle != lifecycle.code or row.type not in {one.id for one in wanted}:
+        return None
+    if row.place == PARKED:
+        overtake(tx, row)
+    return row.id
 
 
 def _pick_by_class(tx: Transaction, wanted: list[_TypeDemand], count: int, held_back: str) -> list[int]:

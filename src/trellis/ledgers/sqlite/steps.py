@@ -172,6 +172,17 @@ def _let_urgent_pass(tx: Transaction, key: int) -> int:
     return PROMOTED_MAX
 
 
+def overtake(tx: Transaction, row: JobRow) -> None:
+    """Give a parked job the slot of the last ready, unclaimed job of its key, if there is one."""
+    last = tx.db.execute(StepQueries.ready_last, (row.ckey,)).fetchall()
+    if not last:
+        return
+    limit: int = tx.db.execute(StepQueries.key_limit, (row.ckey,)).fetchall()[0][0]
+    tx.db.execute(StepQueries.take_slot_back, (last[0][0],))
+    taken = {slot for (slot,) in tx.db.execute(StepQueries.taken_slots, (row.ckey,))}
+    tx.db.execute(StepQueries.give_slot, (next(slot for slot in range(limit) if slot not in taken), row.id))
+
+
 def _dead_letter_row(key: JobKey, death: DeadLetterReason, at: int) -> dict[str, str | int | None]:
     return {
         "job": key,

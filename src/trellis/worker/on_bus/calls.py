@@ -271,7 +271,7 @@ class HandlerCalls:
             _check_reference(body, attempt.request.context_ref)
         payload = spec.codec.read_payload(body)
         if isinstance(payload, UnreadablePayload):
-            raise ValidationError(f"{payload.reason_code.value}: {payload.detail}")
+            raise ValidationError(payload.detail)
         return payload
 
     async def _read(self, attempt: OrderAttempt, pointer: str) -> bytes:

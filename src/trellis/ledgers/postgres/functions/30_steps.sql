@@ -128,20 +128,42 @@ begin
     select r.* into behind from slot o join ready r on r.id = o.id where o.ckey = p_key and r.prio > head.prio
      order by r.prio desc, r.pos desc limit 1 for update of r skip locked;
     exit when not found;
-    delete from ready r where r.id = behind.id;
-    delete from parked p where p.id = head.id;
-    update slot o set id = head.id where o.id = behind.id;
-    insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
-                        prio, flags, pos)
-    values (behind.id, behind.ckey, behind.until, behind.type, behind.version, behind.epoch, behind.owner, behind.generation,
-            behind.attempt, behind.max_attempts, behind.deaths, behind.state, behind.lifecycle, behind.prio, behind.flags, behind.pos);
-    insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
-                       prio, flags, pos)
-    values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
-            head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags, head.pos);
+    perform _exchange_slot(behind, head);
     passed := passed + 1;
   end loop;
   return passed;
+end $$;
+
+-- Lets a parked job take the slot of the last ready, unclaimed job of its key, if there is one. Does not wait for a
+-- locked key or row: the caller's next claim tries again.
+create or replace function _overtake(p_id bigint) returns void language plpgsql set search_path from current as $$
+declare
+  head parked;
+  behind ready;
+begin
+  perform from concurrency_key c where c.id = (select q.ckey from parked q where q.id = p_id) for update skip locked;
+  if not found then return; end if;
+  select q.* into head from parked q where q.id = p_id for update skip locked;
+  if not found then return; end if;
+  select r.* into behind from slot o join ready r on r.id = o.id where o.ckey = head.ckey
+   order by r.prio desc, r.pos desc limit 1 for update of r skip locked;
+  if found then perform _exchange_slot(behind, head); end if;
+end $$;
+
+-- Gives the slot of a ready job to a parked one of the same key. The caller has locked the key and both rows.
+create or replace function _exchange_slot(behind ready, head parked) returns void language plpgsql set search_path from current as $$
+begin
+  delete from ready r where r.id = behind.id;
+  delete from parked p where p.id = head.id;
+  update slot o set id = head.id where o.id = behind.id;
+  insert into parked (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
+                      prio, flags, pos)
+  values (behind.id, behind.ckey, behind.until, behind.type, behind.version, behind.epoch, behind.owner, behind.generation,
+          behind.attempt, behind.max_attempts, behind.deaths, behind.state, behind.lifecycle, behind.prio, behind.flags, behind.pos);
+  insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
+                     prio, flags, pos)
+  values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
+          head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags, head.pos);
 end $$;
 
 create or replace function _free_slots(p_ids bigint[], p_keys bigint[], p_wait boolean) returns void language plpgsql

@@ -18,7 +18,8 @@ begin
 end $$;
 
 create or replace function _pick(
-  p_lifecycle smallint, p_types int[], p_prios smallint[], p_lows bigint[], p_want int, p_now timestamptz, p_isolates boolean)
+  p_lifecycle smallint, p_types int[], p_prios smallint[], p_lows bigint[], p_want int, p_now timestamptz, p_isolates boolean,
+  p_only text)
 returns tid[]
 language plpgsql set search_path from current as $$
 declare
@@ -27,6 +28,9 @@ declare
   kinds job_type[] := array(select k from job_type k where k.id = any(p_types) order by array_position(p_types, k.id));
   budget int[];
   alone bigint;
+  open_types int[];
+  only_id bigint;
+  only_pos bigint;
   i int;
   p int;
   room int;
@@ -42,9 +46,19 @@ begin
       budget[i] := least(budget[i], greatest(0, kinds[i].held_max - (select count(*)::int from lease d where d.type = kinds[i].id)));
     end if;
   end loop;
-  if p_isolates then
-    alone := _next_alone(p_lifecycle, array(select p_types[n] from generate_subscripts(p_types, 1) n where coalesce(budget[n], 1) > 0));
+  if p_isolates or p_only is not null then
+    open_types := array(select p_types[n] from generate_subscripts(p_types, 1) n where coalesce(budget[n], 1) > 0);
   end if;
+  if p_only is not null then
+    select j.id into only_id from job j where j.job_id = p_only and j.lifecycle = p_lifecycle and j.type = any(open_types);
+    perform _overtake(only_id);
+    select r.pos into only_pos from ready r where r.id = only_id;
+    if not found then return picked; end if;
+    -- The search begins at the job itself, and ends with it.
+    p_lows := array_fill(only_pos, array[cardinality(p_lows)]);
+    p_want := least(p_want, 1);
+  end if;
+  if p_isolates then alone := _next_alone(p_lifecycle, open_types); end if;
   loop
     picked := '{}';
     taken := array_fill(0, array[cardinality(p_types)]);
@@ -54,7 +68,7 @@ begin
         continue when room <= 0;
         found_tids := array(select r.ctid from ready r
                        where r.type = p_types[i] and r.prio = p_prios[p] and r.pos >= p_lows[(p - 1) * cardinality(p_types) + i]
-                         and r.lifecycle = p_lifecycle
+                         and r.lifecycle = p_lifecycle and (p_only is null or r.id = only_id)
                          and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
                                 r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
                        order by r.pos limit room for update skip locked);
@@ -109,7 +123,8 @@ $$;
 
 create or replace function _claim(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, l lifecycle, p_claim text, p_types int[], p_lease_ms int[],
-  p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int, p_isolates boolean)
+  p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int, p_isolates boolean,
+  p_only text)
 returns claimed language plpgsql set search_path from current as $$
 #variable_conflict use_column
 declare
@@ -129,7 +144,7 @@ begin
   end if;
   select k.no into claim_no from claim k where k.claim_id = p_claim;
   if claim_no is not null then return _claimed_before(claim_no, p_actor, l.lifecycle, p_types); end if;
-  picked := _pick(l.lifecycle, p_types, p_prios, p_lows, p_start + p_prefetch, p_now, p_isolates);
+  picked := _pick(l.lifecycle, p_types, p_prios, p_lows, p_start + p_prefetch, p_now, p_isolates, p_only);
   if cardinality(picked) = 0 then return null; end if;
   insert into claim (claim_id, at) values (p_claim, p_now) on conflict do nothing returning no into claim_no;
   if claim_no is null then

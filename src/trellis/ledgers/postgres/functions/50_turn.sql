@@ -176,7 +176,7 @@ create or replace function turn(
   p_starts bigint[], p_start_epochs int[],
   p_others jsonb,
   p_claim text, p_types int[], p_lease_ms int[], p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int,
-  p_isolates boolean default false)
+  p_isolates boolean default false, p_only text default null)
 returns table (
   kind smallint, part smallint, id bigint, version int, ids bigint[], versions int[], epochs int[], states smallint[], types int[],
   attempts int[], generations smallint[], max_attempts int[], deaths smallint[], job_ids text[], payloads bytea[],
@@ -294,7 +294,7 @@ begin
 
   if p_claim is not null then
     c := _claim(p_actor, a.role, now_at, batch_no, l, p_claim, p_types, p_lease_ms, p_beat_ms, p_prios, p_lows, p_start, p_prefetch,
-                p_isolates);
+                p_isolates, p_only);
     if c.ids is not null then
       kind := 0; id := null; ids := c.ids; epochs := c.epochs; states := c.states; types := c.types; attempts := c.attempts;
       generations := c.generations; max_attempts := c.max_attempts; deaths := c.deaths; job_ids := c.job_ids; payloads := c.payloads;

@@ -8,6 +8,9 @@ SELECT prio, pos, id FROM trellis_job INDEXED BY trellis_job_ready WHERE place =
 SELECT pos, id, type FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = ? AND prio = ?
   AND (deaths = 0 OR id NOT IN (SELECT value FROM json_each(?))) ORDER BY pos LIMIT ?;
 
+-- name: ready_job
+SELECT id FROM trellis_job WHERE id = ? AND place = 1 AND (deaths = 0 OR id NOT IN (SELECT value FROM json_each(?))) LIMIT ?;
+
 -- name: died_and_claimable_or_held
 SELECT j.id, j.type, j.place, j.prio, j.pos, j.deaths, s.max_deaths, j.attempt, j.max_attempts
 FROM trellis_job j INDEXED BY trellis_job_died JOIN trellis_submission s ON s.id = j.id
