@@ -89,6 +89,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/system/health"): OPEN,
     ("GET", "/metrics"): REFUSED,
     ("GET", "/workers"): REFUSED,
+    ("GET", "/alerts"): REFUSED,
     ("GET", "/queues"): REFUSED,
     ("PATCH", "/queues/{type}"): REFUSED,
     ("GET", "/schedules"): REFUSED,

@@ -26,6 +26,7 @@ ROLES = (
     "artifact-collector",
     "sweeper",
     "retention",
+    "alerts",
     *ON_BUS,
     SAFETY_KERNEL,
 )

@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Protocol
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
+from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -62,6 +63,7 @@ from trellis.engine.records import (
     SweepOptions,
     SweepReport,
     UnpairedArtifact,
+    WaitingType,
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
@@ -284,6 +286,14 @@ class Ledger(Protocol):
         """Mark the audit records of these acts as stored in the object store."""
         ...
 
+    async def observe_alerts(self, actor: Actor, checked: AlertRound) -> list[AlertChange]:
+        """Store what a round of an evaluator observed, at most ALERTS_MAX alerts.
+
+        Returns the alerts that this call raised or resolved. The jobs that report them are submitted in the same
+        transaction. Several evaluators may do this at once: `engine/alerts.py` has the rules.
+        """
+        ...
+
     async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:
         """Record that this worker process is alive, for operators."""
         ...
@@ -421,6 +431,28 @@ class Ledger(Protocol):
 
     async def queues(self) -> list[QueueDepth]:
         """How many jobs of each type wait and are held."""
+        ...
+
+    async def waiting_types(self, *, limit: int) -> list[WaitingType]:
+        """How long the oldest claimable job of each type has waited, longest first. Reads one job of each priority.
+
+        Of queue jobs also those count that wait for the slot of their agent.
+        """
+        ...
+
+    async def stage_steps(self, *, each: int) -> list[Event]:
+        """The last `each` steps with which queue jobs left each of their stages, newest first within a stage.
+
+        A step is the next stage, success, or an error. Lost leases and cancels are left out.
+        """
+        ...
+
+    async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
+        """Open alerts, then resolved ones while they are kept, each newest first; at most ALERTS_MAX."""
+        ...
+
+    async def alert(self, alert_id: str) -> Alert | None:
+        """One alert, while it is kept."""
         ...
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:

@@ -109,6 +109,7 @@ AGE = _gauge("queue_age_seconds", "How long the oldest ready job has been ready.
 PAUSED = _gauge("queue_paused", "1 while claims of the type are paused.", "type", "lifecycle")
 WORKERS = _gauge("workers", "Worker processes with a recent heartbeat.")
 FEED_LAG = _gauge("feed_lag_seconds", "Age of the first event that a subscriber has not read.", "follower")
+ALERTS = _gauge("alerts", "Open alerts, by name.", "name")
 LISTENERS = _gauge("sse_listeners", "Open event streams of this gateway.")
 NLM_WAITING = _gauge("nlm_queue_waiting", "Executions that wait, over all NLM backends of the ledger.")
 NLM_HELD = _gauge("nlm_queue_held", "Executions under way, over all NLM backends of the ledger.")

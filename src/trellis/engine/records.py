@@ -211,6 +211,15 @@ class QueueDepth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingType:
+    """How long the oldest job of a type has waited to be claimed."""
+
+    type: str
+    lifecycle: str
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerRecord:
     """A worker process as the ledger last saw it."""
 

@@ -1,4 +1,4 @@
-"""Documents about an instance at work: events, explanations, queues, workers and schedules."""
+"""Documents about an instance at work: events, explanations, queues, workers, alerts and schedules."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -63,6 +63,25 @@ class WorkerShape(pydantic.BaseModel):
     state: Literal["alive", "silent", "drained"]
     held: int
     info: Any
+
+
+class AlertShape(pydantic.BaseModel):
+    """An alert: something that needs an operator. `subject` is empty if it is about the whole instance.
+
+    `value` and `text` are as last observed; `action` is what to do first, `runbook` the page with the commands.
+    """
+
+    id: str
+    name: str
+    subject: str
+    value: float
+    text: str
+    state: Literal["open", "resolved"]
+    raised_at: str
+    last_seen_at: str
+    resolved_at: str | None
+    action: str
+    runbook: str
 
 
 class ScheduleShape(pydantic.BaseModel):

@@ -229,6 +229,7 @@ class SyncSystem(BlockingTwin):
     pause = BlockingMethod(System.pause)
     resume = BlockingMethod(System.resume)
     workers = BlockingMethod(System.workers)
+    alerts = BlockingMethod(System.alerts)
     metrics = BlockingMethod(System.metrics)
     schedules = BlockingMethod(System.schedules)
 

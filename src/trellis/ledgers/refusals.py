@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from trellis.engine.alerts import ALERTS_MAX, SUBJECT_CHARS_MAX, TEXT_CHARS_MAX, AlertRound
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import (
     ATTEMPTS_MAX,
@@ -16,6 +17,7 @@ from trellis.engine.jobs import (
     JobId,
     TypeOptions,
 )
+from trellis.engine.text import is_storable
 from trellis.lifecycles import REMARK_TYPES, SIGNAL_TYPES, Lifecycle, Phase, Role, State, Transition, Trigger
 
 # Checks of arguments, before the ledger is read. The same for every ledger.
@@ -66,6 +68,17 @@ def _check_type_options(one: TypeOptions) -> None:
     for option, (value, is_right, expected) in checks.items():
         if not is_right:
             raise OptionInvalid(option=f"{option} of {one.type}", value=str(value)[:50], expected=expected)
+
+
+def check_alerts(checked: AlertRound) -> None:
+    """Check the number and the texts of observed alerts. Raises OptionInvalid."""
+    if max(len(checked.observed), len(checked.scopes)) > ALERTS_MAX:
+        raise OptionInvalid(option="alerts", value=len(checked.observed), expected=f"at most {ALERTS_MAX} in one round")
+    for one in checked.observed:
+        for option, text, most in (("subject", one.subject, SUBJECT_CHARS_MAX), ("text", one.text, TEXT_CHARS_MAX)):
+            if len(text) > most or not is_storable(text):
+                expected = f"at most {most} characters that can be stored"
+                raise OptionInvalid(option=f"{option} of alert {one.name}", value=text[:50], expected=expected)
 
 
 def check_peek_limit(each: int) -> None:

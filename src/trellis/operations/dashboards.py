@@ -18,6 +18,7 @@ WIDTH, HEIGHT, COLUMNS = 8, 8, 24
 DOCS = "docs/runbooks"
 
 SECTIONS: dict[str, tuple[Metric, ...]] = {
+    "Alerts": (m.ALERTS,),
     "Queues": (m.READY, m.AGE, m.HELD, m.SCHEDULED, m.BLOCKED, m.PAUSED, m.WORKERS),
     "Jobs": (
         m.SUBMITTED,

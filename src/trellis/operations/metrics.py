@@ -1,8 +1,9 @@
-"""Gauges that are read from the ledger: queues, workers, and how far the followers of the feed are behind (OBS-5)."""
+"""Gauges that are read from the ledger: queues, workers, open alerts, and how far followers are behind (OBS-5)."""
 
 from trellis.engine.ledger import Ledger
 from trellis.engine.metrics import (
     AGE,
+    ALERTS,
     BLOCKED,
     FEED_LAG,
     HELD,
@@ -12,6 +13,7 @@ from trellis.engine.metrics import (
     WORKERS,
     Sample,
 )
+from trellis.operations.alerts import open_counts
 from trellis.operations.explain import is_alive
 
 
@@ -34,4 +36,5 @@ async def ledger_gauges(ledger: Ledger) -> list[Sample]:
             continue  # an operator has released it: nobody waits for it to come back
         behind = 0.0 if follower.unread_since is None else (now - follower.unread_since).total_seconds()
         samples.append(Sample(FEED_LAG, (follower.name,), max(0.0, behind)))
-    return samples
+    opened = open_counts(await ledger.alerts(only_open=True))
+    return samples + [Sample(ALERTS, (name,), count) for name, count in opened.items()]

@@ -6,10 +6,12 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from trellis.engine.alerts import ALERTS_MAX
 from trellis.engine.metrics import MEDIA_TYPE
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Page
 from trellis.http.operation_shapes import (
+    AlertShape,
     EventListed,
     EventPage,
     QueuePaused,
@@ -113,6 +115,18 @@ async def change_queue(
 async def workers(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[WorkerShape]:
     """Worker processes that were seen lately, the last one first, and how much each holds."""
     return await api_for(instance, caller).system.workers()
+
+
+@router.get("/alerts", responses=PROBLEMS)
+async def alerts(
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("system.read")],
+    *,
+    open: Annotated[bool, Query(description="Only alerts that are open.")] = False,  # noqa: A002 - the word of the interface
+    limit: Annotated[int, Query(ge=1, le=ALERTS_MAX, description="How many alerts at most.")] = LIMIT_DEFAULT,
+) -> Page[AlertShape]:
+    """What needs an operator: open alerts first, then those that were resolved lately, each newest first."""
+    return await api_for(instance, caller).system.alerts(only_open=open, limit=limit)
 
 
 @router.get("/schedules", responses=PROBLEMS)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
+from trellis.engine.alerts import AlertChange, AlertRound
 from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
     LedgerNotMigrated,
@@ -52,6 +53,7 @@ from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, Re
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
 from trellis.engine.text import storable
 from trellis.ledgers.measures import measured
+from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
@@ -59,7 +61,7 @@ from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
 from trellis.ledgers.postgres.notifier import PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
-from trellis.ledgers.refusals import check_annotation, check_declared, check_signals
+from trellis.ledgers.refusals import check_alerts, check_annotation, check_declared, check_signals
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
@@ -498,6 +500,24 @@ class PostgresLedger(PostgresReads):
         require(actor, "publish_acts")
         numbers = [one.no for one in published]
         await self._admin("acts_published", "select acts_published($1, $2)", await self._actor(actor), numbers)
+
+    async def observe_alerts(self, actor: Actor, checked: AlertRound) -> list[AlertChange]:
+        require(actor, "observe_alerts")
+        check_alerts(checked)
+        for type_ in checked.report_types:
+            await self._type(type_)
+        number = await self._actor(actor)
+
+        async def work(connection: PostgresConnection, repeat: bool) -> list[AlertChange]:  # noqa: FBT001 - a lane's call
+            async def submit_reports(same: PostgresConnection, reports: list[NewJob]) -> None:
+                await submit.submit_keyed(same, number, reports, self._types, repeat=repeat)
+
+            return await alert_rows.observe(connection, number, checked, submit_reports)
+
+        changes = await self._admin_lane.call("observe_alerts", "", work)
+        if changes and checked.report_types:
+            self._notifier.notify()
+        return changes
 
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)

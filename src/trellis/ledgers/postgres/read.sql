@@ -306,6 +306,36 @@ select j.job_id, false, f.artifacts from final f join job j on j.job_id = f.pare
  where not exists (select from complete c where c.job_id = j.job_id)
 limit 1000
 
+-- name: alerts
+-- open ones first, then resolved ones, each newest first; $2 false leaves the resolved ones out
+(select o.* from alert o where o.resolved_at is null order by o.raised_at desc, o.id limit $1)
+union all
+(select e.* from alert e where $2::boolean and e.resolved_at is not null order by e.resolved_at desc, e.id limit $1)
+limit $1
+
+-- name: alert
+select o.* from alert o where o.id = $1
+
+-- name: waiting_types
+-- The first ready job of each type and priority; of queue jobs also the first that waits for the slot of its agent.
+select t.name, w.lifecycle, extract(epoch from trellis.now() - min(w.at))::float8 as waited_s
+  from job_type t cross join lateral (
+    select r.lifecycle, (select e.at from event e where e.id = r.id order by e.version desc limit 1) as at
+      from (select f.id, f.lifecycle from unnest('{0,1,2}'::smallint[]) p(prio) cross join lateral (
+              select o.id, o.lifecycle from ready o where o.type = t.id and o.prio = p.prio order by o.pos limit 1) f
+            union all
+            (select o.id, o.lifecycle from parked o where o.type = t.id and o.lifecycle = 2 order by o.pos limit 1)) r) w
+ group by t.name, w.lifecycle order by waited_s desc nulls last limit $1
+
+-- name: stage_steps
+-- How queue jobs left each of these stages, newest first.
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+  from unnest($1::smallint[]) w(state) cross join lateral (
+    select o.* from event o where o.lifecycle = 2 and o.from_state = w.state and o.type = any($3::smallint[])
+     order by o.at desc limit $2) e
+  join job j on j.id = e.id join actor a on a.id = e.actor
+ order by e.from_state, e.at desc, e.id desc, e.version desc
+
 -- name: type_by_name
 select id from job_type where name = $1
 

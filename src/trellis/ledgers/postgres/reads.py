@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
+from trellis.engine.alerts import ALERTS_MAX, Alert
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, RequestKey, Submitted, TypeOptions
 from trellis.engine.records import (
@@ -25,21 +26,24 @@ from trellis.engine.records import (
     Signal,
     SubscriberRecord,
     UnpairedArtifact,
+    WaitingType,
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
+from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.lanes import PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
-from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, event_code
+from trellis.lifecycles import BY_CODE, LIFECYCLES, Lifecycle, Phase, event_code
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.lifecycles.queue_job import QUEUE_JOB, STAGES
 
 # Findings for `doctor`.
 
@@ -136,6 +140,10 @@ COMPLETED = completed_states()
 FINAL = final_states()
 
 
+STAGE_STEP_TYPES = ("job_retry_scheduled", "job_nlm_called", "job_succeeded")
+"""With an error, with the next stage after CONTEXT_ASSEMBLY, and with success after ARTIFACT_WRITE."""
+
+
 class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     """The queries of read.sql."""
 
@@ -176,6 +184,10 @@ class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     histories: LiteralString
     keys_over: LiteralString
     unpaired: LiteralString
+    alerts: LiteralString
+    alert: LiteralString
+    waiting_types: LiteralString
+    stage_steps: LiteralString
     type_by_name: LiteralString
     inspect: LiteralString
     beside: LiteralString
@@ -493,6 +505,29 @@ class PostgresReads:
             WorkerRecord(name=row["name"], seen_at=row["seen_at"], held=row["held"], info=row["info"])
             for row in await self.fetch(ReadQueries.workers)
         ]
+
+    async def waiting_types(self, *, limit: int) -> list[WaitingType]:
+        found = await self.fetch(ReadQueries.waiting_types, min(limit, ALERTS_MAX))
+        return [
+            WaitingType(
+                type=row["name"], lifecycle=BY_CODE[row["lifecycle"]].name, waited_s=max(0.0, row["waited_s"] or 0.0)
+            )
+            for row in found
+        ]
+
+    async def stage_steps(self, *, each: int) -> list[Event]:
+        stages = [QUEUE_JOB.code_of(stage) for stage in STAGES]
+        types = [event_code(type_) for type_ in STAGE_STEP_TYPES]
+        found = await self.fetch(ReadQueries.stage_steps, stages, min(each, ALERTS_MAX), types)
+        return [rows.event(row) for row in found]
+
+    async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
+        found = await self.fetch(ReadQueries.alerts, min(limit, ALERTS_MAX), not only_open)
+        return [alert_rows.alert(row) for row in found]
+
+    async def alert(self, alert_id: str) -> Alert | None:
+        found = await self.fetch(ReadQueries.alert, alert_id)
+        return alert_rows.alert(found[0]) if found else None
 
     async def followers(self) -> list[SubscriberRecord]:
         return [SubscriberRecord(**dict(row)) for row in await self.fetch(ReadQueries.followers)]

@@ -11,6 +11,7 @@ from shutil import disk_usage
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act, this_node
+from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
 from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
@@ -58,11 +59,13 @@ from trellis.engine.records import (
     SweepOptions,
     SweepReport,
     UnpairedArtifact,
+    WaitingType,
     WorkerRecord,
 )
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
 from trellis.ledgers.measures import measured
 from trellis.ledgers.refusals import (
+    check_alerts,
     check_annotation,
     check_children,
     check_declared,
@@ -70,6 +73,7 @@ from trellis.ledgers.refusals import (
     check_ids,
     check_peek_limit,
 )
+from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import control, moves, reads, request_keys, restore, rows, schema, submit, sweep
 from trellis.ledgers.sqlite import control as acts
 from trellis.ledgers.sqlite import reads as recorded
@@ -292,6 +296,11 @@ class SqliteLedger:
         require(actor, "publish_acts")
         await self._writer.run(lambda tx: acts.mark_published(tx, [one.no for one in published]))
 
+    async def observe_alerts(self, actor: Actor, checked: AlertRound) -> list[AlertChange]:
+        require(actor, "observe_alerts")
+        check_alerts(checked)
+        return await self._writer.run(lambda tx: alert_rows.observe(tx, actor, checked))
+
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)
 
@@ -427,6 +436,19 @@ class SqliteLedger:
 
     async def queues(self) -> list[QueueDepth]:
         return await self._reader.run(reads.queues)
+
+    async def waiting_types(self, *, limit: int) -> list[WaitingType]:
+        return await self._reader.run(lambda tx: alert_rows.waiting_types(tx, limit=min(limit, ALERTS_MAX)))
+
+    async def stage_steps(self, *, each: int) -> list[Event]:
+        return await self._reader.run(lambda tx: alert_rows.stage_steps(tx, each=min(each, ALERTS_MAX)))
+
+    async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
+        most = min(limit, ALERTS_MAX)
+        return await self._reader.run(lambda tx: alert_rows.alerts(tx, limit=most, only_open=only_open))
+
+    async def alert(self, alert_id: str) -> Alert | None:
+        return await self._reader.run(lambda tx: alert_rows.alert(tx, alert_id))
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         return await self._reader.run(lambda tx: type_options.every_declared(tx, type_))
