@@ -43,6 +43,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import (
     ChildPage,
+    ConnectionUse,
     DeadLetter,
     Event,
     FeedPage,
@@ -53,10 +54,12 @@ from trellis.engine.records import (
     JobPage,
     JobToRestore,
     KeyOverLimit,
+    LedgerFigures,
     QueueDepth,
     RecordedEvent,
     RetentionOptions,
     RetentionReport,
+    SampledEvent,
     Signal,
     SubscriberRecord,
     SweepOptions,
@@ -380,10 +383,22 @@ class Ledger(Protocol):
         """Events by type or correlation, oldest first, through an index."""
         ...
 
-    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
-        """How many events of each of these types were recorded since a moment.
+    async def count_events(
+        self, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
+    ) -> dict[str, int]:
+        """How many events of each of these types were recorded since a moment, of one lifecycle or of all.
 
         Counted by the database. Every type has an entry.
+        """
+        ...
+
+    async def sample_events(
+        self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
+    ) -> list[SampledEvent]:
+        """The newest events of each of these types since a moment, at most `limit` of each type, newest first per type.
+
+        Through an index: jobs of other lifecycles cost nothing. Refused for leased-job and bus-job, which have too many
+        events to look at one by one.
         """
         ...
 
@@ -421,6 +436,14 @@ class Ledger(Protocol):
 
     async def queues(self) -> list[QueueDepth]:
         """How many jobs of each type wait and are held."""
+        ...
+
+    async def figures(self) -> LedgerFigures:
+        """Dead letters by type and the time of the last sweep. Its cost does not depend on how many jobs have ended."""
+        ...
+
+    def connections(self) -> list[ConnectionUse]:
+        """How busy each connection of this process to the ledger is now."""
         ...
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
