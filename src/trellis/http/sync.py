@@ -230,6 +230,7 @@ class SyncSystem(BlockingTwin):
     resume = BlockingMethod(System.resume)
     workers = BlockingMethod(System.workers)
     metrics = BlockingMethod(System.metrics)
+    slo = BlockingMethod(System.slo)
     schedules = BlockingMethod(System.schedules)
 
 

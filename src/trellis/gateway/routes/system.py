@@ -15,6 +15,7 @@ from trellis.http.operation_shapes import (
     QueuePaused,
     QueueShape,
     ScheduleShape,
+    SloShape,
     WorkerShape,
 )
 from trellis.http.pages import EVENTS_MAX
@@ -113,6 +114,15 @@ async def change_queue(
 async def workers(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[WorkerShape]:
     """Worker processes that were seen lately, the last one first, and how much each holds."""
     return await api_for(instance, caller).system.workers()
+
+
+@router.get("/slo", responses=PROBLEMS)
+async def slo(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[SloShape]:
+    """The service level objectives: value, window, sample size, target, whether it is met, and the error budget left.
+
+    Measured from what the ledger has stored, so every gateway of an instance gives the same answer.
+    """
+    return await api_for(instance, caller).system.slo()
 
 
 @router.get("/schedules", responses=PROBLEMS)
