@@ -102,7 +102,8 @@ METHOD_EVENTS = {
 
 COMMANDS_WITHOUT = {
     **dict.fromkeys(
-        ["jobs", "events", "schedules", "workers", "alerts", "wait", "verify", "doctor", "metrics", "version"], "reads"
+        ["jobs", "events", "schedules", "workers", "alerts", "wait", "verify", "doctor", "metrics", "slo", "version"],
+        "reads",
     ),
     **dict.fromkeys(["lifecycles", "completion", "agents list", "runs list", "runs show"], "reads"),
     **dict.fromkeys(["proposals list", "proposals show", "artifacts list", "artifacts show"], "reads"),

@@ -1,9 +1,11 @@
-"""What it costs to read the metrics of a ledger with a long history."""
+"""What metrics cost: to read them from a ledger with a long history, and to count while a worker drains a queue."""
 
 import asyncio
+import statistics
 import time
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -11,12 +13,16 @@ from bench.preload import preload
 from bench.stores import APPLICATION as BENCH_LOGIN
 from bench.stores import Database
 from tests.servers.postgres import PostgresServer
+from trellis import App, Context
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
+from trellis.engine.metrics import process_metrics
 from trellis.http_server.health import ProcessHealth
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
 from trellis.operations.metrics import ledger_gauges
+from trellis.testing import run_until_idle
+from trellis.worker.options import WorkerOptions
 
 ENDED = 1_000_000
 ENDED_ON_SQLITE = 200_000
@@ -85,3 +91,50 @@ async def test_a_reading_costs_less_than_five_milliseconds_after_a_long_history_
     await ledger.close()
     print(f"{1e3 * ours:.2f} ms", flush=True)  # noqa: T201 - figures of the proof
     assert ours < CPU_S_MAX
+
+
+DRAIN_PAIRS = 24
+DRAIN_JOBS = 1_000
+DRAIN_RATIO_MAX = 1.03
+
+
+@pytest.mark.prove
+@pytest.mark.quiet
+@pytest.mark.timeout(600)
+@pytest.mark.requirement("OBS-5")
+async def test_a_drain_that_counts_costs_at_most_three_percent_more_than_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Rounds with and without counting alternate in one process, in an order that changes from pair to pair.
+
+    Compared is the processor time of the cheapest rounds of each side: other work on the machine only adds to a round.
+    """
+    app, ledger = App(), await open_ledger(f"sqlite:///{tmp_path / 'trellis.db'}")
+
+    async def noop(ctx: Context, payload: int) -> None:
+        """Does nothing: all the time is that of the worker and the ledger."""
+
+    app.job("work")(noop)
+    options = WorkerOptions(name="drain", prefetch=200)
+
+    async def round_us(*, counts: bool) -> float:
+        submitter = Actor(role=Role.SUBMITTER, name="test")
+        jobs = [NewJob(job_id=JobId(uuid4().hex), type="work", payload=b"0") for _ in range(DRAIN_JOBS)]
+        for first in range(0, DRAIN_JOBS, BATCH):
+            await ledger.submit(submitter, jobs[first : first + BATCH])
+        monkeypatch.setattr(process_metrics, "enabled", counts)
+        began = time.process_time()
+        await run_until_idle(app, ledger, options=options)
+        return 1e6 * (time.process_time() - began) / DRAIN_JOBS
+
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for counts in (True, False):
+        await round_us(counts=counts)  # imports and caches
+    for pair in range(DRAIN_PAIRS):
+        for counts in (True, False) if pair % 2 else (False, True):
+            took[counts].append(await round_us(counts=counts))
+    assert (await ledger.queues())[0].ready == 0
+    await ledger.close()
+    with_, without = (statistics.mean(sorted(took[counts])[: DRAIN_PAIRS // 4]) for counts in (True, False))
+    print(f"{with_:.1f} us a job with counting, {without:.1f} without: {with_ / without:.3f}", flush=True)  # noqa: T201 - figures of the proof
+    assert with_ < DRAIN_RATIO_MAX * without

@@ -88,6 +88,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("POST", "/safety/simulate"): REFUSED,
     ("GET", "/system/health"): OPEN,
     ("GET", "/metrics"): REFUSED,
+    ("GET", "/slo"): REFUSED,
     ("GET", "/workers"): REFUSED,
     ("GET", "/alerts"): REFUSED,
     ("GET", "/queues"): REFUSED,

@@ -202,7 +202,7 @@ def test_queues_workers_schedules_events_and_explanations_are_told_through_a_gat
     assert shown in shell("metrics")
     assert shown in shell("metrics", "--ledger", place.ledger)
     assert "trellis_http_request_seconds_count" in shell("metrics"), "what the gateway counted"
-    for words in (("job", "explain", job_id), ("schedules",)):
+    for words in (("job", "explain", job_id), ("schedules",), ("slo",)):
         for remote, local in both(shell, place, *words):
             assert AGO.sub("ago", str(remote)) == AGO.sub("ago", str(local)), words
     assert "trellis queues resume watched" in shell("job", "explain", job_id)

@@ -1,6 +1,7 @@
-"""What an instance does now: its queues, its workers, its alerts and its schedules (OBS-4, OBS-5, D35)."""
+"""What an instance does now: queues, workers, alerts, schedules, service level objectives (OBS-3 to OBS-5, D35)."""
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from trellis.api.context import ApiContext
 from trellis.engine.alerts import ALERTS_MAX, Alert
@@ -8,7 +9,7 @@ from trellis.engine.errors import Refused
 from trellis.engine.metrics import exposition
 from trellis.engine.records import JobFilter, WorkerRecord
 from trellis.engine.text import nearest
-from trellis.http.operation_shapes import AlertShape, QueuePaused, QueueShape, ScheduleShape, WorkerShape
+from trellis.http.operation_shapes import AlertShape, QueuePaused, QueueShape, ScheduleShape, SloShape, WorkerShape
 from trellis.http.shapes import Page
 from trellis.operations.alerts import ALERTS
 from trellis.operations.explain import served_types, worker_presence
@@ -17,6 +18,9 @@ from trellis.operations.metrics import ledger_gauges
 from trellis.runs.timetable import Schedule
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.worker.app import checked_type
+
+if TYPE_CHECKING:
+    from trellis.operations.slo import SloMeasurement
 
 READ, PAUSE = "system.read", "queues.pause"
 
@@ -83,6 +87,14 @@ class LocalSystem:
         self._context.check_read(READ)
         return exposition(await ledger_gauges(self._context.ledger)).decode()
 
+    async def slo(self) -> Page[SloShape]:
+        """The service level objectives, each measured over its window from what the ledger has stored (OBS-3)."""
+        self._context.check_read(READ)
+        from trellis.operations.slo import measure_objectives  # loads the lifecycles' own modules
+
+        items = [_slo(one) for one in await measure_objectives(self._context.ledger)]
+        return Page[SloShape](items=items, next_cursor=None)
+
     async def schedules(self) -> Page[ScheduleShape]:
         """The agents that run on a schedule, by name, with the next and the last time."""
         self._context.check_read("agents.read")
@@ -116,6 +128,25 @@ def _worker(seen: WorkerRecord, now: datetime) -> WorkerShape:
         state=worker_presence(seen, now).value,
         held=seen.held,
         info=json_value(seen.info),
+    )
+
+
+def _slo(measured: "SloMeasurement") -> SloShape:
+    objective = measured.objective
+    return SloShape(
+        name=objective.name,
+        title=objective.title,
+        status=measured.status.value,
+        value=measured.value,
+        unit=objective.unit.value,
+        goal="above" if objective.is_above else "below",
+        target=objective.target,
+        window_s=objective.window_s,
+        samples=measured.samples,
+        bad=measured.bad,
+        error_budget_left=measured.error_budget_left,
+        partial=measured.is_partial,
+        counts=objective.counts,
     )
 
 

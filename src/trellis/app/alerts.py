@@ -64,6 +64,7 @@ def alert_services(
         actor=Actor(role=Role.CONTROL_PLANE, name=name),
         clock=clock,
         checks=(*stored.checks(), *host.checks()),
+        counts=stored.counts(),
         new_id=new_id,
         options=AlertOptions(
             interval_s=settings.alert_interval_s,

@@ -20,6 +20,8 @@ ALERTS_MAX = 1_000
 SUBJECT_CHARS_MAX = 300
 TEXT_CHARS_MAX = 1_000
 REPORT_ATTEMPTS_MAX = 30
+STAGE_STEP_TYPES = ("job_retry_scheduled", "job_nlm_called", "job_succeeded")
+"""How queue jobs leave a stage: with an error, with a context that was assembled, with an artifact that was written."""
 
 
 class AlertChangeKind(StrEnum):

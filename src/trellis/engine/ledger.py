@@ -44,6 +44,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import (
     ChildPage,
+    ConnectionUse,
     DeadLetter,
     Event,
     FeedPage,
@@ -54,10 +55,12 @@ from trellis.engine.records import (
     JobPage,
     JobToRestore,
     KeyOverLimit,
+    LedgerFigures,
     QueueDepth,
     RecordedEvent,
     RetentionOptions,
     RetentionReport,
+    SampledEvent,
     Signal,
     SubscriberRecord,
     SweepOptions,
@@ -390,10 +393,22 @@ class Ledger(Protocol):
         """Events by type or correlation, oldest first, through an index."""
         ...
 
-    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
-        """How many events of each of these types were recorded since a moment.
+    async def count_events(
+        self, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
+    ) -> dict[str, int]:
+        """How many events of each of these types were recorded since a moment, of one lifecycle or of all.
 
         Counted by the database. Every type has an entry.
+        """
+        ...
+
+    async def sample_events(
+        self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
+    ) -> list[SampledEvent]:
+        """The newest events of each of these types since a moment, at most `limit` of each type, newest first per type.
+
+        Through an index: jobs of other lifecycles cost nothing. Refused for leased-job and bus-job, which have too many
+        events to look at one by one.
         """
         ...
 
@@ -441,10 +456,7 @@ class Ledger(Protocol):
         ...
 
     async def stage_steps(self, *, each: int) -> list[Event]:
-        """The last `each` steps with which queue jobs left each of their stages, newest first within a stage.
-
-        A step is the next stage, success, or an error. Lost leases and cancels are left out.
-        """
+        """How queue jobs left their stages: the last `each` steps of each of STAGE_STEP_TYPES, in any order."""
         ...
 
     async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
@@ -453,6 +465,14 @@ class Ledger(Protocol):
 
     async def alert(self, alert_id: str) -> Alert | None:
         """One alert, while it is kept."""
+        ...
+
+    async def figures(self) -> LedgerFigures:
+        """Dead letters by type and the time of the last sweep. Its cost does not depend on how many jobs have ended."""
+        ...
+
+    def connections(self) -> list[ConnectionUse]:
+        """How busy each connection of this process to the ledger is now."""
         ...
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:

@@ -94,3 +94,26 @@ class ScheduleShape(pydantic.BaseModel):
     last_at: datetime | None
     last_run: str | None
     skipped: str | None
+
+
+class SloShape(pydantic.BaseModel):
+    """One service level objective, and how it stands over its window.
+
+    `value` must be above or below `target`, as `goal` says. `bad` samples spend the error budget. `error_budget_left` is
+    the unspent part: 1 is all of it, below 0 is overspent. `partial` says that the window has more samples than these,
+    which are the newest.
+    """
+
+    name: str
+    title: str
+    status: Literal["met", "missed", "no data"]
+    value: float | None
+    unit: Literal["ratio", "seconds"]
+    goal: Literal["above", "below"]
+    target: float
+    window_s: float
+    samples: int
+    bad: int
+    error_budget_left: float | None
+    partial: bool
+    counts: str

@@ -231,6 +231,7 @@ class SyncSystem(BlockingTwin):
     workers = BlockingMethod(System.workers)
     alerts = BlockingMethod(System.alerts)
     metrics = BlockingMethod(System.metrics)
+    slo = BlockingMethod(System.slo)
     schedules = BlockingMethod(System.schedules)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any, cast
 
 from trellis.engine.event_data import data_of
 from trellis.engine.ledger import Ledger
@@ -13,6 +14,7 @@ from trellis.operations.alerts import (
     AGENT_FAILING,
     ARTIFACT_WRITES,
     CONTEXT_TIMEOUTS,
+    DEAD_JOBS,
     DEAD_LETTERS,
     JOBS_WAIT,
     PROJECTOR_LAG,
@@ -26,6 +28,7 @@ from trellis.operations.alerts import (
     ConditionMet,
 )
 from trellis.operations.explain import WorkerPresence, counted, duration, worker_presence
+from trellis.operations.slo import measure_dead_rate
 
 IN_A_ROW = 3
 """How many failures in a row make an alert (document 000, 5.4)."""
@@ -52,9 +55,13 @@ class LedgerConditions:
     retention: RetentionOptions = RETENTION_DEFAULT
 
     def checks(self) -> tuple[Check, ...]:
-        """Every check, in the order in which they run."""
+        """The checks of every round, in the order in which they run."""
         of_agents = () if self.failing_agents is None else (self.agents,)
-        return (self.waiting, self.stages, self.proposals, self.workers, self.followers, self.dead_letters, *of_agents)
+        return (self.waiting, self.stages, self.proposals, self.workers, self.followers, *of_agents)
+
+    def counts(self) -> tuple[Check, ...]:
+        """The checks that count what ended in a window. They cost more, and change slowly."""
+        return (self.dead_jobs, self.dead_letters)
 
     async def waiting(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """Jobs that nobody claims."""
@@ -124,6 +131,17 @@ class LedgerConditions:
             }
         )
 
+    async def dead_jobs(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
+        """The share of queue jobs that became DEAD in the window of the objective `dead_rate`."""
+        measured = await measure_dead_rate(self.ledger)
+        percent = 100.0 * (measured.value or 0.0)
+        met: list[ConditionMet] = []
+        if percent > self.thresholds.dead_percent:
+            ended = counted(measured.samples, "queue job")
+            text = f"{measured.bad} of {ended} that ended in the last seven days are DEAD ({percent:.1f} %)."
+            met.append(ConditionMet(value=percent, text=text))
+        return Checked(met={DEAD_JOBS: met})
+
     async def dead_letters(self, now: datetime) -> Checked:
         """The share of jobs that became dead letters in the last hour."""
         counts = await self.ledger.count_events((DEAD, *ENDS), since=now - timedelta(seconds=DEAD_WINDOW_S))
@@ -177,7 +195,7 @@ def _is_error(step: Event) -> bool:
 def _code(step: Event) -> str | None:
     """The code of a stage's error; None for a step without an error."""
     error = data_of(step).get("error")
-    return str(error["code"]) if isinstance(error, dict) and "code" in error else None
+    return str(cast("dict[str, Any]", error).get("code")) if isinstance(error, dict) else None
 
 
 def _behind(follower: SubscriberRecord, now: datetime) -> ConditionMet:

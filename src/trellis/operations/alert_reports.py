@@ -56,8 +56,10 @@ class ReportEarly(JobError):
 class ReportChannel(Protocol):
     """One way to reach people."""
 
-    type: str
-    """The job type of its reports."""
+    @property
+    def type(self) -> str:
+        """The job type of its reports."""
+        ...
 
     async def send(self, id_: str, document: Mapping[str, Any]) -> None:
         """Send a report. Raises TransientError."""

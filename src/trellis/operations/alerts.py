@@ -33,6 +33,8 @@ from trellis.engine.logs import log_of
 RUNBOOKS = "docs/runbooks"
 SUBJECTS_MAX = 20
 """Most subjects of one alert at a time. What exceeds it is left out until another subject is resolved."""
+COUNT_S = 60.0
+"""How often a round also counts what ended in a window."""
 TIDY_S = 3_600.0
 """How often a round goes to the ledger although nothing is open: it removes alerts that were kept long enough."""
 
@@ -240,21 +242,27 @@ class AlertEvaluator:
     actor: Actor
     clock: Clock
     checks: tuple[Check, ...]
+    """Checks of every round."""
+    counts: tuple[Check, ...] = ()
+    """Checks that cost more, at most every COUNT_S. A round without them leaves their alerts as they are."""
     new_id: Callable[[], str]
     options: AlertOptions = field(default_factory=AlertOptions)
     name: str = "alerts"
     _tidied_at: float = field(default=float("-inf"))
+    _counted_at: float = field(default=float("-inf"))
 
     async def run_once(self) -> AlertReport:
         """Run one round. Raises LedgerError when the ledger does not answer."""
         read_at = await self.ledger.now()
         scopes: list[AlertScope] = []
         observed: list[AlertObservation] = []
-        for check in self.checks:
+        now = self.clock.monotonic()
+        is_counting = now - self._counted_at >= COUNT_S
+        for check in (*self.checks, *(self.counts if is_counting else ())):
             for name, prefix, met in await self._checked(check, read_at):
                 scopes.append(AlertScope(name=name, prefix=prefix))
                 observed += [self._observation(name, one) for one in met[:SUBJECTS_MAX]]
-        now = self.clock.monotonic()
+        self._counted_at = now if is_counting else self._counted_at
         if not observed and now - self._tidied_at < TIDY_S and not await self.ledger.alerts(limit=1, only_open=True):
             return AlertReport()
         checked = AlertRound(

@@ -1,15 +1,18 @@
-"""Gauges that are read from the ledger: queues, workers, open alerts, and how far followers are behind (OBS-5)."""
+"""Gauges that are read from the ledger: queues, workers, alerts, dead letters, the sweep, and followers (OBS-5)."""
 
 from trellis.engine.ledger import Ledger
 from trellis.engine.metrics import (
     AGE,
     ALERTS,
     BLOCKED,
+    DLQ_COUNT,
     FEED_LAG,
     HELD,
+    LEDGER_CALLS,
     PAUSED,
     READY,
     SCHEDULED,
+    SWEEP_AGE,
     WORKERS,
     Sample,
 )
@@ -31,6 +34,11 @@ async def ledger_gauges(ledger: Ledger) -> list[Sample]:
             Sample(AGE, labels, queue.oldest_ready_s or 0.0),
             Sample(PAUSED, labels, int(queue.paused)),
         ]
+    figures = await ledger.figures()
+    samples += [Sample(DLQ_COUNT, (one.type, one.lifecycle), one.count) for one in figures.dead_letters]
+    if figures.swept_at is not None:
+        samples.append(Sample(SWEEP_AGE, (), max(0.0, (now - figures.swept_at).total_seconds())))
+    samples += [Sample(LEDGER_CALLS, (one.name,), one.calls) for one in ledger.connections()]
     for follower in await ledger.followers():
         if not follower.waits:
             continue  # an operator has released it: nobody waits for it to come back

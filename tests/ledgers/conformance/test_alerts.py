@@ -39,14 +39,15 @@ async def observe(
     return [(change.kind.value, change.alert.subject) for change in changes]
 
 
-def evaluator(rig: Rig, ledger: Ledger | None = None) -> AlertEvaluator:
+def evaluator(rig: Rig, ledger: Ledger | None = None, **thresholds: float) -> AlertEvaluator:
     """A process that evaluates alerts. Another one has nothing of it but the ledger."""
-    conditions = LedgerConditions(ledger=ledger or rig.ledger, thresholds=AlertThresholds())
+    conditions = LedgerConditions(ledger=ledger or rig.ledger, thresholds=AlertThresholds(**thresholds))
     return AlertEvaluator(
         ledger=ledger or rig.ledger,
         actor=ADMIN,
         clock=FakeClock(),
         checks=conditions.checks(),
+        counts=conditions.counts(),
         new_id=lambda: str(next(_ids)),
     )
 
@@ -273,6 +274,15 @@ async def test_projector_that_does_not_read_raises_an_alert_and_then_holds_reten
         ("resolved", "projector-lag", "projector"),
         ("resolved", "retention-held", "projector"),
     ]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_larger_share_of_dead_queue_jobs_than_is_set_raises_an_alert(rig: Rig):
+    await rig.drive(await rig.submit_one(lifecycle="queue-job"), "DEAD")
+    assert await changes(evaluator(rig, dead_percent=50.0)) == [("raised", "dead-jobs", "")]
+    await rig.complete_for(await rig.submit_one(lifecycle="artifact"))
+    assert await changes(evaluator(rig, dead_percent=50.0)) == [("resolved", "dead-jobs", "")], "half are not more"
+    assert await changes(evaluator(rig)) == [("raised", "dead-jobs", "")], "and more than 1 %"
 
 
 @pytest.mark.requirement("OBS-4")

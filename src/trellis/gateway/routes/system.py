@@ -17,6 +17,7 @@ from trellis.http.operation_shapes import (
     QueuePaused,
     QueueShape,
     ScheduleShape,
+    SloShape,
     WorkerShape,
 )
 from trellis.http.pages import EVENTS_MAX
@@ -127,6 +128,15 @@ async def alerts(
 ) -> Page[AlertShape]:
     """What needs an operator: open alerts first, then those that were resolved lately, each newest first."""
     return await api_for(instance, caller).system.alerts(only_open=open, limit=limit)
+
+
+@router.get("/slo", responses=PROBLEMS)
+async def slo(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[SloShape]:
+    """The service level objectives: value, window, sample size, target, whether it is met, and the error budget left.
+
+    Measured from what the ledger has stored, so every gateway of an instance gives the same answer.
+    """
+    return await api_for(instance, caller).system.slo()
 
 
 @router.get("/schedules", responses=PROBLEMS)

@@ -49,7 +49,15 @@ from trellis.engine.jobs import (
     TypeOptions,
 )
 from trellis.engine.outage_log import Failures
-from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, RetentionReport, SweepOptions, SweepReport
+from trellis.engine.records import (
+    ConnectionUse,
+    JobFilter,
+    JobToRestore,
+    RetentionOptions,
+    RetentionReport,
+    SweepOptions,
+    SweepReport,
+)
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
 from trellis.engine.text import storable
 from trellis.ledgers.measures import measured
@@ -149,19 +157,28 @@ class PostgresLedger(PostgresReads):
         await self._new_actors.close()
         await self._new_types.close()
         await self._notifier.close()
-        lanes = (
-            self._submit_lane,
-            *(turner.lane for turner in self._turners),
-            self._holder_lane,
-            self._note_lane,
-            self._admin_lane,
-            self._move_lane,
-            self._steps_lane,
-            self._read_lane,
-            self._ping_lane,
-        )
-        await asyncio.gather(*(lane.close() for lane in lanes))
+        await asyncio.gather(*(lane.close() for _, lane in self._lanes()))
         self._failures.left()
+
+    def _lanes(self) -> list[tuple[str, PostgresLane]]:
+        """The connections of this process, by what they are for."""
+        return [
+            ("submit", self._submit_lane),
+            *(("turn", turner.lane) for turner in self._turners),
+            ("holder", self._holder_lane),
+            ("note", self._note_lane),
+            ("admin", self._admin_lane),
+            ("move", self._move_lane),
+            ("steps", self._steps_lane),
+            ("read", self._read_lane),
+            ("ping", self._ping_lane),
+        ]
+
+    def connections(self) -> list[ConnectionUse]:
+        calls: dict[str, int] = {}
+        for name, lane in self._lanes():
+            calls[name] = calls.get(name, 0) + lane.waiting
+        return [ConnectionUse(*one) for one in calls.items()]
 
     async def ping(self) -> None:
         await self._ping_lane.call("ping", "", lambda c, _: c.execute("select 1"), window_s=0)

@@ -2,15 +2,22 @@
 
 from typing import LiteralString
 
-from trellis.engine.alerts import Alert, AlertChange, AlertChangeKind, AlertObservation, AlertRound, report_jobs
+from trellis.engine.alerts import (
+    STAGE_STEP_TYPES,
+    Alert,
+    AlertChange,
+    AlertChangeKind,
+    AlertObservation,
+    AlertRound,
+    report_jobs,
+)
 from trellis.engine.jobs import Actor
 from trellis.engine.records import Event, WaitingType
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows, submit
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import US
-from trellis.lifecycles import BY_CODE
-from trellis.lifecycles.queue_job import QUEUE_JOB, STAGES
+from trellis.lifecycles import BY_CODE, event_code
 
 OPEN_MAX = 100_000
 """All open alerts, in practice: a round observes at most ALERTS_MAX."""
@@ -95,7 +102,7 @@ def waiting_types(tx: Transaction, *, limit: int) -> list[WaitingType]:
 
 
 def stage_steps(tx: Transaction, *, each: int) -> list[Event]:
-    codes = [QUEUE_JOB.code_of(stage) for stage in STAGES]
+    codes = [event_code(type_) for type_ in STAGE_STEP_TYPES]
     return [rows.event(row) for code in codes for row in tx.db.execute(_AlertQueries.stage_steps, (code, each))]
 
 

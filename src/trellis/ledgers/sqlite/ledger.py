@@ -40,6 +40,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import (
     ChildPage,
+    ConnectionUse,
     DeadLetter,
     Event,
     FeedPage,
@@ -50,10 +51,12 @@ from trellis.engine.records import (
     JobPage,
     JobToRestore,
     KeyOverLimit,
+    LedgerFigures,
     QueueDepth,
     RecordedEvent,
     RetentionOptions,
     RetentionReport,
+    SampledEvent,
     Signal,
     SubscriberRecord,
     SweepOptions,
@@ -72,6 +75,7 @@ from trellis.ledgers.refusals import (
     check_expiring,
     check_ids,
     check_peek_limit,
+    check_sample,
 )
 from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import control, moves, reads, request_keys, restore, rows, schema, submit, sweep
@@ -411,8 +415,16 @@ class SqliteLedger:
             lambda tx: reads.find_events(tx, type_=type_, correlation_id=correlation_id, since=since, limit=limit)
         )
 
-    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
-        return await self._reader.run(lambda tx: reads.count_events(tx, types, since=since))
+    async def count_events(
+        self, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
+    ) -> dict[str, int]:
+        return await self._reader.run(lambda tx: reads.count_events(tx, types, since=since, lifecycle=lifecycle))
+
+    async def sample_events(
+        self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
+    ) -> list[SampledEvent]:
+        check_sample(lifecycle, limit)
+        return await self._reader.run(lambda tx: reads.sample_events(tx, lifecycle, types, since=since, limit=limit))
 
     async def feed(
         self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
@@ -433,6 +445,13 @@ class SqliteLedger:
 
     async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
         return await self._reader.run(lambda tx: reads.dead_letter(tx, job_id))
+
+    async def figures(self) -> LedgerFigures:
+        return await self._reader.run(reads.figures)
+
+    def connections(self) -> list[ConnectionUse]:
+        lanes = {"read": self._reader} if self._reader is not self._writer else {}
+        return [ConnectionUse(name, lane.waiting) for name, lane in {"write": self._writer, **lanes}.items()]
 
     async def queues(self) -> list[QueueDepth]:
         return await self._reader.run(reads.queues)

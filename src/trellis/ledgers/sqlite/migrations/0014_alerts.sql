@@ -11,5 +11,5 @@ CREATE INDEX trellis_alert_resolved ON trellis_alert (resolved_at) WHERE resolve
 -- the lifecycle queue-job (2), its state RETRY_BACKOFF (7), and the steps job_retry_scheduled (9), job_nlm_called (15) and
 -- job_succeeded (4) out of ARTIFACT_WRITE (5). No other lifecycle has these steps, so the index stays small.
 CREATE INDEX trellis_job_queue_parked ON trellis_job (type, pos) WHERE place = 3 AND lifecycle = 2;
-CREATE INDEX trellis_event_stage ON trellis_event (source, seq)
+CREATE INDEX trellis_event_stage ON trellis_event (type, seq)
 WHERE (type = 9 AND target = 7) OR type = 15 OR (type = 4 AND source = 5);

@@ -44,11 +44,11 @@ SELECT t.name, t.lifecycle, (SELECT e.at FROM trellis_event e WHERE e.seq <= (SE
   )) ORDER BY e.seq DESC LIMIT 1) AS since
 FROM trellis_job_type t WHERE since IS NOT NULL ORDER BY since LIMIT ?;
 
--- How queue jobs left a stage: with the next stage, with success, or with an error. Newest first.
+-- How queue jobs left a stage, of one type of step. Newest first. The condition is that of the index, word for word.
 -- name: stage_steps
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
   e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
 FROM trellis_event e INDEXED BY trellis_event_stage
 JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job JOIN trellis_actor a ON a.id = e.actor
-WHERE e.source = ? AND ((e.type = 9 AND e.target = 7) OR e.type = 15 OR (e.type = 4 AND e.source = 5))
+WHERE e.type = ? AND ((e.type = 9 AND e.target = 7) OR e.type = 15 OR (e.type = 4 AND e.source = 5))
 ORDER BY e.seq DESC LIMIT ?;

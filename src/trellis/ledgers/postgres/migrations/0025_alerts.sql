@@ -10,6 +10,5 @@ create index alert_resolved on alert (resolved_at) where resolved_at is not null
 alter table alert enable row level security;
 create policy application on alert for select to trellis_app using (true);
 
--- For the alerts about queue jobs (lifecycle 2): those that wait behind the slot of their agent, and how each stage was left.
+-- For the alert about queue jobs (lifecycle 2) that nobody claims: those that wait behind the slot of their agent.
 create index parked_queue_jobs on parked (type, pos) where lifecycle = 2;
-create index event_queue_jobs on event (from_state, at) where lifecycle = 2;
