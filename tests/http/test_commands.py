@@ -8,6 +8,7 @@ import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import App, Context, connect_sync
+from trellis.engine.alerts import AlertObservation, AlertRound, AlertScope
 from trellis.engine.jobs import Actor
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -135,6 +136,41 @@ def test_a_job_is_told_in_the_same_words_through_a_gateway_and_from_a_ledger(she
     ]
     assert [set(answer) for answer in answers] == [{"job_id", "lifecycle", "status", "requested"}] * 2
     assert [(answer["status"], answer["requested"]) for answer in answers] == [("cancelled", False)] * 2
+
+
+async def raise_and_resolve(url: str) -> None:
+    """Two alerts: one is resolved, one stays open."""
+    ledger = await open_ledger(url)
+    try:
+        seen = [
+            AlertObservation(id=f"alert-{name}", name=name, subject=subject, value=3.0, text=f"{name} is so.")
+            for name, subject in (("artifact-writes", ""), ("jobs-wait", "mail"))
+        ]
+        by, scopes = Actor(role=Role.CONTROL_PLANE, name="up"), tuple(AlertScope(name=one.name) for one in seen)
+        for observed in (seen, seen[1:]):
+            await ledger.observe_alerts(
+                by, AlertRound(read_at=await ledger.now(), scopes=scopes, observed=tuple(observed))
+            )
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.requirement("OBS-4")
+def test_alerts_are_listed_through_a_gateway_as_on_a_ledger_and_counted(shell: Shell, place: Place):
+    asyncio.run(raise_and_resolve(place.ledger))
+    pairs = both(shell, place, "alerts")
+    assert [(remote["name"], remote["state"]) for remote, local in pairs if remote == local] == [
+        ("jobs-wait", "open"),
+        ("artifact-writes", "resolved"),
+    ]
+    (opened, _), _ = pairs
+    assert (opened["subject"], opened["text"], opened["resolved_at"]) == ("mail", "jobs-wait is so.", None)
+    assert (opened["runbook"], "worker" in opened["action"]) == ("docs/runbooks/jobs-wait.md", True)
+    assert [one["name"] for one in shell.records("alerts", "--open")] == ["jobs-wait"]
+    assert "jobs-wait is so." in shell("alerts")
+    counted = shell("metrics")
+    assert 'trellis_alerts{name="jobs-wait"} 1.0' in counted
+    assert 'trellis_alerts{name="artifact-writes"} 0.0' in counted
 
 
 @pytest.mark.requirement("DJ-12", "D9")

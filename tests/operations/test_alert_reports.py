@@ -1,6 +1,8 @@
 """Reports of alerts: through the ledger's own queue to a real listener, signed, in order, once for each change."""
 
 import json
+import re
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from trellis.app.alerts import alert_services
+from trellis.app.alerts import alert_services, report_channels
 from trellis.app.settings import Settings, read_settings
-from trellis.engine.errors import SettingsInvalid
+from trellis.engine.errors import ExtraMissing, SettingsInvalid
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
@@ -26,6 +28,7 @@ from trellis.operations.alerts import ALERTS, AlertEvaluator
 from trellis.testing import FakeClock
 
 SECRET = "5a" * 32
+GUIDE = Path(__file__).parents[2] / "docs/how-to/alerts.md"
 SUBMITTER = Actor(role=Role.SUBMITTER, name="s")
 CLAIMER = Actor(role=Role.CONTROL_PLANE, name="c")
 
@@ -116,6 +119,14 @@ async def duty(listener: Listener, tmp_path: Path) -> AsyncIterator[Duty]:
     await ledger.close()
 
 
+def verifies_as_the_guide_says(headers: dict[str, str], body: bytes) -> bool:
+    """What docs/how-to/alerts.md has a receiver write."""
+    (code,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names["is_ours"](headers, body, bytes.fromhex(SECRET))
+
+
 async def a_job_waits(duty: Duty) -> None:
     await duty.ledger.submit(SUBMITTER, [NewJob(job_id=JobId("waits"), type="work")])
     duty.clock.advance(301.0)
@@ -141,6 +152,9 @@ async def test_each_change_reaches_a_listener_that_failed_twice_signed_and_once(
     await duty.report()
     ((headers, body),) = listener.got
     check_signature(headers, body, [bytes.fromhex(SECRET)], now=time.time())
+    assert verifies_as_the_guide_says(headers, body)
+    assert not verifies_as_the_guide_says(headers, body + b" ")
+    assert not verifies_as_the_guide_says({**headers, "webhook-timestamp": "1"}, body)
     with pytest.raises(SignatureRefused):
         check_signature(headers, body + b" ", [bytes.fromhex(SECRET)], now=time.time())
     assert headers["webhook-id"] == f"{alert.id}-raised-webhook"
@@ -186,7 +200,31 @@ async def test_nobody_who_may_submit_jobs_has_another_text_sent(duty: Duty, list
     assert [one["text"] for one in listener.documents()] == [alert.text]
 
 
-def test_a_channel_that_cannot_work_is_refused_at_the_start(tmp_path: Path):
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # one of its services asks for it
+@pytest.mark.requirement("OBS-4")
+async def test_apprise_gets_the_same_reports_with_what_to_do(duty: Duty, listener: Listener, tmp_path: Path):
+    """`json://` is one of its services: it posts to a listener of one's own."""
+    address = listener.url.removeprefix("http").partition("?")[0]
+    duty.settings = read_settings({"TRELLIS_ALERT_APPRISE": f"json{address} json{address}"}, tmp_path)
+    listener.answers = [500, 500]
+    await a_job_waits(duty)
+    await duty.evaluate()
+    await duty.report()
+    assert listener.got == [], "it is tried again as a whole"
+    duty.clock.advance(5.0)
+    await duty.report()
+    assert [one["title"] for one in listener.documents()] == ["[raised] jobs-wait work"] * 2, "once for each URL"
+    assert "docs/runbooks/jobs-wait.md" in listener.documents()[0]["message"]
+    duty.settings = read_settings({"TRELLIS_ALERT_APPRISE": "json://127.0.0.1 pigeon://secret"}, tmp_path)
+    with pytest.raises(SettingsInvalid, match="alert_apprise: entry 2 is no URL that Apprise knows") as caught:
+        duty.services()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_channel_that_cannot_work_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "apprise", None)  # as in an installation without the extra
+    with pytest.raises(ExtraMissing, match=r"trellis-engine\[apprise\]"):
+        report_channels(read_settings({"TRELLIS_ALERT_APPRISE": "mailto://a@b.example"}, tmp_path))
     with pytest.raises(SettingsInvalid, match="alert_webhook needs alert_key_file"):
         read_settings({"TRELLIS_ALERT_WEBHOOK": "https://hooks.example/x"}, tmp_path)
     key = tmp_path / "alert.key"
@@ -195,4 +233,4 @@ def test_a_channel_that_cannot_work_is_refused_at_the_start(tmp_path: Path):
     named = {"TRELLIS_ALERT_KEY_FILE": str(key)}
     settings = read_settings({"TRELLIS_ALERT_WEBHOOK": "ftp://hooks.example/secret", **named}, tmp_path)
     with pytest.raises(SettingsInvalid, match="only https and http"):
-        alert_services(settings, None, name="up")  # type: ignore[arg-type]
+        report_channels(settings)

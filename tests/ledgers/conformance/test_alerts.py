@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
+from tests.ledgers.conformance.test_idle import read_statements
 from trellis.engine.alerts import Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import JobId
@@ -148,6 +149,16 @@ async def test_report_is_submitted_in_the_transaction_of_the_change(rig: Rig):
     assert len(await opened(rig)) == 1, "nothing of a refused round is stored"
     await observe(rig, report_types=(WEBHOOK,))
     assert (await rig.job(JobId(f"{alert.id}-resolved-webhook"))).state == "queued"
+
+
+@pytest.mark.requirement("OBS-4", "D6")
+async def test_a_round_on_an_idle_ledger_reads_little_and_writes_nothing(rig: Rig):
+    evaluating = evaluator(rig)
+    await evaluating.run_once()
+    async with read_statements(rig.ledger) as asked:
+        await evaluating.run_once()
+    assert len(asked) <= 8, "that is half a statement a second at the default of 15 s"
+    assert all(statement.lower().startswith(("select", "(select", "--")) for statement in asked)
 
 
 # --- conditions, each brought about by its cause ---------------------------------------------------------------------
