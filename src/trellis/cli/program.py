@@ -52,7 +52,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "rebuild": ("rebuild", "Ledger", "Make again what was lost, from the side that is left."),
         "metrics": ("metrics", "Ledger", "Print the ledger's metrics in Prometheus' text format: queues, ages,..."),
         "alerts": ("alerts", "Ledger", "List what needs an operator: open alerts, then those resolved lately."),
-        "slo": ("slo", "Ledger", "Show the service level objectives: value, target, and whether each is met."),
+        "slo": ("slo", "Ledger", "Show the service level objectives, and whether each is met."),
         "followers": ("ledgers", "Ledger", "Who follows what happens, and how far it is behind."),
         "token": ("tokens", "Ledger", "Tokens that say who a program is and what it may do."),
         "version": ("ledgers", "Reference", "Print the versions of the program and of what it stands on."),

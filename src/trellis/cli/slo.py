@@ -18,7 +18,7 @@ def add_to(program: typer.Typer) -> None:
 
 
 async def slo(cli: Cli) -> None:
-    """Show the service level objectives: value, target, and whether each is met.
+    """Show the service level objectives, and whether each is met.
 
     Measured from what the ledger has stored over the window of each. BUDGET is the part of the error budget that is left; below 0 it
     is overspent. A `+` behind the samples: the window has more, and these are the newest.

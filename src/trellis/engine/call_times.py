@@ -4,7 +4,7 @@ The file of a run's step lists them. A call whose answer is journaled keeps its 
 a driver that continues after a crash lists the time that the first one measured.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -63,7 +63,7 @@ class CallTimes:
     _listed: set[str] = field(default_factory=set[str])
 
     @contextmanager
-    def timed(self, name: str, kind: CallKind, *, journaled: bool = False) -> Iterator[CallTimer]:
+    def timed(self, name: str, kind: CallKind, *, journaled: bool = False) -> Generator[CallTimer]:
         """Time a call. One that raises is listed as failed.
 
         With `journaled`, an answered call is not listed yet: `answered` does so, from its journal entry.

@@ -26,9 +26,8 @@ from trellis.lifecycles.run import RUN
 from trellis.research import queue_job
 
 DAY_S, WEEK_S = 86_400.0, 7 * 86_400.0
-RUNS_MAX = 10_000
+RUNS_MAX = 5_000
 """Most runs, newest first, whose times one measurement looks at. The failures that it looks at are bounded the same."""
-STEPS_MAX = RUNS_MAX * len(ids.STEPS)
 P95_PERCENT = 95
 
 COMPLETE_EVENT = "artifact.finalized"
@@ -185,16 +184,17 @@ def _budget_left(objective: Objective, samples: int, bad: int) -> float:
 async def measure_objectives(ledger: Ledger) -> list[SloMeasurement]:
     """Every objective over its window up to now, in the order of `OBJECTIVES`."""
     since = await ledger.now() - timedelta(seconds=DAY_S)
-    ended = await ledger.sample_events(RUN.name, [run_documents.COMPLETED], since=since, limit=RUNS_MAX)
-    steps = await ledger.sample_events(RUN.name, [run_documents.STEP_DONE], since=since, limit=STEPS_MAX)
-    times = await asyncio.to_thread(StepTimes.of, steps)
-    is_partial = len(steps) == STEPS_MAX
+    runs_max, steps_max = RUNS_MAX, RUNS_MAX * len(ids.STEPS)
+    ended = await ledger.sample_events(RUN.name, [run_documents.COMPLETED], since=since, limit=runs_max + 1)
+    steps = await ledger.sample_events(RUN.name, [run_documents.STEP_DONE], since=since, limit=steps_max + 1)
+    times = await asyncio.to_thread(StepTimes.of, steps[:steps_max])
+    is_partial = len(steps) > steps_max
     return [
         await measure_completion_rate(ledger),
         measure_p95(
             END_TO_END,
-            [(event.ts - event.submitted_at).total_seconds() for event in ended],
-            is_partial=len(ended) == RUNS_MAX,
+            [(event.ts - event.submitted_at).total_seconds() for event in ended[:runs_max]],
+            is_partial=len(ended) > runs_max,
         ),
         measure_p95(CONTEXT_ASSEMBLY, times.context_s, is_partial=is_partial),
         measure_p95(NLM_CALL, times.nlm_calls_s, is_partial=is_partial),

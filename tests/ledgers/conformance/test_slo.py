@@ -90,7 +90,7 @@ async def test_dead_jobs_are_those_of_seven_days_and_failed_ones_are_not_dead_ye
     assert (found.value, found.samples, found.status) == (0.25, 4, SloStatus.MISSED)
     await rig.advance(WEEK_S - 1.0)
     await completed_job(rig)
-    assert (await measured(rig))["dead_rate"].value == 0.2
+    assert (await measured(rig))["dead_rate"].value == pytest.approx(0.2)
     await rig.advance(1.001)
     found = (await measured(rig))["dead_rate"]
     assert (found.value, found.samples, found.status, found.error_budget_left) == (0.0, 1, SloStatus.MET, 1.0)
@@ -120,3 +120,22 @@ async def test_times_come_from_the_stored_steps_and_events_of_the_last_day(rig: 
     assert (found["context_assembly_p95"].samples, found["end_to_end_p95"].samples) == (0, 1)
     await rig.advance(119.0)
     assert {one.status for one in (await measured(rig)).values()} == {SloStatus.NO_DATA}
+
+
+async def test_times_are_those_of_the_newest_runs_and_rates_count_every_job(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trellis.operations.slo.RUNS_MAX", 2)
+    cancelled = await rig.submit_one(lifecycle="run")
+    await rig.cancel(cancelled, CancelMode.HARD, by=ORCHESTRATOR)
+    for after_s in (300.0, 1.0, 2.0):
+        await completed_run(rig, step("load-context"), after_s=after_s)
+    found = await measured(rig)
+    end_to_end, context = found["end_to_end_p95"], found["context_assembly_p95"]
+    assert (end_to_end.value, end_to_end.samples, end_to_end.is_partial) == (2.0, 2, True)
+    assert (context.samples, context.is_partial) == (3, False), "of each run four steps may be looked at"
+    assert (found["completion_rate"].samples, found["completion_rate"].bad) == (3, 0)
+    for _ in range(2):
+        broken = await run_at_work(rig)
+        await rig.pull(broken, Trigger.FAIL, by=ORCHESTRATOR, data=b'{"error_text":"AGENT_TIMEOUT: slow"}')
+    # Beyond the newest two ends without success, what was cancelled is not told apart from what failed.
+    rate = (await measured(rig))["completion_rate"]
+    assert (rate.samples, rate.bad) == (6, 3)
