@@ -26,9 +26,9 @@ ROLES = (
     "artifact-collector",
     "sweeper",
     "retention",
-    "alerts",
     *ON_BUS,
     SAFETY_KERNEL,
+    "alerts",
 )
 
 USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})
