@@ -104,7 +104,8 @@ METHOD_EVENTS = {
 
 COMMANDS_WITHOUT = {
     **dict.fromkeys(
-        ["jobs", "events", "schedules", "workers", "wait", "verify", "doctor", "metrics", "version"], "reads"
+        ["jobs", "events", "schedules", "workers", "alerts", "wait", "verify", "doctor", "metrics", "slo", "version"],
+        "reads",
     ),
     **dict.fromkeys(["lifecycles", "completion", "agents list", "runs list", "runs show"], "reads"),
     **dict.fromkeys(["proposals list", "proposals show", "artifacts list", "artifacts show"], "reads"),
@@ -129,6 +130,7 @@ VERBS_WITHOUT = {
     "restore": "puts back what has records already; the rebuild around it is the act",
     "remark": "a note beside a job's history, shown with the job",
     "publish_acts": "says that records are there",
+    "observe_alerts": "an alert is a record of its own, with its times",
 }
 
 

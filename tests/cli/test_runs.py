@@ -7,6 +7,7 @@ import re
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,12 +71,24 @@ def test_a_malformed_agent_says_what_to_correct_and_stops_only_itself(planted: T
     assert "did you mean 'active'" in answer.err
 
 
-@pytest.mark.requirement("PIPE-7", "D22", "OBS-1", "OBS-6")
+@pytest.mark.requirement("PIPE-7", "D22", "OBS-1", "OBS-3", "OBS-6")
 def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: Terminal):
     status = planted("run", VIOLIN, "--watch", "--correlation", "press-7", "--json").record
     assert (status["status"], status["steps_completed"]) == ("completed", 4)
     (run,) = planted("runs", "--json").records
     assert (run["run_id"], run["status"]) == (status["run_id"], "completed")
+    calls = {step["name"]: {call["kind"] for call in step["calls"]} for step in shown_steps(planted, run["run_id"])}
+    assert calls["load-context"] == {"store", "memory"}
+    assert calls["execute-agent"] == {"model", "nlm", "tool", "memory"}
+    slo = {one["name"]: one for one in planted("slo", "--json").records}
+    assert {name for name, one in slo.items() if (one["status"], one["partial"]) == ("met", False)} == {*slo} - {
+        "dead_rate"
+    }
+    assert {name: one["samples"] for name, one in slo.items() if name != "nlm_call_p95"} == {
+        **dict.fromkeys(("completion_rate", "end_to_end_p95", "context_assembly_p95", "artifact_write_p95"), 1),
+        "dead_rate": 0,
+    }
+    assert "no data" in planted("slo").out
     told = planted("events", "--correlation", "press-7", "--limit", "500", "--json").records
     assert {event["job_id"] for event in told} == {status["run_id"], *status["proposals_created"]}
     records = [json.loads(path.read_bytes()) for path in (folder_of(planted) / "audit").rglob("*.json")]
@@ -111,6 +124,10 @@ def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: 
     approval = planted("proposals", "show", other, "--json").record["approval"]
     decided = f"is rejected already, decided by {approval['decided_by']} at {approval['decided_at']};"
     assert (again.code, decided in again.err) == (1, True)
+
+
+def shown_steps(terminal: Terminal, run_id: str) -> list[dict[str, Any]]:
+    return terminal("runs", "show", run_id, "--json").record["steps"]
 
 
 def folder_of(terminal: Terminal) -> Path:

@@ -15,7 +15,9 @@ from trellis.lifecycles import Role
 
 REFUSED_READS = MappingProxyType(
     {
-        "the state of the whole system": "queues workers followers declared_types home_issuer count_events ping",
+        "the state of the whole system": "queues workers followers declared_types home_issuer count_events "
+        "sample_events figures connections ping",
+        "alerts, and what their conditions read": "alerts alert waiting_types stage_steps",
         "jobs and leases of everybody, for services and holders": "children peek_ready holds expiring read_journal recorded",
         "checks of the whole ledger": "histories keys_over unpaired inspect",
         "the acts of operators": "acts",
@@ -29,7 +31,7 @@ WRITES = MappingProxyType(
         "jobs": "submit turn renew move cancel requeue save_checkpoint journal signal sweep retain restore annotate",
         "types and keys": "pause limit_rate declare_types limit_key limit_held",
         "subscriptions": "subscribe ack unsubscribe release_retention",
-        "administration": "set_home_issuer record_act restore_acts acts_published heartbeat_worker close",
+        "administration": "set_home_issuer record_act restore_acts acts_published observe_alerts heartbeat_worker close",
     }
 )
 """Methods that change or close the ledger, by what they change."""

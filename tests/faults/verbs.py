@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LEASE_S, SUBMITTER, SWEEPER, WORKER, Rig, actor
+from trellis.engine.alerts import AlertObservation, AlertRound
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -474,6 +475,22 @@ async def _worker_name(rig: Rig) -> str:
     return str(rig.new_id("worker"))
 
 
+async def _observed(rig: Rig) -> AlertRound:
+    """A round that raises one alert, and has it reported."""
+    name = str(rig.new_id("alert"))
+    seen = AlertObservation(id=name, name="jobs-wait", subject=name, value=301.0, text="it waits")
+    return AlertRound(
+        read_at=await rig.ledger.now(), scopes=(), observed=(seen,), report_types=("trellis.alert.webhook",)
+    )
+
+
+async def _reported(rig: Rig, checked: AlertRound) -> float:
+    """How many alerts and reports there are, as a share of the one and the other."""
+    (seen,) = checked.observed
+    opened = sum(alert.subject == seen.subject for alert in await rig.ledger.alerts(only_open=True))
+    return (opened + await count_events(rig, JobId(f"{seen.id}-raised-webhook"), "job_queued")) / 2
+
+
 REST = (
     Verb(
         name="sweep",
@@ -522,6 +539,15 @@ REST = (
         act=lambda ledger, _: ledger.retain(RetentionOptions(ended_s=50.0, batch=10_000)),
         effects=_gone,
         accepts=lambda _: True,
+    ),
+    Verb(
+        name="observe_alerts",
+        sql="COMMIT",
+        arrange=_observed,
+        act=lambda ledger, checked: ledger.observe_alerts(ADMIN, checked),
+        effects=_reported,
+        accepts=lambda _: True,
+        one_statement=False,
     ),
     Verb(
         name="beat",

@@ -32,6 +32,23 @@ async def test_a_run_keeps_the_callers_correlation_id(
 
 
 @pytest.mark.requirement("OBS-6")
+async def test_a_job_for_a_run_has_the_runs_correlation_id_unless_its_caller_gives_one(gateway: Gateway):
+    client = gateway.client(Role.OWNER)
+    run = (await client.post("/agents/run", json={**BODY, "correlation_id": "press-7"})).json()["run_id"]
+    asked = {"job_type": "RESEARCH", "agent_slug": VIOLIN, "payload": {"query": "What is known?"}, "run_id": run}
+
+    async def kept(headers: dict[str, str], **more: str) -> str:
+        answer = await client.post("/jobs", json={**asked, **more}, headers=headers)
+        job = await gateway.instance.ledger.job(JobId(answer.json()["job_id"]))
+        assert job is not None
+        return job.correlation_id
+
+    assert await kept({}) == "press-7"
+    assert await kept({"X-Correlation-ID": "desk:1"}) == "desk:1"
+    assert await kept({"X-Correlation-ID": "desk:1"}, correlation_id="mine") == "mine"
+
+
+@pytest.mark.requirement("OBS-6")
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 101])
 async def test_a_correlation_id_that_is_none_is_refused_and_nothing_stored(gateway: Gateway, bad: str):
     answer = await gateway.client(Role.OWNER).post("/agents/run", json={**BODY, "correlation_id": bad})

@@ -12,6 +12,7 @@ import pytest
 from tests.http.conftest import Place, Shell
 from trellis import App, Context, connect_sync
 from trellis.cli import main
+from trellis.engine.alerts import AlertObservation, AlertRound, AlertScope
 from trellis.engine.jobs import Actor
 from trellis.http.calls import TIMEOUT_S_DEFAULT
 from trellis.ledgers import open_ledger
@@ -149,6 +150,41 @@ def test_a_job_is_told_in_the_same_words_through_a_gateway_and_from_a_ledger(she
     assert [(answer["status"], answer["requested"]) for answer in answers] == [("cancelled", False)] * 2
 
 
+async def raise_and_resolve(url: str) -> None:
+    """Two alerts: one is resolved, one stays open."""
+    ledger = await open_ledger(url)
+    try:
+        seen = [
+            AlertObservation(id=f"alert-{name}", name=name, subject=subject, value=3.0, text=f"{name} is so.")
+            for name, subject in (("artifact-writes", ""), ("jobs-wait", "mail"))
+        ]
+        by, scopes = Actor(role=Role.CONTROL_PLANE, name="up"), tuple(AlertScope(name=one.name) for one in seen)
+        for observed in (seen, seen[1:]):
+            await ledger.observe_alerts(
+                by, AlertRound(read_at=await ledger.now(), scopes=scopes, observed=tuple(observed))
+            )
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.requirement("OBS-4")
+def test_alerts_are_listed_through_a_gateway_as_on_a_ledger_and_counted(shell: Shell, place: Place):
+    asyncio.run(raise_and_resolve(place.ledger))
+    pairs = both(shell, place, "alerts")
+    assert [(remote["name"], remote["state"]) for remote, local in pairs if remote == local] == [
+        ("jobs-wait", "open"),
+        ("artifact-writes", "resolved"),
+    ]
+    (opened, _), _ = pairs
+    assert (opened["subject"], opened["text"], opened["resolved_at"]) == ("mail", "jobs-wait is so.", None)
+    assert (opened["runbook"], "worker" in opened["action"]) == ("docs/runbooks/jobs-wait.md", True)
+    assert [one["name"] for one in shell.records("alerts", "--open")] == ["jobs-wait"]
+    assert "jobs-wait is so." in shell("alerts")
+    counted = shell("metrics")
+    assert 'trellis_alerts{name="jobs-wait"} 1.0' in counted
+    assert 'trellis_alerts{name="artifact-writes"} 0.0' in counted
+
+
 @pytest.mark.requirement("DJ-12", "D9")
 def test_dead_letters_are_listed_shown_and_requeued_through_a_gateway_as_on_a_ledger(shell: Shell, place: Place):
     dead = [shell("submit", "letters", "--correlation", name).strip() for name in ("one", "two", "three")]
@@ -214,7 +250,7 @@ def test_queues_workers_schedules_events_and_explanations_are_told_through_a_gat
     assert shown in shell("metrics")
     assert shown in shell("metrics", "--ledger", place.ledger)
     assert "trellis_http_request_seconds_count" in shell("metrics"), "what the gateway counted"
-    for words in (("job", "explain", job_id), ("schedules",)):
+    for words in (("job", "explain", job_id), ("schedules",), ("slo",)):
         for remote, local in both(shell, place, *words):
             assert AGO.sub("ago", str(remote)) == AGO.sub("ago", str(local)), words
     assert "trellis queues resume watched" in shell("job", "explain", job_id)

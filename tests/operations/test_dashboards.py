@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from trellis.engine.metrics import METRICS, MetricKind, Sample, exposition
+from trellis.operations.alerts import ALERTS
 from trellis.operations.dashboards import (
     RULES,
     SECTIONS,
@@ -72,7 +73,20 @@ def test_every_alert_has_a_runbook():
         assert f"`{rule['alert']}`" in page
         assert "## What to do" in page
     pages = {path.name for path in (ROOT / "docs/runbooks").glob("*.md")}
-    assert pages == {rule.runbook for rule in RULES}
+    assert pages == {rule.runbook for rule in RULES} | {alert.runbook for alert in ALERTS.values()}
+
+
+@pytest.mark.requirement("OBS-4")
+def test_every_alert_is_in_the_guide_with_its_setting_its_action_and_its_runbook():
+    guide = (ROOT / "docs/how-to/alerts.md").read_text()
+    rows = [
+        f"| `{one.name}` | {one.watches} | {'' if one.setting is None else f'`TRELLIS_{one.setting.upper()}`'} | {one.action} | "
+        f"[{one.runbook}](../runbooks/{one.runbook}) |"
+        for one in ALERTS.values()
+    ]
+    assert guide.rpartition("|---|---|---|---|---|\n")[2].splitlines() == rows
+    for one in ALERTS.values():
+        assert f"`{one.name}`" in (ROOT / one.page).read_text(), "its page names it"
 
 
 def test_the_files_that_people_install_are_those_that_this_version_makes():

@@ -1,6 +1,7 @@
 """One trace and one correlation id over the whole chain: gateway, orchestrator, NLM backend, callback, events (OBS-6)."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
 from trellis.http.calls import GatewayRequest
 from trellis.http.client import GatewayClient
+from trellis.http.shapes import QueueJob
 from trellis.ledgers import open_ledger
 
 ORDER = "order-7"
@@ -130,6 +132,33 @@ async def test_a_run_is_one_trace_from_its_begin_to_what_it_applied(tmp_path: Pa
     found = spans.of(TRACE_ID)
     assert {span.name for span in found} == RUN_CHAIN | {"caller"}
     assert is_one_tree(found, SPAN_ID)
+
+
+@pytest.mark.requirement("OBS-6")
+async def test_a_callers_correlation_id_and_trace_go_from_its_run_to_the_artifact(tmp_path: Path):
+    async with chain(tmp_path, f"sqlite:///{tmp_path / 'ledger.db'}") as (instance, client):
+        headers = {"traceparent": TRACE, "X-Correlation-ID": ORDER}
+        body = {"agent_slug": VIOLIN, "params": {"topic": "bows"}}
+        begun = await client._calls.ask(GatewayRequest(method="POST", path="/agents/run", body=body, headers=headers))
+        run_id = json.loads(begun.body)["run_id"]
+        # The job is submitted for the run, by somebody who knows neither id: it takes both from the run.
+        made = await client.jobs.submit_for(VIOLIN, "RESEARCH", JOBS["RESEARCH"][0], run_id=run_id)
+        done = await client.jobs.wait(made.job_id, PATIENCE_S)
+        assert isinstance(done, QueueJob)
+        assert (done.status, done.run_id) == ("COMPLETE", run_id)
+        assert (await client.runs.wait(run_id, PATIENCE_S)).status == "completed"
+        artifact = await client.artifacts.get(done.artifact_id or "")
+        assert (artifact.run_id, artifact.finalized) == (run_id, True)
+        found = (await client.feed.find(correlation_id=ORDER, limit=500)).items
+        assert {one.lifecycle for one in found} == {"run", "proposal", "queue-job", "artifact"}
+        assert {done.artifact_id, run_id, made.job_id} <= {one.job_id for one in found}
+        kept = await all_jobs(instance.ledger)
+        assert await correlations(instance.ledger, kept) == {ORDER}
+    backend = await open_ledger(f"sqlite:///{tmp_path / 'nlm.db'}")
+    executions = await all_jobs(backend)
+    assert await correlations(backend, executions) == {ORDER}
+    await backend.close()
+    assert {job.trace for job in (*kept, *executions)} == {TRACE}
 
 
 @pytest.mark.requirement("OBS-6")

@@ -18,6 +18,7 @@ from trellis.agents.run_io import ProposalDraft as AgentDraft
 from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import RunRequest
+from trellis.engine.call_times import CallTimes
 from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.engine.records import JobFilter
 from trellis.engine.step_runner import DriveOutcome
@@ -34,6 +35,7 @@ from trellis.storage.memory.repository import MemoryRepository, open_memory
 from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
+from trellis.testing import FakeClock
 
 VIOLIN = "archivist-violin"
 
@@ -411,4 +413,5 @@ def step_of(slug: str) -> StepContext:
         before={},
         once=once,
         left_s=lambda: 60.0,
+        calls=CallTimes(clock=FakeClock()),
     )

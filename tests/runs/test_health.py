@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.admin_acts import this_node
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
+from trellis.operations.alert_conditions import LedgerConditions
+from trellis.operations.alerts import AlertEvaluator, AlertThresholds
 from trellis.runs.agent_status import AgentHealth, HealthOptions, last_failure, set_status
 from trellis.runs.orchestration import BuiltinLayer, TriggerKind
 from trellis.runs.orchestrator import StepContext, StepResult
@@ -416,3 +419,32 @@ async def test_a_record_that_is_there_with_other_bytes_stops_no_other_agents_jud
     await ward.objects.put(ids.audit_key(ended.ts, f"{ended.id}-agent"), b"another")
     assert await ward.judged() == (SLUG,)
     assert await ward.status() == "error"
+
+
+@pytest.mark.requirement("OBS-4", "D24")
+async def test_an_agent_that_was_stopped_raises_an_alert_until_it_is_active_again(ward: Ward):
+    async def evaluated() -> list[tuple[str, str, str]]:
+        conditions = LedgerConditions(
+            ledger=ward.stand.ledger,
+            thresholds=AlertThresholds(),
+            failing_agents=partial(ward.catalog.indexed, AgentStatus.ERROR),
+        )
+        evaluator = AlertEvaluator(
+            ledger=ward.stand.ledger,
+            actor=Actor(role=Role.CONTROL_PLANE, name="alerts@test"),
+            clock=ward.stand.clock,
+            checks=(conditions.agents,),
+            new_id=lambda: str(ward.stand.clock()),
+        )
+        changes = (await evaluator.run_once()).changes
+        return [(change.kind.value, change.alert.name, change.alert.subject) for change in changes]
+
+    await ward.ran(FAILED, FAILED)
+    await ward.judged()
+    assert await evaluated() == []
+    await ward.ran(FAILED)
+    await ward.judged()
+    assert await evaluated() == [("raised", "agent-failing", SLUG)]
+    assert await evaluated() == []
+    await set_status(ward.catalog, ward.stand.ledger, OWNER, SLUG, AgentStatus.ACTIVE, reason="mended")
+    assert await evaluated() == [("resolved", "agent-failing", SLUG)]

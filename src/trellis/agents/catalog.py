@@ -1,7 +1,7 @@
 """The catalog of agents: lists and loads agents from the object store, and keeps an index for listings."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -243,6 +243,15 @@ class Catalog:
                 return made
         # Other processes keep writing it. If the index is not stored, the next reader rebuilds it.
         return build_index(await self._read(await self._scan()))
+
+    async def indexed(self, status: AgentStatus) -> Sequence[str]:
+        """The agents that the stored index lists with this status, by slug. One read, which rebuilds nothing.
+
+        Whoever changes a status refreshes the index. A file edited by hand is seen after the next listing.
+        """
+        stored = await self._objects.get(INDEX_KEY)
+        known = None if stored is None else read_index(stored.body)
+        return [] if known is None else [entry.slug for entry in known.agents if entry.status is status]
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ from trellis.agents.run_io import (
 )
 from trellis.agents.tools import DESCRIPTIONS, MALFORMED, Reply, Toolbox
 from trellis.engine import tracing
+from trellis.engine.call_times import CallKind, CallOutcome, CallTimes
 from trellis.engine.text import storable
 from trellis.storage.memory import markdown
 from trellis.storage.memory.layout import TokenCounter, count_tokens
@@ -171,6 +172,7 @@ class JournalledModel(WrapperModel):
         not_listed: Callable[[str], None],
         so_far: Callable[[], str],
         options: ModelOptions,
+        times: CallTimes,
         counter: TokenCounter = count_tokens,
     ) -> None:
         super().__init__(wrapped)
@@ -181,6 +183,7 @@ class JournalledModel(WrapperModel):
         self._not_listed = not_listed
         self._so_far = so_far
         self._options = options
+        self._times = times
         self._counter = counter
         self.number = 0
         self.used = TokenUsage()
@@ -204,10 +207,12 @@ class JournalledModel(WrapperModel):
 
         async def make() -> bytes:
             self._check_tokens(self.used.input + self.used.output + size)
-            answer = await self._ask(messages, model_settings, model_request_parameters)
-            return self._kept(digest, self._measured(answer, size))
+            with self._times.timed(self.model_name, CallKind.MODEL, journaled=True) as timer:
+                answer = await self._ask(messages, model_settings, model_request_parameters)
+            return self._kept(digest, self._measured(answer, size), timer.ms)
 
         kept = json.loads(await self._once(entry, make))
+        self._times.answered(entry, self.model_name, CallKind.MODEL, kept.get("ms"), CallOutcome.OK)
         if kept["asked"] != digest:
             raise JournalDiffers(entry=entry)
         [response] = ModelMessagesTypeAdapter.validate_python(kept["response"])
@@ -255,8 +260,8 @@ class JournalledModel(WrapperModel):
         text = _without_invisible_characters(" ".join(shown))[:PROVIDER_MESSAGE_CHARS_MAX]
         return f" ({text.rstrip('.')})" if text else ""
 
-    def _kept(self, digest: str, response: ModelResponse) -> bytes:
-        """The journal entry of an answer, with tool calls numbered and without the time."""
+    def _kept(self, digest: str, response: ModelResponse, took_ms: int) -> bytes:
+        """The journal entry of an answer, with tool calls numbered, without the time of day, and how long it took."""
         plain = ModelResponse(
             parts=self._stable(response),
             usage=response.usage,
@@ -264,7 +269,8 @@ class JournalledModel(WrapperModel):
             timestamp=_NO_TIME,
             finish_reason=response.finish_reason,
         )
-        body = canonical_json({"asked": digest, "response": ModelMessagesTypeAdapter.dump_python([plain], mode="json")})
+        answered = ModelMessagesTypeAdapter.dump_python([plain], mode="json")
+        body = canonical_json({"asked": digest, "response": answered, "ms": took_ms})
         if len(body) > RESPONSE_BYTES_MAX:
             raise ModelGarbage(model=self.model_name, reason=f"its answer has {len(body)} bytes")
         return body

@@ -17,6 +17,7 @@ from trellis.agents.definition import AgentDefinition
 from trellis.agents.models import check_model, open_model
 from trellis.agents.run_io import AgentContext, AgentOutput, JournalOnce, ModelOptions, RunLimits, ToolServices
 from trellis.agents.tools import Toolbox
+from trellis.engine.call_times import CallTimes
 
 
 async def run_agent(
@@ -28,13 +29,14 @@ async def run_agent(
     limits: RunLimits,
     left_s: Callable[[], float],
     models: ModelOptions,
+    times: CallTimes,
 ) -> AgentOutput:
-    """Run the agent and return its output. Raises AgentRunError, and what the `services` raise."""
+    """Run the agent and return its output; list its calls in `times`. Raises AgentRunError, and what `services` raise."""
     check_model(definition.model, models)
     await asyncio.to_thread(importlib.import_module, "trellis.agents.conversation")
     from trellis.agents import conversation
 
-    toolbox = Toolbox(definition, context, services=services, once=once, limits=limits, left_s=left_s)
+    toolbox = Toolbox(definition, context, services=services, once=once, limits=limits, left_s=left_s, times=times)
     talk = conversation.OpeningMessages(
         instructions=conversation.system_instructions(definition),
         opening=conversation.opening_message(
@@ -55,6 +57,7 @@ async def run_agent(
             not_listed=toolbox.not_listed,
             so_far=toolbox.so_far,
             options=models,
+            times=times,
         )
         summary = await conversation.run_conversation(
             definition, talk, model=journalled, toolbox=toolbox, limits=limits

@@ -1,20 +1,26 @@
-"""What an instance does now: its queues, its workers and its schedules (OBS-5, D35)."""
+"""What an instance does now: queues, workers, alerts, schedules, service level objectives (OBS-3 to OBS-5, D35)."""
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from trellis.api.context import ApiContext
+from trellis.engine.alerts import ALERTS_MAX, Alert
 from trellis.engine.errors import Refused
 from trellis.engine.metrics import exposition
 from trellis.engine.records import JobFilter, WorkerRecord
 from trellis.engine.text import nearest
-from trellis.http.operation_shapes import QueuePaused, QueueShape, ScheduleShape, WorkerShape
+from trellis.http.operation_shapes import AlertShape, QueuePaused, QueueShape, ScheduleShape, SloShape, WorkerShape
 from trellis.http.shapes import Page
+from trellis.operations.alerts import ALERTS
 from trellis.operations.explain import served_types, worker_presence
 from trellis.operations.job_documents import json_value
 from trellis.operations.metrics import ledger_gauges
 from trellis.runs.timetable import Schedule
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.worker.app import checked_type
+
+if TYPE_CHECKING:
+    from trellis.operations.slo import SloMeasurement
 
 READ, PAUSE = "system.read", "queues.pause"
 
@@ -70,10 +76,24 @@ class LocalSystem:
         newest_first = sorted(found, key=lambda seen: seen.seen_at, reverse=True)
         return Page[WorkerShape](items=[_worker(one, now) for one in newest_first], next_cursor=None)
 
+    async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> Page[AlertShape]:
+        """Open alerts, then resolved ones while they are kept, each newest first."""
+        self._context.check_read(READ)
+        found = await self._context.ledger.alerts(limit=limit, only_open=only_open)
+        return Page[AlertShape](items=[_alert(one) for one in found], next_cursor=None)
+
     async def metrics(self) -> str:
         """Queues, workers and followers in Prometheus' text format. A gateway adds what its process has counted."""
         self._context.check_read(READ)
         return exposition(await ledger_gauges(self._context.ledger)).decode()
+
+    async def slo(self) -> Page[SloShape]:
+        """The service level objectives, each measured over its window from what the ledger has stored (OBS-3)."""
+        self._context.check_read(READ)
+        from trellis.operations.slo import measure_objectives  # loads the lifecycles' own modules
+
+        items = [_slo(one) for one in await measure_objectives(self._context.ledger)]
+        return Page[SloShape](items=items, next_cursor=None)
 
     async def schedules(self) -> Page[ScheduleShape]:
         """The agents that run on a schedule, by name, with the next and the last time."""
@@ -81,6 +101,23 @@ class LocalSystem:
         instance, now = await self._context.instance(), await self._context.now()
         found = await instance.layer.schedules()
         return Page[ScheduleShape](items=[_schedule(one, now) for one in found], next_cursor=None)
+
+
+def _alert(alert: Alert) -> AlertShape:
+    declared = ALERTS.get(alert.name)
+    return AlertShape(
+        id=alert.id,
+        name=alert.name,
+        subject=alert.subject,
+        value=alert.value,
+        text=alert.text,
+        state="open" if alert.resolved_at is None else "resolved",
+        raised_at=timestamp(alert.raised_at),
+        last_seen_at=timestamp(alert.last_seen_at),
+        resolved_at=None if alert.resolved_at is None else timestamp(alert.resolved_at),
+        action="" if declared is None else declared.action,
+        runbook="" if declared is None else declared.page,
+    )
 
 
 def _worker(seen: WorkerRecord, now: datetime) -> WorkerShape:
@@ -91,6 +128,25 @@ def _worker(seen: WorkerRecord, now: datetime) -> WorkerShape:
         state=worker_presence(seen, now).value,
         held=seen.held,
         info=json_value(seen.info),
+    )
+
+
+def _slo(measured: "SloMeasurement") -> SloShape:
+    objective = measured.objective
+    return SloShape(
+        name=objective.name,
+        title=objective.title,
+        status=measured.status.value,
+        value=measured.value,
+        unit=objective.unit.value,
+        goal="above" if objective.is_above else "below",
+        target=objective.target,
+        window_s=objective.window_s,
+        samples=measured.samples,
+        bad=measured.bad,
+        error_budget_left=measured.error_budget_left,
+        partial=measured.is_partial,
+        counts=objective.counts,
     )
 
 

@@ -122,6 +122,19 @@ def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
     )
 
 
+def local_folders(places: StorageLocations) -> tuple[Path, ...]:
+    """Returns the folders of this machine that hold the instance's data."""
+    files = [places.ledger.removeprefix("sqlite:///").partition("?")[0]] if is_file(places.ledger) else []
+    folders = [Path(file).absolute().parent for file in files]
+    folders += [Path(places.objects.removeprefix("file://"))] if places.objects.startswith("file://") else []
+    return tuple(dict.fromkeys((*folders, places.memory.absolute())))
+
+
+def is_file(ledger: str) -> bool:
+    """Whether the ledger is an SQLite file."""
+    return ledger.startswith("sqlite:///")
+
+
 def object_store_url(settings: Settings, url: str) -> str | None:
     """Returns the URL of the object store of an instance with this ledger; None if nothing is configured."""
     if settings.objects is not None or not url.startswith("sqlite:///"):

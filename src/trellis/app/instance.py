@@ -10,17 +10,21 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from trellis.agents.catalog import Catalog, agent_key
+from trellis.agents.definition import AgentStatus
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.run_io import ModelOptions, RunLimits
+from trellis.app.alerts import alert_services
 from trellis.app.fleet import (
     StorageLocations,
     gateway_address,
     kernel_of,
+    local_folders,
     nlm_key,
     reachable_host,
     storage_locations,
     topics_of,
 )
+from trellis.app.roles import role_of
 from trellis.app.settings import Settings
 from trellis.app.wiring import (
     ComponentToken,
@@ -53,6 +57,7 @@ from trellis.lifecycles import Role
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.retrying_provider import RetryingProvider
+from trellis.operations.alert_reports import AlertReporter
 from trellis.proposals.apply import ApplyEngine, ApplyOptions
 from trellis.proposals.service import ProposalService
 from trellis.research.backend_client import READ_BYTES_MAX, NlmBackend
@@ -81,22 +86,6 @@ SEED_RUN = "garden"
 JUDGED_PAGES_MAX = 1_000
 """Bound on pages of events judged before a command continues. The next process judges the rest."""
 DAY_S = 24 * 3600.0
-
-
-HELPERS = {
-    "run-heartbeat": "orchestrator",
-    "agent-gate": "orchestrator",
-    "queue-orchestrator": "orchestrator",
-    "queue-heartbeat": "orchestrator",
-    "schedule-registrar": "schedules",
-    "bus-collector": "retention",
-}
-"""Services that belong to a role with another name, and that role."""
-
-
-def role_of(service: str) -> str:
-    """Returns the role of the platform that this service belongs to."""
-    return HELPERS.get(service, service)
 
 
 def is_of_queue(service: Service[Any]) -> bool:
@@ -382,7 +371,18 @@ class Instance:
             ),
             Retention(ledger=self.ledger),
             self.bus_collector(),
+            *self.alert_services(),
         ]
+
+    def alert_services(self) -> list[Service[Any]]:
+        """Builds the services that evaluate alerts and report them. Raises SettingsInvalid, KeyUnusable."""
+        return alert_services(
+            self.settings,
+            self.ledger,
+            name=self.name,
+            folders=local_folders(self.places),
+            failing_agents=partial(self.catalog.indexed, AgentStatus.ERROR),
+        )
 
     def agent_health(self) -> AgentHealth:
         """Builds the service that stops agents that keep failing."""
@@ -437,7 +437,7 @@ class Instance:
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
         await asyncio.gather(*(serve(service, SystemClock(), rng, stop) for service in services))
         for service in services:
-            if isinstance(service, Orchestrator | QueueOrchestrator):
+            if isinstance(service, Orchestrator | QueueOrchestrator | AlertReporter):
                 await service.drain()
             elif isinstance(service, Projector | AgentHealth | BusCollector):
                 await service.release()

@@ -42,7 +42,7 @@ OUTGOING_MAX = 50
 _SERVICE_NAMES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
-_SECRETS = ("key", "token", "ledger", "url", "bus", "redis")
+_SECRETS = ("key", "token", "ledger", "url", "bus", "redis", "webhook", "apprise")
 """Suffixes of settings whose value may be or contain a secret."""
 
 _ENVIRONMENT_ONLY = {
@@ -203,6 +203,28 @@ class Settings(pydantic.BaseModel):
     free port."""
     metrics: bool = True
     """Whether this process counts what it does. If not, `/metrics` shows only what the ledger knows."""
+    alert_interval_s: float = pydantic.Field(15.0, ge=1, le=3_600)
+    """How often a process with the role `alerts` reads the conditions of alerts."""
+    alert_days: float = pydantic.Field(30.0, ge=1, le=3_650)
+    """How long a resolved alert is kept."""
+    alert_webhook: pydantic.SecretStr | None = pydantic.Field(None, min_length=1, max_length=2_000)
+    """The URL that gets a signed POST for each alert that is raised or resolved. Requires `alert_key_file`."""
+    alert_key_file: Path | None = None
+    """The secret that signs those POSTs: 64 hexadecimal digits or more, in a private file."""
+    alert_apprise: pydantic.SecretStr | None = pydantic.Field(None, min_length=1, max_length=10_000)
+    """Apprise URLs (mail, Slack and others) that get the same reports, separated by spaces. Needs the extra `apprise`."""
+    alert_queued_s: float = pydantic.Field(300.0, gt=0, le=30 * 86_400)
+    """A job that waits to be claimed for longer raises the alert `jobs-wait`."""
+    alert_dead_percent: float = pydantic.Field(1.0, gt=0, le=100)
+    """A larger share of dead jobs raises the alerts `dead-jobs` and `dead-letters`."""
+    alert_proposal_hours: float = pydantic.Field(48.0, gt=0, le=72)
+    """A proposal that waits for longer raises the alert `proposal-waits`. Proposals expire after 72 hours."""
+    alert_lag_s: float = pydantic.Field(60.0, gt=0, le=86_400)
+    """A projector that is further behind raises the alert `projector-lag`."""
+    alert_disk_percent: float = pydantic.Field(10.0, ge=0, le=100)
+    """A disk with a smaller share of free space raises the alert `disk-low`."""
+    alert_expiry_days: float = pydantic.Field(14.0, ge=0, le=3_650)
+    """A certificate or token that ends sooner raises the alert `expiry`."""
     log_level: str = pydantic.Field("info", pattern="^(debug|info|warning|error)$")
     """What services and workers log: `debug`, `info`, `warning` or `error`, and everything above it."""
     log_format: str = pydantic.Field("text", pattern="^(text|json)$")
@@ -262,6 +284,8 @@ class Settings(pydantic.BaseModel):
             raise ValueError("set token_issuer too: the `iss` of the tokens")
         if self.large_body_bytes < self.body_bytes:
             raise ValueError("large_body_bytes is less than body_bytes; raise it, or lower body_bytes")
+        if self.alert_webhook is not None and self.alert_key_file is None:
+            raise ValueError("alert_webhook needs alert_key_file: the secret that signs what is sent there")
         if self.bus_require_signatures and self.bus_keys_dir is None:
             raise ValueError("bus_require_signatures needs bus_keys_dir: the keys that the signatures are held against")
         return self

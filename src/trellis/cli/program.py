@@ -53,6 +53,8 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "restore": ("backup", "Ledger", "Make the instance of a backup again, in this folder or in the folder..."),
         "rebuild": ("rebuild", "Ledger", "Rebuild a lost ledger or object store from the other one."),
         "metrics": ("metrics", "Ledger", "Print the ledger's metrics in Prometheus' text format: queues, ages,..."),
+        "alerts": ("alerts", "Ledger", "List what needs an operator: open alerts, then those resolved lately."),
+        "slo": ("slo", "Ledger", "Show the service level objectives, and whether each is met."),
         "followers": ("ledgers", "Ledger", "Subscribers of the event feed, and how far each is behind."),
         "token": ("tokens", "Ledger", "Access tokens: issue one, make a key, record an issuer."),
         "version": ("ledgers", "Reference", "Print the versions of the program and of its libraries."),

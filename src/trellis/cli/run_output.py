@@ -180,6 +180,14 @@ def took(step: dict[str, Any]) -> str:
     return f"{(ended - began).total_seconds():.1f}s"
 
 
+def calls_text(step: dict[str, Any]) -> str:
+    """How many calls of each kind a step made, and how long they took together."""
+    kinds: dict[str, list[int]] = {}
+    for call in step.get("calls") or ():
+        kinds.setdefault(call["kind"], []).append(call["duration_ms"])
+    return ", ".join(f"{len(times)} {kind} {sum(times) / 1000:.1f}s" for kind, times in kinds.items())
+
+
 def print_decision(cli: Cli, proposal: str, state: str) -> int:
     """Print the state of a proposal after a decision.
 

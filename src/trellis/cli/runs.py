@@ -14,6 +14,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOptio
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.cli.run_output import (
+    calls_text,
     made_by,
     print_ended,
     refusals,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # loads pydantic's models of every document
     from trellis.http.shapes import RunStatus
 
 LEFT_TO = "{name} executes the runs of this ledger: its settings and keys are used, not those of this command"
-STEP_FIELDS = ("step", "name", "file", "sha256", "started_at", "finished_at")
+STEP_FIELDS = ("step", "name", "file", "sha256", "started_at", "finished_at", "calls")
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The run's id, or run_YYYY-MM-DD_xxxxxx without the time of day.")
@@ -157,6 +158,7 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
             ListingColumn[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
             ListingColumn[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
             ListingColumn[dict[str, Any]](title="TOOK", cell=took, right=True),
+            ListingColumn[dict[str, Any]](title="CALLS", cell=calls_text, wraps=True),
         ]
         if steps[0]["file"] is not None:
             columns.append(ListingColumn[dict[str, Any]](title="FILE", cell=lambda step: step["file"], gives_way=True))

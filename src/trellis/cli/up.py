@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trellis.app.roles import role_of
 from trellis.app.wiring import SystemClock, make_development_key, open_when_available, process_name
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
@@ -28,6 +29,7 @@ from trellis.cli.up_process import (
 )
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
+from trellis.engine.lease_runner import LeaseRunner
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
@@ -69,7 +71,7 @@ async def up(
     The gateway answers HTTP on 127.0.0.1:8420, or where TRELLIS_HOST and TRELLIS_PORT say; on an address that others can reach only with a configured
     key. The orchestrator drives agent runs, schedules begin them by themselves, the projector publishes their documents, agent-health stops an agent that
     failed three times in a row, the apply engine applies what was approved; the NLM backend makes what queue jobs ask for (on 127.0.0.1:8421, or where
-    TRELLIS_NLM_HOST and TRELLIS_NLM_PORT say; `--roles nlm` runs it alone); the sweeper takes back jobs whose worker died and ends backoffs, deadlines and
+    TRELLIS_NLM_HOST and TRELLIS_NLM_PORT say; `--roles nlm` runs it alone); alerts watches what needs an operator and reports it; the sweeper takes back jobs whose worker died and ends backoffs, deadlines and
     soft cancels; retention removes ended work whose time is over, and what it kept in the object store for the bus. The scheduler hands out jobs on topics
     over the bus (TRELLIS_BUS) after asking the safety kernel (TRELLIS_POLICY), and the reconciler looks after them; `--roles safety-kernel` is a kernel that other processes ask, on 127.0.0.1:8422.
     Jobs themselves are run by `trellis worker`, those of the local bus by `--app`. On PostgreSQL gateway and runs need TRELLIS_OBJECTS and
@@ -159,7 +161,7 @@ async def _serve_jobs(
     async with AsyncExitStack() as stack:
         ledger = await open_ledger(cli.url, part=process_part_name(roles))
         stack.push_async_callback(ledger.close)
-        services = [service for service in _looking_after(cli, ledger) if roles is None or service.name in roles]
+        services = [one for one in _looking_after(cli, ledger) if roles is None or role_of(one.name) in roles]
         missing = sorted((roles or frozenset()) - {service.name for service in services} - {*ON_BUS, SAFETY_KERNEL})
         if missing:
             raise SettingsInvalid(source=f"--roles {missing[0]}", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
@@ -178,10 +180,16 @@ async def _serve_jobs(
             parts.append(serve_safety_kernel(cli, stop, alone=False))
         print_ready(cli)
         await run_together(stop, *parts)
+        for service in services:
+            if isinstance(service, LeaseRunner):
+                await service.drain()
 
 
 def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:
     """The services that every ledger with jobs needs."""
+    from trellis.app.alerts import alert_services  # loads an HTTP client
+
     sweeper = Actor(role=Role.SWEEPER, name=process_name("up"))
     options = SweepOptions(windows_s=cli.settings.windows_s)
-    return [Sweeper(ledger=ledger, actor=sweeper, options=options), Retention(ledger=ledger)]
+    alerts = alert_services(cli.settings, ledger, name=process_name("up"))
+    return [Sweeper(ledger=ledger, actor=sweeper, options=options), Retention(ledger=ledger), *alerts]

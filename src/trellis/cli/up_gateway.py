@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from trellis.app.instance import Instance, is_of_queue, open_instance, role_of
+from trellis.app.instance import Instance, is_of_queue, open_instance
+from trellis.app.roles import role_of
 from trellis.app.settings import Settings
 from trellis.app.wiring import (
     callback_secrets,

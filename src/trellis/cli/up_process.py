@@ -28,6 +28,7 @@ ROLES = (
     "retention",
     *ON_BUS,
     SAFETY_KERNEL,
+    "alerts",
 )
 
 USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})

@@ -11,7 +11,7 @@ from typing import Any
 
 from trellis.documents import ids
 from trellis.engine.event_data import data_of
-from trellis.engine.records import Event, Job
+from trellis.engine.records import Event, Job, SampledEvent
 from trellis.lifecycles import Phase
 from trellis.lifecycles.events import Cause
 from trellis.lifecycles.run import RUN
@@ -19,13 +19,18 @@ from trellis.storage.objects.canonical_json import encode, timestamp
 
 STARTED = "run.started"
 STEP_DONE = "run.step.completed"
+COMPLETED = "run.completed"
 FAILED = "run.failed"
+CANCELLED = "CANCELLED"
+"""The code of the error of a run that somebody cancelled."""
 STEP_ENTRY = "step/{number:02}"
 """Journal entry with the bytes of a step's file."""
 OUTPUT_ENTRY = "output"
 """Journal entry with the bytes of output/proposal.json."""
 EXTRA_FIELDS = ("already_proposed", "refused_actions")
 """Fields of a step about proposals that the agent wanted and that were not created."""
+NLM_MS = "nlm_ms"
+"""Field of the event of a counted step: how long each answered call of the NLM in it took, in milliseconds."""
 PERSIST_STEP = ids.STEPS.index("persist-results") + 1
 
 
@@ -204,7 +209,12 @@ def _artifacts(done: Sequence[Mapping[str, Any]], end: Mapping[str, Any]) -> lis
     return list(dict.fromkeys([made for one in (*done, end) for made in one.get("artifacts", ())]))
 
 
-def _error(event: Event) -> str | None:
+def was_cancelled(event: Event | SampledEvent) -> bool:
+    """Whether this event ended a run because somebody cancelled it."""
+    return (_error(event) or "").startswith(f"{CANCELLED}:")
+
+
+def _error(event: Event | SampledEvent) -> str | None:
     """The error as `CODE: message` (RUN-7). A run that the engine ended was cancelled or passed its deadline."""
     if event.type != FAILED:
         return None
@@ -213,4 +223,4 @@ def _error(event: Event) -> str | None:
         return data["error_text"]
     if event.cause == Cause.DEADLINE_PASSED:
         return "AGENT_TIMEOUT: the run's deadline passed"
-    return f"CANCELLED: {data.get('reason') or event.cause or 'no reason given'}"
+    return f"{CANCELLED}: {data.get('reason') or event.cause or 'no reason given'}"

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.records import Event, Job
+from trellis.engine.records import Event, Job, SampledEvent
 from trellis.engine.text import is_storable
 
 ARTIFACTS_MAX = 100
@@ -178,7 +178,7 @@ def reason_of(event: Event) -> str:
     return str(message or cause_of(event) or event.type)
 
 
-def data_of(event: Event) -> dict[str, Any]:
+def data_of(event: Event | SampledEvent) -> dict[str, Any]:
     """The event's data; empty when there is none or it is not a JSON object."""
     read: Any = json.loads(event.data) if event.data else None
     return cast("dict[str, Any]", read) if isinstance(read, dict) else {}

@@ -17,6 +17,7 @@ class Extra(StrEnum):
     OPENAI = "openai"
     BUS = "bus"
     OTEL = "otel"
+    APPRISE = "apprise"
 
 
 PACKAGES: dict[Extra, frozenset[str]] = {
@@ -25,6 +26,7 @@ PACKAGES: dict[Extra, frozenset[str]] = {
     Extra.OPENAI: frozenset({"openai", "tiktoken"}),
     Extra.BUS: frozenset({"cap", "google", "grpc", "nats", "redis"}),
     Extra.OTEL: frozenset({"opentelemetry"}),
+    Extra.APPRISE: frozenset({"apprise"}),
 }
 """The top-level modules that each extra adds to the base install."""
 

@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Protocol
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
+from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -43,6 +44,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import (
     ChildPage,
+    ConnectionUse,
     DeadLetter,
     Event,
     FeedPage,
@@ -53,15 +55,18 @@ from trellis.engine.records import (
     JobPage,
     JobToRestore,
     KeyOverLimit,
+    LedgerFigures,
     QueueDepth,
     RecordedEvent,
     RetentionOptions,
     RetentionReport,
+    SampledEvent,
     Signal,
     SubscriberRecord,
     SweepOptions,
     SweepReport,
     UnpairedArtifact,
+    WaitingType,
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
@@ -276,6 +281,14 @@ class Ledger(Protocol):
         """Mark the audit records of these acts as stored in the object store."""
         ...
 
+    async def observe_alerts(self, actor: Actor, checked: AlertRound) -> list[AlertChange]:
+        """Store what a round of an evaluator observed, at most ALERTS_MAX alerts.
+
+        Returns the alerts that this call raised or resolved. The jobs that report them are submitted in the same
+        transaction. Several evaluators may do this at once: `engine/alerts.py` has the rules.
+        """
+        ...
+
     async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:
         """Record that this worker process is alive, for operators."""
         ...
@@ -372,10 +385,22 @@ class Ledger(Protocol):
         """Events by type or correlation, oldest first, through an index."""
         ...
 
-    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
-        """How many events of each of these types were recorded since a moment.
+    async def count_events(
+        self, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
+    ) -> dict[str, int]:
+        """How many events of each of these types were recorded since a moment, of one lifecycle or of all.
 
         Counted by the database. Every type has an entry.
+        """
+        ...
+
+    async def sample_events(
+        self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
+    ) -> list[SampledEvent]:
+        """The newest events of each of these types since a moment, at most `limit` of each type, newest first per type.
+
+        Through an index: jobs of other lifecycles cost nothing. Refused for leased-job and bus-job, which have too many
+        events to look at one by one.
         """
         ...
 
@@ -413,6 +438,33 @@ class Ledger(Protocol):
 
     async def queues(self) -> list[QueueDepth]:
         """How many jobs of each type wait and are held."""
+        ...
+
+    async def waiting_types(self, *, limit: int) -> list[WaitingType]:
+        """How long the oldest claimable job of each type has waited, longest first. Reads one job of each priority.
+
+        Of queue jobs also those count that wait for the slot of their agent.
+        """
+        ...
+
+    async def stage_steps(self, *, each: int) -> list[Event]:
+        """How queue jobs left their stages: the last `each` steps of each of STAGE_STEP_TYPES, in any order."""
+        ...
+
+    async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
+        """Open alerts, then resolved ones while they are kept, each newest first; at most ALERTS_MAX."""
+        ...
+
+    async def alert(self, alert_id: str) -> Alert | None:
+        """One alert, while it is kept."""
+        ...
+
+    async def figures(self) -> LedgerFigures:
+        """Dead letters by type and the time of the last sweep. Its cost does not depend on how many jobs have ended."""
+        ...
+
+    def connections(self) -> list[ConnectionUse]:
+        """How busy each connection of this process to the ledger is now."""
         ...
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:

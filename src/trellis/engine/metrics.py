@@ -94,6 +94,15 @@ STORE_ERRORS = _counter("object_store_errors", "Calls of the object store that f
 HTTP_SECONDS = _seconds("http_request", "Time until a response of the gateway began.", "method", "status")
 PASSES = _counter("service_passes", "Passes of background services, by result.", "service", "result")
 
+STEP_CALL_SECONDS = _seconds(
+    "step_call",
+    "Time of one call of a run's step: a model request, a tool, a question to the NLM, the memory.",
+    "kind",
+    "name",
+    "outcome",
+    buckets=NLM_BUCKETS_S,
+)
+
 NLM_JOBS = _counter("nlm_jobs", "Executions that ended in this NLM backend, by outcome.", "outcome")
 NLM_PROVIDER_CALLS = _counter("nlm_provider_calls", "Questions to the provider, by result.", "result")
 NLM_PROVIDER_SECONDS = _seconds("nlm_provider", "Time of one question to the provider.", buckets=NLM_BUCKETS_S)
@@ -109,7 +118,15 @@ HELD = _gauge("queue_held", "Jobs under a lease.", "type", "lifecycle")
 AGE = _gauge("queue_age_seconds", "How long the oldest ready job has been ready.", "type", "lifecycle")
 PAUSED = _gauge("queue_paused", "1 while claims of the type are paused.", "type", "lifecycle")
 WORKERS = _gauge("workers", "Worker processes with a recent heartbeat.")
+DLQ_COUNT = _gauge("dlq_count", "Dead letters that wait for a decision; counted up to 10,000.", "type", "lifecycle")
+SWEEP_AGE = _gauge(
+    "sweep_age_seconds", "How long ago the last sweep was recorded; up to 5 s is usual while nothing is due."
+)
+LEDGER_CALLS = _gauge(
+    "ledger_calls_open", "Calls of this process that use a connection of its ledger or wait for one.", "connection"
+)
 FEED_LAG = _gauge("feed_lag_seconds", "Age of the first event that a subscriber has not read.", "follower")
+ALERTS = _gauge("alerts", "Open alerts, by name.", "name")
 LISTENERS = _gauge("sse_listeners", "Open event streams of this gateway.")
 NLM_WAITING = _gauge("nlm_queue_waiting", "Executions that wait, over all NLM backends of the ledger.")
 NLM_HELD = _gauge("nlm_queue_held", "Executions under way, over all NLM backends of the ledger.")

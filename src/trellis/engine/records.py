@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.retry_policy import runs_alone
@@ -146,6 +147,19 @@ class Event:
     """The machine that wrote the event; None for events from before machines were recorded."""
 
 
+class SampledEvent(NamedTuple):
+    """One event of a sample: what a measurement needs of it, and when its job was submitted."""
+
+    type: str
+    ts: datetime
+    submitted_at: datetime
+    role: Role
+    source: str | None
+    """The state before."""
+    cause: str | None
+    data: bytes | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
     """A complete entry of the dead-letter queue."""
@@ -208,6 +222,15 @@ class QueueDepth:
     oldest_ready_s: float | None
     rate_limit: float | None
     """Claims per second; None without a limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingType:
+    """How long the oldest job of a type has waited to be claimed."""
+
+    type: str
+    lifecycle: str
+    waited_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,6 +372,35 @@ class Signal:
     ts: datetime
     data: bytes | None
     """The progress or the log line, as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetterCount:
+    """How many dead letters of one type wait for a decision."""
+
+    type: str
+    lifecycle: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerFigures:
+    """Figures of a whole ledger, for metrics."""
+
+    dead_letters: tuple[DeadLetterCount, ...]
+    """By type. Only the newest DEAD_LETTERS_COUNTED_MAX letters are counted."""
+    swept_at: datetime | None
+    """When the last sweep was recorded; None if nobody has swept yet."""
+
+
+DEAD_LETTERS_COUNTED_MAX = 10_000
+
+
+class ConnectionUse(NamedTuple):
+    """How many calls of this process use one of its connections to the ledger, or wait for it."""
+
+    name: str
+    calls: int
 
 
 SWEEP_QUIET_S = 5.0

@@ -1,4 +1,4 @@
-"""Documents about an instance at work: health, events, explanations, queues, workers and schedules."""
+"""Documents about an instance at work: health, events, explanations, queues, workers, alerts and schedules."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -87,6 +87,25 @@ class WorkerShape(pydantic.BaseModel):
     info: Any
 
 
+class AlertShape(pydantic.BaseModel):
+    """An alert: something that needs an operator. `subject` is empty if it is about the whole instance.
+
+    `value` and `text` are as last observed; `action` is what to do first, `runbook` the page with the commands.
+    """
+
+    id: str
+    name: str
+    subject: str
+    value: float
+    text: str
+    state: Literal["open", "resolved"]
+    raised_at: str
+    last_seen_at: str
+    resolved_at: str | None
+    action: str
+    runbook: str
+
+
 class ScheduleShape(pydantic.BaseModel):
     """When an agent runs by itself. `skipped` says why the last instant began no run."""
 
@@ -97,3 +116,26 @@ class ScheduleShape(pydantic.BaseModel):
     last_at: datetime | None
     last_run: str | None
     skipped: str | None
+
+
+class SloShape(pydantic.BaseModel):
+    """One service level objective, and how it stands over its window.
+
+    `value` must be above or below `target`, as `goal` says. `bad` samples spend the error budget. `error_budget_left` is
+    the unspent part: 1 is all of it, below 0 is overspent. `partial` says that the window has more samples than these,
+    which are the newest.
+    """
+
+    name: str
+    title: str
+    status: Literal["met", "missed", "no data"]
+    value: float | None
+    unit: Literal["ratio", "seconds"]
+    goal: Literal["above", "below"]
+    target: float
+    window_s: float
+    samples: int
+    bad: int
+    error_budget_left: float | None
+    partial: bool
+    counts: str

@@ -7,9 +7,18 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
 
 from trellis.bus.topics import HELD_ACTION
+from trellis.engine.alerts import ALERTS_MAX
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.errors import NotFound
-from trellis.http.operation_shapes import EventPage, QueuePaused, QueueShape, ScheduleShape, WorkerShape
+from trellis.http.operation_shapes import (
+    AlertShape,
+    EventPage,
+    QueuePaused,
+    QueueShape,
+    ScheduleShape,
+    SloShape,
+    WorkerShape,
+)
 from trellis.http.pages import EVENTS_MAX
 from trellis.http.shapes import (
     REPLAYED,
@@ -501,9 +510,17 @@ class System:
         """Worker processes that were seen lately, the last one first, and how much each holds."""
         return await self._calls.get(Page[WorkerShape], "/workers")
 
+    async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> Page[AlertShape]:
+        """Open alerts, then resolved ones while they are kept, each newest first."""
+        return await self._calls.get(Page[AlertShape], "/alerts", open=only_open or None, limit=limit)
+
     async def metrics(self) -> str:
         """Queues, workers and followers in Prometheus' text format, and what the gateway's process has counted."""
         return (await self._calls.ask(GatewayRequest(method="GET", path="/metrics"))).body.decode()
+
+    async def slo(self) -> Page[SloShape]:
+        """The service level objectives, each measured over its window from what the ledger has stored."""
+        return await self._calls.get(Page[SloShape], "/slo")
 
     async def schedules(self) -> Page[ScheduleShape]:
         """The agents that run on a schedule, by name, with the next and the last time."""

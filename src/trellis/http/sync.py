@@ -229,7 +229,9 @@ class SyncSystem(BlockingTwin):
     pause = BlockingMethod(System.pause)
     resume = BlockingMethod(System.resume)
     workers = BlockingMethod(System.workers)
+    alerts = BlockingMethod(System.alerts)
     metrics = BlockingMethod(System.metrics)
+    slo = BlockingMethod(System.slo)
     schedules = BlockingMethod(System.schedules)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from trellis.engine.alerts import ALERTS_MAX, SUBJECT_CHARS_MAX, TEXT_CHARS_MAX, AlertRound
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import (
     ATTEMPTS_MAX,
@@ -16,12 +17,29 @@ from trellis.engine.jobs import (
     JobId,
     TypeOptions,
 )
-from trellis.lifecycles import REMARK_TYPES, SIGNAL_TYPES, Lifecycle, Phase, Role, State, Transition, Trigger
+from trellis.engine.text import is_storable
+from trellis.lifecycles import (
+    LIFECYCLES,
+    REMARK_TYPES,
+    SIGNAL_TYPES,
+    Lifecycle,
+    Phase,
+    Role,
+    State,
+    Transition,
+    Trigger,
+)
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
 
 # Checks of arguments, before the ledger is read. The same for every ledger.
 
 SIGNALS_MAX = 1_000
 CHILDREN_MAX = 1_000
+SAMPLES_MAX = 50_000
+"""Most events of one type in a sample."""
+SAMPLED = tuple(name for name in LIFECYCLES if name not in {LEASED_JOB.name, BUS_JOB.name})
+"""The lifecycles whose events can be sampled: those with few events, for which PostgreSQL has an index."""
 HOLDER_SIGNAL_TYPES = tuple(word for word in SIGNAL_TYPES if word not in REMARK_TYPES)
 
 
@@ -66,6 +84,25 @@ def _check_type_options(one: TypeOptions) -> None:
     for option, (value, is_right, expected) in checks.items():
         if not is_right:
             raise OptionInvalid(option=f"{option} of {one.type}", value=str(value)[:50], expected=expected)
+
+
+def check_alerts(checked: AlertRound) -> None:
+    """Check the number and the texts of observed alerts. Raises OptionInvalid."""
+    if max(len(checked.observed), len(checked.scopes)) > ALERTS_MAX:
+        raise OptionInvalid(option="alerts", value=len(checked.observed), expected=f"at most {ALERTS_MAX} in one round")
+    for one in checked.observed:
+        for option, text, most in (("subject", one.subject, SUBJECT_CHARS_MAX), ("text", one.text, TEXT_CHARS_MAX)):
+            if len(text) > most or not is_storable(text):
+                expected = f"at most {most} characters that can be stored"
+                raise OptionInvalid(option=f"{option} of alert {one.name}", value=text[:50], expected=expected)
+
+
+def check_sample(lifecycle: str, limit: int) -> None:
+    """Check of which lifecycle and how many events a caller asks for. Raises OptionInvalid."""
+    if lifecycle not in SAMPLED:
+        raise OptionInvalid(option="lifecycle", value=lifecycle, expected=f"one of {', '.join(SAMPLED)}")
+    if not 1 <= limit <= SAMPLES_MAX:
+        raise OptionInvalid(option="limit", value=limit, expected=f"from 1 to {SAMPLES_MAX}")
 
 
 def check_peek_limit(each: int) -> None:

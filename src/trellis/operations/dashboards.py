@@ -18,6 +18,7 @@ WIDTH, HEIGHT, COLUMNS = 8, 8, 24
 DOCS = "docs/runbooks"
 
 SECTIONS: dict[str, tuple[Metric, ...]] = {
+    "Alerts": (m.ALERTS,),
     "Queues": (m.READY, m.AGE, m.HELD, m.SCHEDULED, m.BLOCKED, m.PAUSED, m.WORKERS),
     "Jobs": (
         m.SUBMITTED,
@@ -27,16 +28,19 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         m.RETRIES,
         m.FAILURES,
         m.DEAD_LETTERS,
+        m.DLQ_COUNT,
     ),
     "Leases and sweeps": (
         m.RENEWALS,
         m.RENEWALS_REFUSED,
         m.LEASE_EXPIRIES,
         m.CLAIM_CONFLICTS,
+        m.SWEEP_AGE,
         m.SWEPT,
         m.REMOVED,
     ),
     "Feed and gateway": (m.FEED_LAG, m.LISTENERS, m.HTTP_SECONDS),
+    "Agents": (m.STEP_CALL_SECONDS,),
     "NLM backend": (
         m.NLM_JOBS,
         m.NLM_PROVIDER_CALLS,
@@ -50,6 +54,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Stores and services": (
         m.LEDGER_SECONDS,
         m.LEDGER_ERRORS,
+        m.LEDGER_CALLS,
         m.STORE_SECONDS,
         m.STORE_ERRORS,
         m.PASSES,
@@ -58,7 +63,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
 }
 """Every metric, in the order in which an operator asks."""
 
-PER_PROCESS = frozenset({m.LISTENERS, m.SOURCES_DOWN, m.NLM_CIRCUIT_OPEN})
+PER_PROCESS = frozenset({m.LISTENERS, m.LEDGER_CALLS, m.SOURCES_DOWN, m.NLM_CIRCUIT_OPEN})
 """Gauges that each process has for itself. The others are read from the ledger, and equal on every process."""
 
 DEAD = (
@@ -96,6 +101,14 @@ RULES: tuple[AlertingRule, ...] = (
         severity="critical",
         summary="More than 1 % of the settled jobs became dead letters in the last hour",
         runbook="dead-letters.md",
+    ),
+    AlertingRule(
+        name="TrellisNobodySweeps",
+        expr=f"min({m.SWEEP_AGE.sample}) > 60",
+        for_="1m",
+        severity="critical",
+        summary="No sweep for over a minute: lost jobs are not taken back, and timers do not fire",
+        runbook="nobody-sweeps.md",
     ),
     AlertingRule(
         name="TrellisLeasesExpire",

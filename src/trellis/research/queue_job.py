@@ -10,11 +10,10 @@ from trellis.agents.definition import checked_slug
 from trellis.artifacts.content import JobType
 from trellis.artifacts.payloads import ENTITY_REFS_MAX, ResearchPayload, read_payload
 from trellis.documents import ids
-from trellis.engine import tracing
 from trellis.engine.errors import InputError, PayloadInvalid, TrellisError
 from trellis.engine.event_data import data_of
 from trellis.engine.jobs import JobId, NewJob, Priority
-from trellis.engine.records import Event, Job
+from trellis.engine.records import Event, Job, SampledEvent
 from trellis.engine.restoration import RELEASED_CAUSE
 from trellis.lifecycles import Role
 from trellis.lifecycles.events import Cause
@@ -113,6 +112,7 @@ def new_queue_job(
     priority: Priority = Priority.BATCH,
     deadline_s: float | None = None,
     correlation_id: str | None = None,
+    trace: str | None = None,
     parent_id: str | None = None,
 ) -> NewJob:
     """Builds the job of a request. The queue sets attempts and concurrency key; callers cannot choose them."""
@@ -127,7 +127,7 @@ def new_queue_job(
         max_deaths=0,
         concurrency_key=f"{KEY_NAMESPACE}{request.agent_slug}",
         correlation_id=correlation_id,
-        trace=tracing.here(),
+        trace=trace,
         parent_id=None if parent_id is None else JobId(parent_id),
     )
 
@@ -214,7 +214,7 @@ def _error_in_event(event: Event) -> str | None:
         return "LET_GO: the process that drove it was stopped; another takes it up"
     if "error" in data:
         return f"{data['error']['code']}: {data['error']['message']}"
-    if event.type == FAILED_EVENT and _is_cancel(event):
+    if event.type == FAILED_EVENT and is_cancel(event):
         return f"CANCELLED: {data.get('reason') or event.cause or 'no reason given'}"
     if event.type == LEASE_LOST:
         is_late = event.cause == Cause.DEADLINE_PASSED
@@ -222,7 +222,7 @@ def _error_in_event(event: Event) -> str | None:
     return None
 
 
-def _is_cancel(event: Event) -> bool:
+def is_cancel(event: Event | SampledEvent) -> bool:
     """Whether a job_failed event is a cancel.
 
     It is, unless the orchestration layer failed the job out of a backoff, after its last attempt.

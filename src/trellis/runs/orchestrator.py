@@ -19,6 +19,7 @@ from trellis.documents.errors import (
 )
 from trellis.documents.run_documents import RunRequest
 from trellis.engine.batches import Batcher
+from trellis.engine.call_times import CallKind, CallTimes, durations_ms
 from trellis.engine.clock import within
 from trellis.engine.jobs import Actor, Advance, Claimed, JobId, LeaseLost, Move, RequestId, StepApplied, Turn
 from trellis.engine.lease_runner import LeaseRunner, LeaseRunnerOptions
@@ -51,6 +52,8 @@ class StepContext:
     once: JournalOnce
     left_s: Callable[[], float]
     """Seconds until the run's deadline or the step's, whichever is sooner."""
+    calls: CallTimes
+    """The step's calls of others are timed with it, and its file lists them."""
     correlation_id: str | None = None
     """The run's correlation id. Everything the step creates carries it too."""
 
@@ -220,7 +223,8 @@ class _RunDrive(JobDrive[str | None, StepError]):
 
         If another driver journaled the step first, its bytes are used.
         """
-        result, began, ended = await self._with_retries(number)
+        calls = CallTimes(clock=self._driver.clock)
+        result, began, ended = await self._with_retries(number, calls)
         if result.output is not None:
             self._journal[run_documents.OUTPUT_ENTRY] = await self.keep(run_documents.OUTPUT_ENTRY, result.output)
         body = encode(
@@ -231,6 +235,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
                 "agent_slug": self._request.agent_slug,
                 "started_at": timestamp(began),
                 "finished_at": timestamp(ended),
+                **calls.to_dict(),
                 "result": dict(result.result),
                 "told": dict(result.event_data),
             }
@@ -239,12 +244,12 @@ class _RunDrive(JobDrive[str | None, StepError]):
         self._journal[_entry(number)] = kept
         return kept
 
-    async def _with_retries(self, number: int) -> tuple[StepResult, datetime, datetime]:
+    async def _with_retries(self, number: int, calls: CallTimes) -> tuple[StepResult, datetime, datetime]:
         delays, upstream_tries = iter(self._driver.options.retry_delays_s), 0
         while True:
             began = await self._look()
             try:
-                result = await self._once_over(number)
+                result = await self._once_over(number, calls)
             except StepError as error:
                 if error.waits:
                     upstream_tries += 1
@@ -286,7 +291,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
             waited_s = await self._waits.end(now)
             _log.info("run_goes_on", run_id=self._run_id, waited_s=round(waited_s, 3))
 
-    async def _once_over(self, number: int) -> StepResult:
+    async def _once_over(self, number: int, calls: CallTimes) -> StepResult:
         """One try of a step, limited by the step's timeout and the run's."""
         options, clock = self._driver.options, self._driver.clock
         ends_at = min(clock.monotonic() + options.step_timeout_s, self._ends_at)
@@ -301,6 +306,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
             before={ids.STEPS[n - 1]: result_of(self._journal[_entry(n)]) for n in range(1, number)},
             once=self.once,
             left_s=lambda: ends_at - clock.monotonic(),
+            calls=calls,
             correlation_id=self._claimed.correlation_id,
         )
         return await self.in_time(
@@ -335,6 +341,8 @@ class _RunDrive(JobDrive[str | None, StepError]):
             "finished_at": file["finished_at"],
             **file["told"],
         }
+        if nlm_ms := durations_ms(file, CallKind.NLM):
+            data[run_documents.NLM_MS] = nlm_ms
         self._version = await self.advance(STEP, data, version=self._version)
         await self._until_published(number)
 
@@ -366,7 +374,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
 
     async def stop(self) -> str:
         """End the run as failed, because a cancel was requested."""
-        return await self._end_failed("CANCELLED: stopped on request")
+        return await self._end_failed(f"{run_documents.CANCELLED}: stopped on request")
 
     async def fail(self, error: StepError) -> str | None:
         """End the run as failed with this error, or put it aside until its agent is active again."""

@@ -21,6 +21,7 @@ from trellis.agents.runtime import run_agent
 from trellis.agents.sources import ANNOTATION_KINDS, AgentSource, Annotation, read_annotations
 from trellis.artifacts.rows import artifacts_of_run
 from trellis.documents.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
+from trellis.engine.call_times import CallKind
 from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
@@ -44,6 +45,8 @@ PRIORITY = "normal"
 """The priority of a run's proposals. A person can set another one; a model cannot."""
 APPLY_PATIENCE_S = 60.0
 """How long a step waits for its memory update. Longer than the lease of an apply engine that died during it."""
+MEMORY_READ = "memory.read"
+"""The name of a read of the agent's memory in the list of a step's calls."""
 KEPT_PROPOSALS = "proposals"
 """Journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
 STORED = "proposals/stored"
@@ -87,8 +90,10 @@ class RunSteps:
         if found is None:
             raise StepHopeless(detail=f"there is no agent {slug}")
         definition = _runnable(found.body, slug)
-        sources = await Catalog(self.objects, counter=self.counter).sources(slug, definition)
-        view = await self._memory(slug, definition.context.mode)
+        with context.calls.timed("sources", CallKind.STORE):
+            sources = await Catalog(self.objects, counter=self.counter).sources(slug, definition)
+        with context.calls.timed(MEMORY_READ, CallKind.MEMORY):
+            view = await self._memory(slug, definition.context.mode)
         notes = await read_annotations(self.objects, slug)
         logic = await self.objects.get(object_key("agents", slug, proposal.LOGIC_FILE))
         return StepResult(
@@ -141,6 +146,7 @@ class RunSteps:
                 limits=self.limits,
                 left_s=context.left_s,
                 models=self.models,
+                times=context.calls,
             )
         except NlmError as error:
             raise NlmDown(detail=str(error)) from error
@@ -179,7 +185,12 @@ class RunSteps:
         )
         made = [body for body in bodies if body["id"] not in equals]
         created = [
-            {"id": body["id"], "action": body["action"], "target": body["target"], "status": await self._settle(body)}
+            {
+                "id": body["id"],
+                "action": body["action"],
+                "target": body["target"],
+                "status": await self._settle(context, body),
+            }
             for body in made
         ]
         already = [
@@ -211,7 +222,10 @@ class RunSteps:
             for body in bodies
         ]
         updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
-        memory = await self._remembered(context.request.agent_slug) if updates else dict[str, str]()
+        memory: Mapping[str, str] = {}
+        if updates:
+            with context.calls.timed(MEMORY_READ, CallKind.MEMORY):
+                memory = await self._remembered(context.request.agent_slug)
         settled = [body for body in bodies if _is_done(body) or _is_remembered(body, memory)]
         done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in settled}
         new = [one for one in new if one.id not in done]
@@ -226,10 +240,11 @@ class RunSteps:
         }
         return json.dumps(equals).encode()
 
-    async def _settle(self, body: Mapping[str, Any]) -> str:
+    async def _settle(self, context: StepContext, body: Mapping[str, Any]) -> str:
         if not await proposal.auto_approve(self.ledger, self.gateway, body["id"], body):
             return "pending"
-        state = await apply_until_settled(self.apply_engine, self.clock, body["id"], APPLY_PATIENCE_S)
+        with context.calls.timed("memory.apply", CallKind.MEMORY):
+            state = await apply_until_settled(self.apply_engine, self.clock, body["id"], APPLY_PATIENCE_S)
         return "auto_applied" if state == "applied" else state
 
     async def _drafts(

@@ -31,9 +31,11 @@ from trellis.documents import ids
 from trellis.documents.errors import RunError, RunOfAnother
 from trellis.documents.lookup import find_run
 from trellis.documents.run_documents import RunRequest
+from trellis.engine import tracing
 from trellis.engine.errors import InputError
-from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, JobId, NewJob
+from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, NewJob
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import Job
 from trellis.engine.text import no_such_field
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -160,6 +162,8 @@ class JobFactory:
     """The principal that submits the job."""
     asked_as: IdempotencyScopeAndKey | None = None
     """The idempotency key of the request, if any. A repeated request is never refused because the backlog is full."""
+    correlation_id: str | None = None
+    """The correlation id that the caller gave outside of the job's own fields: the header of its request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +190,9 @@ async def _queue_job(body: JobRequestBody, making: JobFactory) -> NewJob:
     made = ids.make_run_id(await making.ledger.now(), making.new_id())
     slug = making.principal.agent if body.agent_slug is None else body.agent_slug
     within_agent(making.principal, "jobs.create", slug or "")
+    run = None if body.run_id is None else await _run(body.run_id, slug, making)
     request = checked_request(
-        run_id=made if body.run_id is None else await _run(body.run_id, slug, making),
+        run_id=made if run is None else run.job_id,
         job_type=str(body.job_type),
         agent_slug=slug,
         payload=body.payload,
@@ -200,7 +205,8 @@ async def _queue_job(body: JobRequestBody, making: JobFactory) -> NewJob:
         request,
         making.new_id,
         deadline_s=body.deadline_s,
-        correlation_id=body.correlation_id,
+        correlation_id=body.correlation_id or making.correlation_id or (run.correlation_id if run else None),
+        trace=tracing.here() or (run.trace if run else None),
         parent_id=body.parent_id,
         **settings,
     )
@@ -221,17 +227,17 @@ async def _bus_job(body: JobRequestBody, making: JobFactory) -> NewJob:
     )
 
 
-async def _run(run_id: str, slug: str | None, making: JobFactory) -> JobId:
-    """Returns the id of the named run, which must belong to the agent. Raises RunUnknown or RunOfAnother."""
+async def _run(run_id: str, slug: str | None, making: JobFactory) -> Job:
+    """Returns the named run, which must belong to the agent. Raises RunUnknown or RunOfAnother."""
     try:
         run_job_id = await find_run(making.ledger, run_id)
     except RunError as error:
         raise RunUnknown(reason=str(error)) from error
     run = await making.ledger.job(run_job_id)
     of = "" if run is None or run.payload is None else RunRequest.read(run.payload).agent_slug
-    if of != slug:
+    if run is None or of != slug:
         raise RunOfAnother(run_id=run_job_id, found=of, slug=slug)
-    return run_job_id
+    return run
 
 
 def _refuse_foreign(body: JobRequestBody, *, queue: tuple[str, ...] = (), bus: tuple[str, ...] = ()) -> None:

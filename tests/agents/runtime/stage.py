@@ -10,9 +10,11 @@ from trellis.agents.definition import AgentDefinition, read_definition
 from trellis.agents.run_io import AgentContext, AgentOutput, DeepMemoryPage, ModelOptions, RunLimits, ToolServices
 from trellis.agents.runtime import run_agent
 from trellis.agents.sources import AgentSource, Annotation
+from trellis.engine.call_times import CallTimes
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmAnswer, NlmQuestion
 from trellis.storage.memory.layout import DeepPart, ReadMode
+from trellis.testing import FakeClock
 
 RUN_ID = "run_2026-02-14_080000_abc123"
 ALL_TOOLS = "[read-context, read-memory, read-memory-deep, notebooklm-query, create-proposal]"
@@ -67,7 +69,12 @@ class Stage:
     annotations: tuple[Annotation, ...] = ()
     asked: list[str] = field(default_factory=list)
     deep_reads: list[tuple[DeepPart, str | None, int]] = field(default_factory=list)
+    clock: FakeClock = field(default_factory=FakeClock)
+    times: CallTimes = field(init=False)
     provider: ExtractiveProvider = field(default_factory=ExtractiveProvider)
+
+    def __post_init__(self) -> None:
+        self.times = CallTimes(clock=self.clock)
 
     async def ask(self, question: NlmQuestion, deadline_s: float) -> NlmAnswer:
         self.asked.append(question.text)
@@ -99,6 +106,7 @@ class Stage:
             models=ModelOptions(
                 base_url=self.base_url, key=self.key, scripts=self.scripts, request_timeout_s=self.request_timeout_s
             ),
+            times=self.times,
         )
 
     async def play(self, *turns: Sequence[tuple[str, Any]] | str, **fields: str) -> AgentOutput:

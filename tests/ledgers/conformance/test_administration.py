@@ -9,6 +9,7 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, Rig, actor
 from trellis.auth.principals import ADMINISTRATION, Verb
 from trellis.engine.admin_acts import AdminAct, NewAct
+from trellis.engine.alerts import AlertObservation, AlertRound
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor, JobId, TypeOptions
 from trellis.engine.records import SweepOptions
@@ -96,6 +97,15 @@ async def _an_act_is_recorded(rig: Rig) -> bool:
     return [act.subject for act in await rig.ledger.acts()] == ["gardener"]
 
 
+async def _observe(rig: Rig, by: Actor) -> object:
+    seen = AlertObservation(id="alert-1", name="jobs-wait", subject="work", value=301.0, text="it waits")
+    return await rig.ledger.observe_alerts(by, AlertRound(read_at=await rig.ledger.now(), scopes=(), observed=(seen,)))
+
+
+async def _an_alert_is_open(rig: Rig) -> bool:
+    return [alert.id for alert in await rig.ledger.alerts(only_open=True)] == ["alert-1"]
+
+
 async def _no_act_waits(rig: Rig) -> bool:
     return await rig.ledger.acts(unpublished=True) == []
 
@@ -135,6 +145,7 @@ CASES = [
         _something_was_said,
     ),
     Case("record_act", _nothing, lambda rig, by: rig.ledger.record_act(by, ACT), _an_act_is_recorded),
+    Case("observe_alerts", _nothing, _observe, _an_alert_is_open),
     Case("publish_acts", _an_act, lambda rig, by: rig.ledger.acts_published(by, [FIRST_ACT]), _no_act_waits),
 ]
 
@@ -192,4 +203,5 @@ def test_the_table_says_who_may_do_what():
         "remark": ["control-plane", "gateway", "reconciler", "scheduler", "worker"],
         "record_act": ["control-plane", "gateway", "owner"],
         "publish_acts": ["control-plane", "owner", "projector"],
+        "observe_alerts": ["control-plane"],
     }

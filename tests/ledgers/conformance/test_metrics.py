@@ -1,14 +1,16 @@
 """What a process counts of its calls to the ledger, the same on every implementation."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from tests.ledgers.conformance.rig import LENGTH_S, WORKER, Rig
+from tests.ledgers.conformance.rig import ADMIN, LENGTH_S, WORKER, Rig
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import CancelMode, DeadLetterReason, JobId, ReasonCode, Stage
-from trellis.engine.metrics import HELD, HELD_SECONDS, LEDGER_SECONDS, READY, Metric, process_metrics
+from trellis.engine.metrics import HELD, HELD_SECONDS, LEDGER_SECONDS, READY, SWEEP_AGE, Metric, process_metrics
+from trellis.engine.records import JobFilter
 from trellis.lifecycles import Trigger
 from trellis.operations.metrics import ledger_gauges
 
@@ -99,3 +101,43 @@ async def test_no_label_has_the_address_that_is_in_the_type_of_an_nlm_job(rig: R
     assert {key[1] for key in counts if len(key) > 1 and key[0] in {"jobs_submitted", "claims"}} == {"nlm"}
     assert {one.labels for one in gauges} == {("nlm", "nlm-job")}
     assert {one.metric: one.value for one in gauges if one.metric in {READY, HELD}} == {READY: 3, HELD: 1}
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_dead_letters_are_counted_by_type_also_those_that_the_sweep_made(rig: Rig):
+    assert (await rig.ledger.figures()).dead_letters == ()
+    reason = DeadLetterReason(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.INPUT, last_error="no")
+    for _ in range(2):
+        await rig.pull(await rig.running(type="metered"), "reject", death=reason)
+    await rig.submit_one(type="late", deadline_s=5.0)
+    await rig.pass_time(6.0)
+
+    async def gauges() -> dict[tuple[str, ...], float]:
+        return {(one.metric.name, *one.labels): one.value for one in await ledger_gauges(rig.ledger)}
+
+    counted, by_type = await gauges(), ("trellis_dlq_count", "metered", "leased-job")
+    assert (counted[by_type], counted["trellis_dlq_count", "late", "leased-job"]) == (2, 1)
+    letter = (await rig.ledger.dead_letters(JobFilter(type="metered"), limit=1))[0]
+    await rig.ledger.requeue(ADMIN, [letter.job_id], rig.request(), limit=1, cause=None)
+    assert (await gauges())[by_type] == 1
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_the_age_of_the_last_sweep_is_shown(rig: Rig):
+    await rig.sweep()
+    await rig.advance(90.0)
+    ages = [one.value for one in await ledger_gauges(rig.ledger) if one.metric is SWEEP_AGE]
+    assert ages == [pytest.approx(90.0, abs=1.0)]
+
+
+@pytest.mark.requirement("OBS-5")
+async def test_calls_that_use_a_connection_or_wait_for_one_are_shown_while_they_do(rig: Rig):
+    def waiting() -> int:
+        return sum(one.calls for one in rig.ledger.connections())
+
+    assert (len({one.name for one in rig.ledger.connections()}) > 0, waiting()) == (True, 0)
+    calls = [asyncio.ensure_future(rig.ledger.now() if n % 2 else rig.ledger.workers()) for n in range(6)]
+    await asyncio.sleep(0)
+    assert waiting() >= 3
+    await asyncio.gather(*calls)
+    assert waiting() == 0

@@ -64,6 +64,18 @@ async def test_a_feed_without_plain_jobs_reads_no_event_of_one(rig: Rig):
     assert "event_0_batch_idx" in re.findall(r'"Index Name": "(\w+)"', plan)
 
 
+@pytest.mark.requirement("OBS-3")
+async def test_events_of_few_lifecycles_are_counted_and_sampled_without_reading_plain_jobs(rig: Rig):
+    await rig.submit(3)
+    await rig.submit(3, lifecycle="run")
+    since = await rig.ledger.now()
+    for query, *more in ((ReadQueries.count_infrequent_events,), (ReadQueries.sample_events, 10)):
+        plan = await _plan(rig, query, [25, 29], since, 1, *more)
+        used = {name for name in re.findall(r'"Index Name": "(\w+)"', plan) if name.startswith("event_")}
+        assert "event_0_lifecycle_type_at_idx" in used
+        assert all(name.endswith("_lifecycle_type_at_idx") for name in used), "no other index, in any partition"
+
+
 @pytest.mark.requirement("DJ-13")
 async def test_events_of_a_job_are_found_through_the_key(rig: Rig):
     await rig.submit(3)

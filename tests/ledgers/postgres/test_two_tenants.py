@@ -297,6 +297,7 @@ CALLABLE = {
         "acts_published",
         "restore_acts",
         "retain",
+        "observe_alerts",
     },
     "by role: for followers": {"follow", "leave_behind"},
     "only what the login holds": {"renew", "save_checkpoint", "journal_entries", "add_signals", "followed"},

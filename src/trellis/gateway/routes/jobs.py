@@ -131,9 +131,12 @@ async def submit(
     """
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if asked.key is None else (asked.key.scope, asked.key.key)
-        making = replace(instance.job_factory(caller.principal), asked_as=asked_as)
+        factory = instance.job_factory(caller.principal)
+        making = replace(factory, asked_as=asked_as, correlation_id=caller.given_correlation_id)
         job = _keyed(await make_job(body, making), asked)
-        job = replace(job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here())
+        job = replace(
+            job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here() or job.trace
+        )
         actor = acting_or_gateway(caller.actor, job.lifecycle)
         (answer,) = await instance.ledger.submit(actor, [job])
         about = {"trellis.job_id": answer.job_id, "trellis.type": job.type, "trellis.lifecycle": job.lifecycle}

@@ -6,10 +6,12 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from trellis.engine.alerts import ALERTS_MAX
 from trellis.engine.metrics import MEDIA_TYPE
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Page
 from trellis.http.operation_shapes import (
+    AlertShape,
     EventListed,
     EventPage,
     Health,
@@ -17,6 +19,7 @@ from trellis.http.operation_shapes import (
     QueuePaused,
     QueueShape,
     ScheduleShape,
+    SloShape,
     WorkerShape,
 )
 from trellis.http.pages import EVENTS_MAX
@@ -115,6 +118,27 @@ async def change_queue(
 async def workers(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[WorkerShape]:
     """List worker processes that were seen lately, the last one first, and how many jobs each holds."""
     return await api_for(instance, caller).system.workers()
+
+
+@router.get("/alerts", responses=PROBLEMS)
+async def alerts(
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("system.read")],
+    *,
+    open: Annotated[bool, Query(description="Only alerts that are open.")] = False,  # noqa: A002 - the word of the interface
+    limit: Annotated[int, Query(ge=1, le=ALERTS_MAX, description="How many alerts at most.")] = LIMIT_DEFAULT,
+) -> Page[AlertShape]:
+    """What needs an operator: open alerts first, then those that were resolved lately, each newest first."""
+    return await api_for(instance, caller).system.alerts(only_open=open, limit=limit)
+
+
+@router.get("/slo", responses=PROBLEMS)
+async def slo(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[SloShape]:
+    """The service level objectives: value, window, sample size, target, whether it is met, and the error budget left.
+
+    Measured from what the ledger has stored, so every gateway of an instance gives the same answer.
+    """
+    return await api_for(instance, caller).system.slo()
 
 
 @router.get("/schedules", responses=PROBLEMS)

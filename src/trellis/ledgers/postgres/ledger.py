@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
+from trellis.engine.alerts import AlertChange, AlertRound
 from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
     LedgerUnavailable,
@@ -48,10 +49,19 @@ from trellis.engine.jobs import (
     TypeOptions,
 )
 from trellis.engine.outage_log import Failures
-from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, RetentionReport, SweepOptions, SweepReport
+from trellis.engine.records import (
+    ConnectionUse,
+    JobFilter,
+    JobToRestore,
+    RetentionOptions,
+    RetentionReport,
+    SweepOptions,
+    SweepReport,
+)
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
 from trellis.engine.text import storable
 from trellis.ledgers.measures import measured
+from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
@@ -59,7 +69,7 @@ from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
-from trellis.ledgers.refusals import check_annotation, check_declared, check_signals
+from trellis.ledgers.refusals import check_alerts, check_annotation, check_declared, check_signals
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
@@ -147,19 +157,28 @@ class PostgresLedger(PostgresReads):
         await self._new_actors.close()
         await self._new_types.close()
         await self._notifier.close()
-        lanes = (
-            self._submit_lane,
-            *(turner.lane for turner in self._turners),
-            self._holder_lane,
-            self._note_lane,
-            self._admin_lane,
-            self._move_lane,
-            self._steps_lane,
-            self._read_lane,
-            self._ping_lane,
-        )
-        await asyncio.gather(*(lane.close() for lane in lanes))
+        await asyncio.gather(*(lane.close() for _, lane in self._lanes()))
         self._failures.left()
+
+    def _lanes(self) -> list[tuple[str, PostgresLane]]:
+        """The connections of this process, by what they are for."""
+        return [
+            ("submit", self._submit_lane),
+            *(("turn", turner.lane) for turner in self._turners),
+            ("holder", self._holder_lane),
+            ("note", self._note_lane),
+            ("admin", self._admin_lane),
+            ("move", self._move_lane),
+            ("steps", self._steps_lane),
+            ("read", self._read_lane),
+            ("ping", self._ping_lane),
+        ]
+
+    def connections(self) -> list[ConnectionUse]:
+        calls: dict[str, int] = {}
+        for name, lane in self._lanes():
+            calls[name] = calls.get(name, 0) + lane.waiting
+        return [ConnectionUse(*one) for one in calls.items()]
 
     async def ping(self) -> None:
         await self._ping_lane.call("ping", "", lambda c, _: c.execute("select 1"), window_s=0)
@@ -507,6 +526,24 @@ class PostgresLedger(PostgresReads):
         require(actor, "publish_acts")
         numbers = [one.no for one in published]
         await self._admin("acts_published", "select acts_published($1, $2)", await self._actor(actor), numbers)
+
+    async def observe_alerts(self, actor: Actor, checked: AlertRound) -> list[AlertChange]:
+        require(actor, "observe_alerts")
+        check_alerts(checked)
+        for type_ in checked.report_types:
+            await self._type(type_)
+        number = await self._actor(actor)
+
+        async def work(connection: PostgresConnection, repeat: bool) -> list[AlertChange]:  # noqa: FBT001 - a lane's call
+            async def submit_reports(same: PostgresConnection, reports: list[NewJob]) -> None:
+                await submit.submit_keyed(same, number, reports, self._types, repeat=repeat)
+
+            return await alert_rows.observe(connection, number, checked, submit_reports)
+
+        changes = await self._admin_lane.call("observe_alerts", "", work)
+        if changes and checked.report_types:
+            self._notifier.notify()
+        return changes
 
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)

@@ -143,6 +143,23 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
 -- name: count_events
 select e.type, count(*) as many from event e where e.type = any($1::smallint[]) and e.at >= $2 group by e.type
 
+-- name: count_infrequent_events
+-- of one lifecycle that is neither leased-job nor bus-job; the index's condition must stand here word for word
+select e.type, count(*) as many from event e
+ where e.lifecycle not in (4, 5) and e.lifecycle = $3 and e.type = any($1::smallint[]) and e.at >= $2 group by e.type
+
+-- name: count_frequent_events
+select e.type, count(*) as many from event e
+ where e.lifecycle = $3 and e.type = any($1::smallint[]) and e.at >= $2 group by e.type
+
+-- name: sample_events
+-- the newest of each type, by the same index
+select e.type, e.at, j.created_at, e.role, e.from_state, e.cause, e.data
+  from unnest($1::smallint[]) with ordinality w(type, no) cross join lateral (
+    select o.* from event o where o.lifecycle not in (4, 5) and o.lifecycle = $3 and o.type = w.type and o.at >= $2
+     order by o.at desc, o.id desc, o.version desc limit $4) e join job j on j.id = e.id
+ order by w.no, e.at desc, e.id desc, e.version desc
+
 -- name: events_by_correlation
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from job j join event e on e.id = j.id join actor a on a.id = e.actor
@@ -243,6 +260,14 @@ select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked
     on c.type = t.id
  order by t.name
 
+-- name: figures
+select s.tick, c.type_name, c.lifecycle, c.many
+  from sweeper s left join (
+    select t.name as type_name, j.lifecycle, count(*) as many
+      from (select o.id from dead_letter o where o.requeued_at is null order by o.id desc limit $1) d
+      join job j on j.id = d.id join job_type t on t.id = j.type group by t.name, j.lifecycle) c on true
+ order by c.type_name, c.lifecycle
+
 -- name: home_issuer
 select m.value from meta m where m.name = 'home_issuer';
 
@@ -305,6 +330,35 @@ union all
 select j.job_id, false, f.artifacts from final f join job j on j.job_id = f.parent_id
  where not exists (select from complete c where c.job_id = j.job_id)
 limit 1000
+
+-- name: alerts
+-- open ones first, then resolved ones, each newest first; $2 false leaves the resolved ones out
+(select o.* from alert o where o.resolved_at is null order by o.raised_at desc, o.id limit $1)
+union all
+(select e.* from alert e where $2::boolean and e.resolved_at is not null order by e.resolved_at desc, e.id limit $1)
+limit $1
+
+-- name: alert
+select o.* from alert o where o.id = $1
+
+-- name: waiting_types
+-- The first ready job of each type and priority; of queue jobs also the first that waits for the slot of its agent.
+select t.name, w.lifecycle, extract(epoch from trellis.now() - min(w.at))::float8 as waited_s
+  from job_type t cross join lateral (
+    select r.lifecycle, (select e.at from event e where e.id = r.id order by e.version desc limit 1) as at
+      from (select f.id, f.lifecycle from unnest('{0,1,2}'::smallint[]) p(prio) cross join lateral (
+              select o.id, o.lifecycle from ready o where o.type = t.id and o.prio = p.prio order by o.pos limit 1) f
+            union all
+            (select o.id, o.lifecycle from parked o where o.type = t.id and o.lifecycle = 2 order by o.pos limit 1)) r) w
+ group by t.name, w.lifecycle order by waited_s desc nulls last limit $1
+
+-- name: stage_steps
+-- How queue jobs (lifecycle 2) left their stages, by the index of infrequent events, whose condition must stand here word for word
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+  from unnest($1::smallint[]) w(type) cross join lateral (
+    select o.* from event o where o.lifecycle not in (4, 5) and o.lifecycle = 2 and o.type = w.type order by o.at desc limit $2) e
+  join job j on j.id = e.id join actor a on a.id = e.actor
+ order by e.at desc, e.id desc, e.version desc
 
 -- name: type_by_name
 select id from job_type where name = $1

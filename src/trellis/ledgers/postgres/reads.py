@@ -5,9 +5,11 @@ from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
+from trellis.engine.alerts import ALERTS_MAX, STAGE_STEP_TYPES, Alert
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, RequestKey, Submitted, TypeOptions
 from trellis.engine.records import (
+    DEAD_LETTERS_COUNTED_MAX,
     ChildPage,
     DeadLetter,
     Event,
@@ -20,23 +22,27 @@ from trellis.engine.records import (
     JobPage,
     JobPlace,
     KeyOverLimit,
+    LedgerFigures,
     QueueDepth,
     RecordedEvent,
+    SampledEvent,
     Signal,
     SubscriberRecord,
     UnpairedArtifact,
+    WaitingType,
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
+from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.lanes import PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
-from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, event_code
+from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit, check_sample
+from trellis.lifecycles import BY_CODE, LIFECYCLES, Lifecycle, Phase, event_code
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -154,6 +160,9 @@ class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     payloads: LiteralString
     events_by_type: LiteralString
     count_events: LiteralString
+    count_infrequent_events: LiteralString
+    count_frequent_events: LiteralString
+    sample_events: LiteralString
     events_by_correlation: LiteralString
     feed_batches: LiteralString
     feed_events: LiteralString
@@ -169,6 +178,7 @@ class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     requeueable: LiteralString
     requested: LiteralString
     queues: LiteralString
+    figures: LiteralString
     declared_types: LiteralString
     home_issuer: LiteralString
     workers: LiteralString
@@ -176,6 +186,10 @@ class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     histories: LiteralString
     keys_over: LiteralString
     unpaired: LiteralString
+    alerts: LiteralString
+    alert: LiteralString
+    waiting_types: LiteralString
+    stage_steps: LiteralString
     type_by_name: LiteralString
     inspect: LiteralString
     beside: LiteralString
@@ -364,10 +378,26 @@ class PostgresReads:
             raise OptionInvalid(option="type_", value=None, expected="a type or a correlation id")
         return [rows.event(row) for row in found]
 
-    async def count_events(self, types: Sequence[str], *, since: datetime) -> dict[str, int]:
+    async def count_events(
+        self, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
+    ) -> dict[str, int]:
         codes = {event_code(type_): type_ for type_ in types}
-        counted = {row["type"]: row["many"] for row in await self.fetch(ReadQueries.count_events, list(codes), since)}
+        if lifecycle is None:
+            found = await self.fetch(ReadQueries.count_events, list(codes), since)
+        else:
+            code = lifecycle_named(lifecycle).code
+            few, many = ReadQueries.count_infrequent_events, ReadQueries.count_frequent_events
+            found = await self.fetch(many if code in FREQUENT else few, list(codes), since, code)
+        counted = {row["type"]: row["many"] for row in found}
         return {type_: counted.get(code, 0) for code, type_ in codes.items()}
+
+    async def sample_events(
+        self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
+    ) -> list[SampledEvent]:
+        check_sample(lifecycle, limit)
+        found, codes = LIFECYCLES[lifecycle], [event_code(type_) for type_ in dict.fromkeys(types)]
+        sampled = await self.fetch(ReadQueries.sample_events, codes, since, found.code, limit)
+        return [rows.sampled_event(row, found) for row in sampled]
 
     async def feed(
         self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
@@ -478,6 +508,9 @@ class PostgresReads:
         found = await self.fetch(ReadQueries.dead_letter, job_id)
         return rows.dead_letter(found[0]) if found else None
 
+    async def figures(self) -> LedgerFigures:
+        return rows.figures(await self.fetch(ReadQueries.figures, DEAD_LETTERS_COUNTED_MAX))
+
     async def queues(self) -> list[QueueDepth]:
         return [rows.queue_depth(row) for row in await self.fetch(ReadQueries.queues)]
 
@@ -493,6 +526,28 @@ class PostgresReads:
             WorkerRecord(name=row["name"], seen_at=row["seen_at"], held=row["held"], info=row["info"])
             for row in await self.fetch(ReadQueries.workers)
         ]
+
+    async def waiting_types(self, *, limit: int) -> list[WaitingType]:
+        found = await self.fetch(ReadQueries.waiting_types, min(limit, ALERTS_MAX))
+        return [
+            WaitingType(
+                type=row["name"], lifecycle=BY_CODE[row["lifecycle"]].name, waited_s=max(0.0, row["waited_s"] or 0.0)
+            )
+            for row in found
+        ]
+
+    async def stage_steps(self, *, each: int) -> list[Event]:
+        types = [event_code(type_) for type_ in STAGE_STEP_TYPES]
+        found = await self.fetch(ReadQueries.stage_steps, types, min(each, ALERTS_MAX))
+        return [rows.event(row) for row in found]
+
+    async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
+        found = await self.fetch(ReadQueries.alerts, min(limit, ALERTS_MAX), not only_open)
+        return [alert_rows.alert(row) for row in found]
+
+    async def alert(self, alert_id: str) -> Alert | None:
+        found = await self.fetch(ReadQueries.alert, alert_id)
+        return alert_rows.alert(found[0]) if found else None
 
     async def followers(self) -> list[SubscriberRecord]:
         return [SubscriberRecord(**dict(row)) for row in await self.fetch(ReadQueries.followers)]

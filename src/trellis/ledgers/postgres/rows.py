@@ -7,9 +7,19 @@ from dataclasses import asdict
 from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, node_of, read_facts
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
 from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage, TypeOptions
-from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, Signal
+from trellis.engine.records import (
+    DeadLetter,
+    DeadLetterCount,
+    Event,
+    Job,
+    JobPlace,
+    LedgerFigures,
+    QueueDepth,
+    SampledEvent,
+    Signal,
+)
 from trellis.ledgers.postgres.connection import PostgresRow
-from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
+from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Lifecycle, event_name
 from trellis.lifecycles.lifecycle import ROLES
 
 STORED_PLACES: Mapping[JobPlace | None, str | None] = {
@@ -119,6 +129,20 @@ def event(row: PostgresRow) -> Event:
     )
 
 
+def sampled_event(row: PostgresRow, lifecycle: Lifecycle) -> SampledEvent:
+    """A row of `sample_events`."""
+    source = row["from_state"]
+    return SampledEvent(
+        type=event_name(row["type"]),
+        ts=row["at"],
+        submitted_at=row["created_at"],
+        role=ROLES[int(row["role"])],
+        source=lifecycle.state_of(source).name if source else None,
+        cause=row["cause"],
+        data=row["data"],
+    )
+
+
 def dead_letter(row: PostgresRow, state: str | None = None) -> DeadLetter:
     """A row of `dead_letter`, joined with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
@@ -151,6 +175,18 @@ def queue_depth(row: PostgresRow) -> QueueDepth:
         paused=row["paused"],
         oldest_ready_s=row["oldest_s"],
         rate_limit=row["rate_per_s"],
+    )
+
+
+def figures(found: Sequence[PostgresRow]) -> LedgerFigures:
+    """The rows of `figures`: one per type with dead letters, or one without a type."""
+    return LedgerFigures(
+        dead_letters=tuple(
+            DeadLetterCount(type=row["type_name"], lifecycle=BY_CODE[row["lifecycle"]].name, count=row["many"])
+            for row in found
+            if row["type_name"] is not None
+        ),
+        swept_at=found[0]["tick"],
     )
 
 

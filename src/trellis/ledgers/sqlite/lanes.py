@@ -164,6 +164,8 @@ class SqliteLane:
         if room is not None:
             connection.set_busy_handler(room.wait)
         self._calls: SimpleQueue[_LaneCall | _Stop] = SimpleQueue()
+        self.waiting = 0
+        """Calls in progress or queued."""
         self._stop: _Stop | None = None
         self._run_batch = self._write if writes else self._read
         self._changes = connection.total_changes()
@@ -186,7 +188,11 @@ class SqliteLane:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._calls.put(_LaneCall(work, future, loop, shared))
-        return await future
+        self.waiting += 1
+        try:
+            return await future
+        finally:
+            self.waiting -= 1
 
     def now(self) -> int:
         """The ledger's time, in microseconds."""

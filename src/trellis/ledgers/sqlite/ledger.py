@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 from trellis.auth.principals import Verb, require
 from trellis.engine.admin_acts import NewAct, checked_act, this_node
+from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
 from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
@@ -33,13 +34,19 @@ from trellis.engine.jobs import (
     TurnResult,
 )
 from trellis.engine.records import (
+    ConnectionUse,
+    Event,
     Finding,
     JobFilter,
     JobHistory,
     JobPage,
+    SampledEvent,
+    WaitingType,
 )
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
 from trellis.ledgers.measures import measured
+from trellis.ledgers.refusals import check_alerts, check_sample
+from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import control, moves, reads, request_keys, retention, rows, schema
 from trellis.ledgers.sqlite import restore as restores
 from trellis.ledgers.sqlite import submit as submits
@@ -177,6 +184,8 @@ class SqliteLedger:
     dead_letters = _reading(reads.dead_letters)
     dead_letter = _reading(reads.dead_letter)
     queues = _reading(reads.queues)
+    figures = _reading(reads.figures)
+    alert = _reading(alert_rows.alert)
     declared_types = _reading(submits.every_declared)
     home_issuer = _reading(control.home_issuer)
     workers = _reading(reads.workers)
@@ -271,6 +280,11 @@ class SqliteLedger:
         recorded_act = checked_act(act)
         return await self.writer.run(lambda tx: control.record(tx, actor, recorded_act))
 
+    async def observe_alerts(self, actor: Actor, checked: AlertRound) -> list[AlertChange]:
+        require(actor, "observe_alerts")
+        check_alerts(checked)
+        return await self.writer.run(lambda tx: alert_rows.observe(tx, actor, checked))
+
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)
 
@@ -330,6 +344,27 @@ class SqliteLedger:
     ) -> JobPage:
         read = reads.oldest_jobs if oldest_first else reads.jobs
         return await self.reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
+
+    async def sample_events(
+        self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
+    ) -> list[SampledEvent]:
+        check_sample(lifecycle, limit)
+        return await self.reader.run(lambda tx: reads.sample_events(tx, lifecycle, types, since=since, limit=limit))
+
+    def connections(self) -> list[ConnectionUse]:
+        lanes = {"read": self.reader} if self.reader is not self.writer else {}
+        return [ConnectionUse(name, lane.waiting) for name, lane in {"write": self.writer, **lanes}.items()]
+
+    async def waiting_types(self, *, limit: int) -> list[WaitingType]:
+        return await self.reader.run(lambda tx: alert_rows.waiting_types(tx, limit=min(limit, ALERTS_MAX)))
+
+    async def stage_steps(self, *, each: int) -> list[Event]:
+        return await self.reader.run(lambda tx: alert_rows.stage_steps(tx, each=min(each, ALERTS_MAX)))
+
+    async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
+        most = min(limit, ALERTS_MAX)
+        return await self.reader.run(lambda tx: alert_rows.alerts(tx, limit=most, only_open=only_open))
+
 
     async def ping(self) -> None:
         path = self._target.path

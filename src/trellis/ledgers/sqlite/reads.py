@@ -10,8 +10,10 @@ from trellis.engine.errors import OptionInvalid
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
 from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId, Priority
 from trellis.engine.records import (
+    DEAD_LETTERS_COUNTED_MAX,
     ChildPage,
     DeadLetter,
+    DeadLetterCount,
     Event,
     FeedPage,
     IdempotencyKey,
@@ -21,8 +23,10 @@ from trellis.engine.records import (
     JobPage,
     JobPlace,
     KeyOverLimit,
+    LedgerFigures,
     QueueDepth,
     RecordedEvent,
+    SampledEvent,
     Signal,
     Submission,
     SubscriberRecord,
@@ -46,7 +50,7 @@ from trellis.ledgers.sqlite.plan import (
     lifecycle_code,
     place_code,
 )
-from trellis.lifecycles import BY_CODE, Phase, event_code
+from trellis.lifecycles import BY_CODE, LIFECYCLES, Phase, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
 
@@ -80,6 +84,8 @@ class _ReadQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql")
     feed_end: LiteralString
     events_by_type: LiteralString
     count_events: LiteralString
+    count_events_of_lifecycle: LiteralString
+    sample_events: LiteralString
     events_by_correlation: LiteralString
     signals: LiteralString
     result: LiteralString
@@ -87,6 +93,8 @@ class _ReadQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql")
     dead_letters: LiteralString
     dead_letter: LiteralString
     dead_letters_of: LiteralString
+    dead_letter_counts: LiteralString
+    swept_at: LiteralString
     depths: LiteralString
     types: LiteralString
     workers: LiteralString
@@ -217,11 +225,39 @@ def find_events(
     return [rows.event(row) for row in tx.db.execute(_ReadQueries.events_by_type, values)]
 
 
-def count_events(tx: Transaction, types: Sequence[str], *, since: datetime) -> dict[str, int]:
+def count_events(
+    tx: Transaction, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
+) -> dict[str, int]:
     codes = {event_code(_known_type(type_)): type_ for type_ in types}
-    values = {"types": json.dumps(list(codes)), "since": rows.microseconds(since)}
-    counted = dict(tx.db.execute(_ReadQueries.count_events, values).fetchall())
+    values: dict[str, str | int | None] = {"types": json.dumps(list(codes)), "since": rows.microseconds(since)}
+    if lifecycle is None or _is_sole_user(lifecycle, types):
+        counted = dict(tx.db.execute(_ReadQueries.count_events, values).fetchall())
+    else:
+        values["lifecycle"] = lifecycle_code(lifecycle)
+        counted = dict(tx.db.execute(_ReadQueries.count_events_of_lifecycle, values).fetchall())
     return {type_: counted.get(code, 0) for code, type_ in codes.items()}
+
+
+def _is_sole_user(lifecycle: str, types: Sequence[str]) -> bool:
+    """Whether no other lifecycle has events of these types, so that the index alone can count them."""
+    code = lifecycle_code(lifecycle)
+    others = {t.event for one in BY_CODE.values() if one.code != code for t in one.transitions}
+    return others.isdisjoint(types)
+
+
+def sample_events(
+    tx: Transaction, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
+) -> list[SampledEvent]:
+    found, sampled = LIFECYCLES[lifecycle], list[SampledEvent]()
+    for type_ in dict.fromkeys(types):
+        values = {
+            "type": event_code(_known_type(type_)),
+            "since": rows.microseconds(since),
+            "lifecycle": found.code,
+            "limit": limit,
+        }
+        sampled += [rows.sampled_event(row, found) for row in tx.db.execute(_ReadQueries.sample_events, values)]
+    return sampled
 
 
 def _known_type(type_: str) -> str:
@@ -287,6 +323,18 @@ def queues(tx: Transaction) -> list[QueueDepth]:
         )
         for type_, lifecycle, name, paused, rate, oldest in tx.db.execute(_ReadQueries.types)
     ]
+
+
+def figures(tx: Transaction) -> LedgerFigures:
+    counted = tx.db.execute(_ReadQueries.dead_letter_counts, {"limit": DEAD_LETTERS_COUNTED_MAX}).fetchall()
+    swept = tx.db.execute(_ReadQueries.swept_at).fetchall()
+    return LedgerFigures(
+        dead_letters=tuple(
+            DeadLetterCount(type=name, lifecycle=BY_CODE[lifecycle].name, count=count)
+            for name, lifecycle, count in counted
+        ),
+        swept_at=rows.moment(swept[0][0]) if swept else None,
+    )
 
 
 def workers(tx: Transaction) -> list[WorkerRecord]:

@@ -5,9 +5,9 @@ from typing import Any
 
 from trellis.engine.admin_acts import node_of
 from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage
-from trellis.engine.records import DeadLetter, Event, Job
+from trellis.engine.records import DeadLetter, Event, Job, SampledEvent
 from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES, US
-from trellis.lifecycles import BY_CODE, event_name
+from trellis.lifecycles import BY_CODE, Lifecycle, event_name
 from trellis.lifecycles.lifecycle import ROLES
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -53,6 +53,20 @@ def event(row: SqliteRow) -> Event:
         version=version,
         data=data,
         node=node_of(actor, row[16]),
+    )
+
+
+def sampled_event(row: SqliteRow, lifecycle: Lifecycle) -> SampledEvent:
+    """A row of `sample_events`."""
+    kind, at, submitted_at, role, source, cause, data = row
+    return SampledEvent(
+        type=event_name(kind),
+        ts=moment(at),
+        submitted_at=moment(submitted_at),
+        role=ROLES[int(role)],
+        source=lifecycle.state_of(source).name if source else None,
+        cause=cause,
+        data=data,
     )
 
 

@@ -198,6 +198,18 @@ WHERE e.type = :type AND e.at >= :since ORDER BY e.at, e.seq LIMIT :limit;
 SELECT e.type, count(*) FROM trellis_event e INDEXED BY trellis_event_type_at
 WHERE e.type IN (SELECT value FROM json_each(:types)) AND e.at >= :since GROUP BY e.type;
 
+-- The same of one lifecycle, for types that several lifecycles share.
+-- name: count_events_of_lifecycle
+SELECT e.type, count(*) FROM trellis_event e INDEXED BY trellis_event_type_at CROSS JOIN trellis_job j ON j.id = e.job
+WHERE e.type IN (SELECT value FROM json_each(:types)) AND e.at >= :since AND j.lifecycle = :lifecycle GROUP BY e.type;
+
+-- The newest events of one type and lifecycle, in the order of the index, read backwards.
+-- name: sample_events
+SELECT e.type, e.at, s.created_at, e.role, e.source, e.cause, e.data
+FROM trellis_event e INDEXED BY trellis_event_type_at CROSS JOIN trellis_job j ON j.id = e.job
+CROSS JOIN trellis_submission s ON s.id = e.job
+WHERE e.type = :type AND e.at >= :since AND j.lifecycle = :lifecycle ORDER BY e.at DESC, e.seq DESC LIMIT :limit;
+
 -- name: events_by_correlation
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
   e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
@@ -247,6 +259,15 @@ SELECT s.job_id, t.name, j.lifecycle, e.target, d.reason, d.stage, d.last_error,
 FROM trellis_dead_letter d JOIN trellis_event e ON e.job = d.job AND e.version = d.version
 JOIN trellis_job j ON j.id = d.job JOIN trellis_submission s ON s.id = d.job JOIN trellis_job_type t ON t.id = j.type
 WHERE d.job = ? ORDER BY d.version;
+
+-- name: dead_letter_counts
+SELECT t.name, t.lifecycle, count(*)
+FROM (SELECT job, version FROM trellis_dead_letter ORDER BY job DESC, version DESC LIMIT :limit) d
+JOIN trellis_job j ON j.id = d.job AND j.version = d.version JOIN trellis_job_type t ON t.id = j.type
+GROUP BY t.id ORDER BY t.name, t.lifecycle;
+
+-- name: swept_at
+SELECT value FROM trellis_meta WHERE key = 'sweep_tick';
 
 -- name: depths
 SELECT type, place, count(*) FROM (

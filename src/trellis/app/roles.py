@@ -1,0 +1,17 @@
+"""Which role of `trellis up` each background service belongs to."""
+
+HELPERS = {
+    "run-heartbeat": "orchestrator",
+    "agent-gate": "orchestrator",
+    "queue-orchestrator": "orchestrator",
+    "queue-heartbeat": "orchestrator",
+    "schedule-registrar": "schedules",
+    "bus-collector": "retention",
+    "alert-reports": "alerts",
+}
+"""Services that belong to a role with another name, and that role."""
+
+
+def role_of(service: str) -> str:
+    """Returns the role of the platform that this service belongs to."""
+    return HELPERS.get(service, service)

@@ -1,0 +1,116 @@
+"""Alerts as the ledger stores them: what a round observed, what changed, and the jobs that report a change (OBS-4).
+
+Invariants, kept by the database for any number of evaluators:
+- There is at most one open alert of a name and a subject. It is raised once, and resolved once.
+- A round resolves an alert only if it has checked that alert's name and subject, and nobody has seen the cause since
+  the round began to read. A round that read before an alert was resolved does not raise it again.
+- The jobs that report a change are submitted in the transaction of the change.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from trellis.engine.jobs import JobId, NewJob, Priority
+
+ALERTS_MAX = 1_000
+"""Most alerts that one round observes, or that one listing returns."""
+SUBJECT_CHARS_MAX = 300
+TEXT_CHARS_MAX = 1_000
+REPORT_ATTEMPTS_MAX = 30
+STAGE_STEP_TYPES = ("job_retry_scheduled", "job_nlm_called", "job_succeeded")
+"""How queue jobs leave a stage: with an error, with a context that was assembled, with an artifact that was written."""
+
+
+class AlertChangeKind(StrEnum):
+    """What happened to an alert."""
+
+    RAISED = "raised"
+    RESOLVED = "resolved"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alert:
+    """One alert. It is open until `resolved_at` is set."""
+
+    id: str
+    name: str
+    """The kind of alert, such as `jobs-wait`."""
+    subject: str
+    """What it is about: a job type, an agent, a worker. Empty if the whole instance is meant."""
+    value: float
+    """The measured value that exceeded the threshold, as last observed."""
+    text: str
+    """One sentence for people, as last observed."""
+    raised_at: datetime
+    last_seen_at: datetime
+    resolved_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertObservation:
+    """A condition that holds now."""
+
+    id: str
+    """The id of the alert, if this observation raises one."""
+    name: str
+    subject: str
+    value: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertScope:
+    """What a round has checked: an alert's name, for all subjects that begin with `prefix`."""
+
+    name: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertRound:
+    """One round of an evaluator: what it checked, and every condition that it found to hold."""
+
+    read_at: datetime
+    """The ledger's time before the first condition was read."""
+    scopes: tuple[AlertScope, ...]
+    observed: tuple[AlertObservation, ...]
+    report_types: tuple[str, ...] = ()
+    """The job types that report changes to people. One job of each type is submitted for every change."""
+    unseen_s: float = 3_600.0
+    """An open alert that no evaluator has seen for this long is resolved: its host or its check is gone."""
+    keep_s: float = 30 * 24 * 3600.0
+    """How long a resolved alert is kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertChange:
+    """An alert that a round raised or resolved."""
+
+    kind: AlertChangeKind
+    alert: Alert
+
+
+def report_job_id(alert_id: str, kind: AlertChangeKind, type_: str) -> JobId:
+    """The id of the job that reports this change through one channel. There is one such job for each change."""
+    return JobId(f"{alert_id}-{kind.value}-{type_.rpartition('.')[2]}")
+
+
+def report_jobs(changes: Sequence[AlertChange], types: Sequence[str]) -> list[NewJob]:
+    """The jobs that report these changes. Their payload only names the alert; the alert itself is read again."""
+    return [
+        NewJob(
+            job_id=report_job_id(change.alert.id, change.kind, type_),
+            type=type_,
+            payload=json.dumps({"alert_id": change.alert.id, "change": change.kind.value}).encode(),
+            priority=Priority.CRITICAL,
+            max_attempts=REPORT_ATTEMPTS_MAX,
+            correlation_id=change.alert.id,
+            id_is_given=True,
+            fingerprint=change.kind.value.encode(),
+        )
+        for change in changes
+        for type_ in types
+    ]

@@ -1,0 +1,124 @@
+"""Alerts in an SQLite ledger, and the reads that only their conditions need. The rules are in `engine/alerts.py`."""
+
+from typing import LiteralString
+
+from trellis.engine.alerts import (
+    STAGE_STEP_TYPES,
+    Alert,
+    AlertChange,
+    AlertChangeKind,
+    AlertObservation,
+    AlertRound,
+    report_jobs,
+)
+from trellis.engine.jobs import Actor
+from trellis.engine.records import Event, WaitingType
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import rows, submit
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.plan import US
+from trellis.lifecycles import BY_CODE, event_code
+
+OPEN_MAX = 100_000
+"""All open alerts, in practice: a round observes at most ALERTS_MAX."""
+DROP_MAX = 500
+"""Most resolved alerts that one round removes."""
+
+
+class _AlertQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/alerts.sql"):
+    open_alerts: LiteralString
+    resolved_alerts: LiteralString
+    alert: LiteralString
+    see: LiteralString
+    raise_alert: LiteralString
+    resolve: LiteralString
+    drop_resolved: LiteralString
+    waiting_since: LiteralString
+    stage_steps: LiteralString
+
+
+def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertChange]:
+    """Store what a round observed. Returns the alerts that it raised or resolved."""
+    opened = {(one.name, one.subject): one for one in _alerts(tx, _AlertQueries.open_alerts, OPEN_MAX)}
+    observed = {(one.name, one.subject): one for one in checked.observed}
+    changes: list[AlertChange] = []
+    for key, one in observed.items():
+        if key in opened:
+            values = {"value": one.value, "text": one.text, "now": tx.now, "open_id": opened[key].id}
+            tx.db.execute(_AlertQueries.see, values)
+        else:
+            changes += _raised(tx, one, checked)
+    for key, alert in opened.items():
+        if key not in observed and _is_over(tx, alert, checked):
+            (row,) = tx.db.execute(_AlertQueries.resolve, (tx.now, alert.id)).fetchall()
+            changes.append(AlertChange(kind=AlertChangeKind.RESOLVED, alert=_alert(row)))
+    tx.db.execute(_AlertQueries.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
+    reports = report_jobs(changes, checked.report_types)
+    if reports:
+        submit.submit(tx, actor, reports)
+    return changes
+
+
+def _raised(tx: Transaction, one: AlertObservation, checked: AlertRound) -> list[AlertChange]:
+    values = {
+        "id": one.id,
+        "name": one.name,
+        "subject": one.subject,
+        "value": one.value,
+        "text": one.text,
+        "now": tx.now,
+        "read_at": rows.microseconds(checked.read_at),
+    }
+    made = tx.db.execute(_AlertQueries.raise_alert, values).fetchall()
+    return [AlertChange(kind=AlertChangeKind.RAISED, alert=_alert(row)) for row in made]
+
+
+def _is_over(tx: Transaction, alert: Alert, checked: AlertRound) -> bool:
+    """Whether an alert that this round did not observe is to be resolved."""
+    seen_at = rows.microseconds(alert.last_seen_at)
+    in_scope = any(one.name == alert.name and alert.subject.startswith(one.prefix) for one in checked.scopes)
+    return (in_scope and seen_at <= rows.microseconds(checked.read_at)) or seen_at < tx.now - int(checked.unseen_s * US)
+
+
+def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:
+    """Open alerts, then resolved ones, each newest first."""
+    found = _alerts(tx, _AlertQueries.open_alerts, limit)
+    if not only_open and len(found) < limit:
+        found += _alerts(tx, _AlertQueries.resolved_alerts, limit - len(found))
+    return found
+
+
+def alert(tx: Transaction, alert_id: str) -> Alert | None:
+    found = tx.db.execute(_AlertQueries.alert, (alert_id,)).fetchall()
+    return _alert(found[0]) if found else None
+
+
+def waiting_types(tx: Transaction, *, limit: int) -> list[WaitingType]:
+    found = tx.db.execute(_AlertQueries.waiting_since, (limit,)).fetchall()
+    return [
+        WaitingType(type=name, lifecycle=BY_CODE[lifecycle].name, waited_s=max(0.0, (tx.now - since) / US))
+        for name, lifecycle, since in found
+    ]
+
+
+def stage_steps(tx: Transaction, *, each: int) -> list[Event]:
+    codes = [event_code(type_) for type_ in STAGE_STEP_TYPES]
+    return [rows.event(row) for code in codes for row in tx.db.execute(_AlertQueries.stage_steps, (code, each))]
+
+
+def _alerts(tx: Transaction, query: LiteralString, limit: int) -> list[Alert]:
+    return [_alert(row) for row in tx.db.execute(query, (limit,))]
+
+
+def _alert(row: rows.SqliteRow) -> Alert:
+    id_, name, subject, value, text, raised_at, seen_at, resolved_at = row
+    return Alert(
+        id=id_,
+        name=name,
+        subject=subject,
+        value=value,
+        text=text,
+        raised_at=rows.moment(raised_at),
+        last_seen_at=rows.moment(seen_at),
+        resolved_at=rows.moment_or_none(resolved_at),
+    )

@@ -1,0 +1,204 @@
+"""The conditions of alerts that are read from the ledger and the object store. Every read is bounded and has an index."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+from trellis.engine.event_data import data_of
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import Event, JobFilter, RetentionOptions, SubscriberRecord
+from trellis.engine.service import RETENTION_DEFAULT
+from trellis.lifecycles.proposal import PROPOSAL
+from trellis.operations.alerts import (
+    AGENT_FAILING,
+    ARTIFACT_WRITES,
+    CONTEXT_TIMEOUTS,
+    DEAD_JOBS,
+    DEAD_LETTERS,
+    JOBS_WAIT,
+    PROJECTOR_LAG,
+    PROPOSAL_WAITS,
+    RETENTION_HELD,
+    SUBJECTS_MAX,
+    WORKER_LOST,
+    AlertThresholds,
+    Check,
+    Checked,
+    ConditionMet,
+)
+from trellis.operations.explain import WorkerPresence, counted, duration, worker_presence
+from trellis.operations.slo import measure_dead_rate
+
+IN_A_ROW = 3
+"""How many failures in a row make an alert (document 000, 5.4)."""
+STEPS_READ = 100
+"""How many steps out of each stage are searched for a row of failures."""
+CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
+CONTEXT_TIMEOUT = "CONTEXT_TIMEOUT"
+STAGING_REFUSED = "STAGING_REFUSED"
+PROJECTOR = "projector"
+LOST_S = 3_600.0
+"""How long a silent worker counts as lost. After that its record only says that it was there."""
+DEAD_WINDOW_S = 3_600.0
+DEAD_MIN = 3
+DEAD, ENDS = "job_dead_lettered", ("job_succeeded", "job_failed", "job_cancelled", "job_timed_out", "job_denied")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerConditions:
+    """Reads the conditions of a ledger. `failing_agents` is None where there are no agents."""
+
+    ledger: Ledger
+    thresholds: AlertThresholds
+    failing_agents: Callable[[], Awaitable[Sequence[str]]] | None = None
+    retention: RetentionOptions = RETENTION_DEFAULT
+
+    def checks(self) -> tuple[Check, ...]:
+        """The checks of every round, in the order in which they run."""
+        of_agents = () if self.failing_agents is None else (self.agents,)
+        return (self.waiting, self.stages, self.proposals, self.workers, self.followers, *of_agents)
+
+    def counts(self) -> tuple[Check, ...]:
+        """The checks that count what ended in a window. They cost more, and change slowly."""
+        return (self.dead_jobs, self.dead_letters)
+
+    async def waiting(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
+        """Jobs that nobody claims."""
+        found = await self.ledger.waiting_types(limit=SUBJECTS_MAX)
+        met = [
+            ConditionMet(
+                subject=one.type,
+                value=one.waited_s,
+                text=f"A job of type {one.type} ({one.lifecycle}) has waited to be claimed for {duration(one.waited_s)}.",
+            )
+            for one in found
+            if one.waited_s > self.thresholds.queued_s
+        ]
+        return Checked(met={JOBS_WAIT: met})
+
+    async def stages(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
+        """Rows of failures of queue jobs, over all jobs."""
+        steps = await self.ledger.stage_steps(each=STEPS_READ)
+        writes = _row([one for one in steps if one.source == WRITE or _code(one) == STAGING_REFUSED], counts=_failed)
+        timeouts = _row(
+            [one for one in steps if one.source == CONTEXT], counts=lambda one: _code(one) == CONTEXT_TIMEOUT
+        )
+        return Checked(
+            met={
+                ARTIFACT_WRITES: _in_a_row(writes, "tries to write an artifact failed in a row"),
+                CONTEXT_TIMEOUTS: _in_a_row(timeouts, "context assemblies in a row took too long"),
+            }
+        )
+
+    async def proposals(self, now: datetime) -> Checked:
+        """Proposals that nobody decides."""
+        where = JobFilter(lifecycle=PROPOSAL.name, state="pending")
+        page = await self.ledger.jobs(where, limit=SUBJECTS_MAX, oldest_first=True)
+        before = now - timedelta(hours=self.thresholds.proposal_hours)
+        met = [
+            ConditionMet(
+                subject=job.job_id,
+                value=(now - job.created_at).total_seconds(),
+                text=f"Proposal {job.job_id} has waited for a decision for {duration((now - job.created_at).total_seconds())}.",
+            )
+            for job in page.jobs
+            if job.created_at < before
+        ]
+        return Checked(met={PROPOSAL_WAITS: met})
+
+    async def workers(self, now: datetime) -> Checked:
+        """Workers that fell silent."""
+        met: list[ConditionMet] = []
+        for worker in await self.ledger.workers():
+            silent_s = (now - worker.seen_at).total_seconds()
+            if worker_presence(worker, now) is WorkerPresence.SILENT and silent_s <= LOST_S:
+                held = f" It held {counted(worker.held, 'job')}." if worker.held else ""
+                text = f"Worker {worker.name} has been silent for {duration(silent_s)}.{held}"
+                met.append(ConditionMet(subject=worker.name, value=silent_s, text=text))
+        return Checked(met={WORKER_LOST: met})
+
+    async def followers(self, now: datetime) -> Checked:
+        """Followers of the feed that do not read: the projector soon, any other once it holds retention back."""
+        waited_for = [one for one in await self.ledger.followers() if one.waits]
+        lag_s, ended_s = self.thresholds.lag_s, self.retention.ended_s
+        behind = [_behind(one, now) for one in waited_for if one.name == PROJECTOR]
+        held = [_behind(one, now) for one in waited_for]
+        return Checked(
+            met={
+                PROJECTOR_LAG: [one for one in behind if one.value > lag_s],
+                RETENTION_HELD: [one for one in held if one.value > ended_s],
+            }
+        )
+
+    async def dead_jobs(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
+        """The share of queue jobs that became DEAD in the window of the objective `dead_rate`."""
+        measured = await measure_dead_rate(self.ledger)
+        percent = 100.0 * (measured.value or 0.0)
+        met: list[ConditionMet] = []
+        if percent > self.thresholds.dead_percent:
+            ended = counted(measured.samples, "queue job")
+            text = f"{measured.bad} of {ended} that ended in the last seven days are DEAD ({percent:.1f} %)."
+            met.append(ConditionMet(value=percent, text=text))
+        return Checked(met={DEAD_JOBS: met})
+
+    async def dead_letters(self, now: datetime) -> Checked:
+        """The share of jobs that became dead letters in the last hour."""
+        counts = await self.ledger.count_events((DEAD, *ENDS), since=now - timedelta(seconds=DEAD_WINDOW_S))
+        dead, ended = counts[DEAD], sum(counts.values())
+        percent = 100.0 * dead / ended if ended else 0.0
+        met: list[ConditionMet] = []
+        if dead >= DEAD_MIN and percent > self.thresholds.dead_percent:
+            text = (
+                f"{dead} of {counted(ended, 'job')} that ended in the last hour became dead letters ({percent:.1f} %)."
+            )
+            met.append(ConditionMet(value=percent, text=text))
+        return Checked(met={DEAD_LETTERS: met})
+
+    async def agents(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
+        """Agents that were stopped because they kept failing."""
+        assert self.failing_agents is not None, "checks() leaves this check out"
+        text = "Three runs of agent {} failed in a row. It has the status error, and its runs wait."
+        met = [
+            ConditionMet(subject=slug, value=IN_A_ROW, text=text.format(slug)) for slug in await self.failing_agents()
+        ]
+        return Checked(met={AGENT_FAILING: met})
+
+
+def _row(steps: Sequence[Event], *, counts: Callable[[Event], bool]) -> list[Event]:
+    """The failures that count since the last success, newest first. Other failures neither count nor end the row."""
+    found: list[Event] = []
+    for step in sorted(steps, key=lambda one: one.ts, reverse=True):
+        if _code(step) is None and not _is_error(step):
+            break
+        if counts(step):
+            found.append(step)
+    return found
+
+
+def _in_a_row(row: Sequence[Event], what: str) -> list[ConditionMet]:
+    if len(row) < IN_A_ROW:
+        return []
+    last = row[0]
+    return [ConditionMet(value=len(row), text=f"{len(row)} {what}, the last of job {last.job_id}: {last.cause}.")]
+
+
+def _failed(step: Event) -> bool:
+    """Whether a step out of a stage has an error. A holder that drains puts its job back without one."""
+    return _code(step) is not None
+
+
+def _is_error(step: Event) -> bool:
+    return step.type == "job_retry_scheduled"
+
+
+def _code(step: Event) -> str | None:
+    """The code of a stage's error; None for a step without an error."""
+    error = data_of(step).get("error")
+    return str(cast("dict[str, Any]", error).get("code")) if isinstance(error, dict) else None
+
+
+def _behind(follower: SubscriberRecord, now: datetime) -> ConditionMet:
+    behind_s = 0.0 if follower.unread_since is None else max(0.0, (now - follower.unread_since).total_seconds())
+    text = f"Follower {follower.name} ({follower.actor}) has not read events for {duration(behind_s)}."
+    return ConditionMet(subject=follower.name, value=behind_s, text=text)

@@ -1,0 +1,233 @@
+"""Reports of alerts to people: a signed webhook, and any service that Apprise knows (mail, Slack and others).
+
+Each change of an alert is one job of the ledger for each channel. The ledger submits it in the transaction of the
+change, and retries it like any job. Invariants:
+- The job only names the alert. What is sent is read from the ledger, so nobody who may submit jobs can have another
+  text sent or signed.
+- The report that an alert is resolved is sent after the one that it was raised has ended.
+- A report has the same id in every try, so that a receiver recognises a repetition.
+"""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from trellis.engine.alerts import Alert, AlertChangeKind, report_job_id
+from trellis.engine.clock import within
+from trellis.engine.errors import JobError, LedgerError, PermanentError, SettingsInvalid, TransientError
+from trellis.engine.extras import Extra, extra_needed
+from trellis.engine.jobs import Claimed, JobId
+from trellis.engine.lease_runner import LeaseRunner, LeaseRunnerOptions
+from trellis.engine.logs import log_of
+from trellis.engine.retry_policy import AttemptFacts, ErrorPolicy, Fail, Retry, RetryPolicy, on_error
+from trellis.engine.step_runner import DriveStopped, JobDrive, StepRunner
+from trellis.lifecycles import LIFECYCLES, Phase, Trigger
+from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.net.guard import GuardedClient, OutgoingPolicy
+from trellis.net.signatures import signed_headers
+from trellis.net.targets import OutgoingError
+from trellis.operations.alerts import ALERTS
+from trellis.storage.objects.canonical_json import timestamp
+
+WEBHOOK = "trellis.alert.webhook"
+APPRISE = "trellis.alert.apprise"
+"""Job types of the reports."""
+ERRORS = ErrorPolicy(retry=RetryPolicy(base_s=5.0, factor=2.0, max_s=900.0, jitter=0.2))
+"""30 attempts (`REPORT_ATTEMPTS_MAX`) take about six hours. Then the report is a dead letter."""
+SEND_S = 20.0
+"""How long one try may take. It is shorter than the lease, so that no other process sends meanwhile."""
+EARLY_S = 5.0
+"""When a report that has to wait for the one before it looks again."""
+CAUSE_CHARS_MAX = 200
+GIVEN_BACK = "the process shuts down"
+OPTIONS = LeaseRunnerOptions(concurrency=4, lease_s=60.0, heartbeat_s=20.0, poll_s=5.0)
+
+_log = log_of("trellis.alerts")
+
+
+class ReportEarly(JobError):
+    """The report before this one is not sent yet."""
+
+
+class ReportChannel(Protocol):
+    """One way to reach people."""
+
+    @property
+    def type(self) -> str:
+        """The job type of its reports."""
+        ...
+
+    async def send(self, id_: str, document: Mapping[str, Any]) -> None:
+        """Send a report. Raises TransientError."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookChannel:
+    """Posts reports to a URL, signed as Standard Webhooks describe, through the outgoing guard."""
+
+    url: str
+    key: bytes
+    policy: OutgoingPolicy
+    tls: ssl.SSLContext | None = None
+    now: Callable[[], float]
+    """Returns seconds since 1970, for the signature."""
+    type: str = WEBHOOK
+
+    async def send(self, id_: str, document: Mapping[str, Any]) -> None:
+        """Send a report. Any answer but 2xx is retried: an operator may mend the receiver. Raises TransientError."""
+        body = json.dumps(document, ensure_ascii=False, sort_keys=True).encode()
+        signed = signed_headers(self.key, id_=id_, timestamp=int(self.now()), body=body)
+        try:
+            async with GuardedClient(self.policy, tls=self.tls) as client:
+                headers = {**signed, "content-type": "application/json"}
+                answer = await client.send("POST", self.url, headers=headers, content=body)
+        except OutgoingError as error:
+            raise TransientError(str(error)) from error
+        if not 200 <= answer.status < 300:
+            raise TransientError(f"the webhook answered {answer.status}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppriseChannel:
+    """Sends reports with Apprise, an optional library that knows mail, chat and paging services by URL."""
+
+    urls: tuple[str, ...]
+    type: str = APPRISE
+
+    def __post_init__(self) -> None:
+        """Raises ExtraMissing, and SettingsInvalid for a URL that no service fits."""
+        self._sender()
+
+    def _sender(self) -> Any:
+        with extra_needed(Extra.APPRISE, "Alerts through Apprise"):
+            import apprise
+        sender: Any = cast("Any", apprise).Apprise()
+        for number, url in enumerate(self.urls, start=1):
+            if not sender.add(url):
+                # The URL itself has a password or a token in it.
+                raise SettingsInvalid(source="alert_apprise", detail=f"entry {number} is no URL that Apprise knows")
+        return sender
+
+    async def send(self, id_: str, document: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a channel
+        """Send a report to every URL. Raises TransientError if one of them did not take it."""
+        title = f"[{document['change']}] {document['name']} {document['subject']}".strip()
+        body = f"{document['text']}\n\n{document['action']} See {document['runbook']}"
+        if not await asyncio.to_thread(self._sender().notify, body=body, title=title):
+            raise TransientError("a service did not take the report; the log of Apprise says which")
+
+
+def report_document(alert: Alert, kind: AlertChangeKind) -> dict[str, Any]:
+    """What is sent about a change. `sequence` rises with each change of an alert."""
+    declared = ALERTS.get(alert.name)
+    return {
+        "id": alert.id,
+        "change": kind.value,
+        "sequence": 1 + list(AlertChangeKind).index(kind),
+        "name": alert.name,
+        "subject": alert.subject,
+        "value": alert.value,
+        "text": alert.text,
+        "raised_at": timestamp(alert.raised_at),
+        "resolved_at": None
+        if kind is AlertChangeKind.RAISED or alert.resolved_at is None
+        else timestamp(alert.resolved_at),
+        "action": "" if declared is None else declared.action,
+        "runbook": "" if declared is None else declared.page,
+    }
+
+
+@dataclass(kw_only=True)
+class ReportDriver(StepRunner):
+    """Sends claimed reports. `draw` returns numbers in [0, 1) for the jitter."""
+
+    channels: Mapping[str, ReportChannel]
+    draw: Callable[[], float]
+    span = "alert.report"
+
+    def begin(self, claimed: Claimed) -> "_ReportDrive":
+        return _ReportDrive(self, claimed)
+
+
+class _ReportDrive(JobDrive[None, JobError]):
+    """One report, held by this process."""
+
+    failures = JobError
+    left = "report_left"
+
+    def __init__(self, driver: ReportDriver, claimed: Claimed) -> None:
+        super().__init__(driver, claimed, _log.bind(job_id=claimed.lease.job_id))
+        self._driver = driver
+
+    async def work(self) -> None:
+        """Send the report. Raises TransientError, PermanentError, ReportEarly."""
+        type_ = self._claimed.type
+        kind, alert_id = self._named()
+        alert = await self._driver.ledger.alert(alert_id)
+        if alert is None or report_job_id(alert_id, kind, type_) != self._job_id:
+            raise PermanentError("there is no such alert, or this job is not the one that reports it")
+        if kind is AlertChangeKind.RESOLVED:
+            await self._check_raised_is_over(report_job_id(alert_id, AlertChangeKind.RAISED, type_))
+        sending = self._driver.channels[type_].send(self._job_id, report_document(alert, kind))
+        try:
+            await within(self._driver.clock, SEND_S, sending)
+        except TimeoutError:
+            raise TransientError(f"no answer within {SEND_S:g} s") from None
+
+    def _named(self) -> tuple[AlertChangeKind, str]:
+        try:
+            read = json.loads(self._claimed.payload)
+            return AlertChangeKind(read["change"]), str(read["alert_id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise PermanentError("the payload names no change of an alert") from error
+
+    async def _check_raised_is_over(self, job_id: JobId) -> None:
+        before = await self._driver.ledger.job(job_id)
+        if before is not None and LIFECYCLES[before.lifecycle].by_name[before.state].phase is not Phase.ENDED:
+            raise ReportEarly
+
+    async def complete(self, made: None) -> str | None:  # noqa: ARG002 - the shape of a drive
+        await self.advance(Trigger.COMPLETE, None)
+        return "succeeded"
+
+    async def stop(self) -> str | None:
+        await self.advance("stop", None, cause="stopped on request")
+        return "cancelled"
+
+    async def fail(self, error: JobError) -> str | None:
+        """Try again later, or end the job."""
+        if isinstance(error, ReportEarly):
+            await self.advance(Trigger.SNOOZE, None, delay_s=EARLY_S, spare_attempt=True)
+            return None
+        facts = AttemptFacts(self._claimed.attempts_spent, self._claimed.attempts_allowed)
+        verdict = on_error(facts, error, ERRORS, self._driver.draw)
+        about = {"error": {"message": verdict.error}}
+        cause = verdict.error[:CAUSE_CHARS_MAX]
+        if isinstance(verdict, Retry):
+            _log.warning("report_not_sent", job_id=self._job_id, error=cause, again_in_s=round(verdict.delay_s, 1))
+            await self.advance(Trigger.RETRY, about, cause=cause, delay_s=verdict.delay_s)
+            return None
+        _log.error("report_given_up", job_id=self._job_id, error=cause)
+        if isinstance(verdict, Fail):
+            await self.advance(Trigger.FAIL, about, cause=cause, death=verdict.death)
+            return "failed"
+        await self.advance("reject", about, cause=cause, death=verdict.death)
+        return "dead_lettered"
+
+    async def interrupted(self) -> None:
+        """Give the report back, so that another process sends it soon. The attempt does not count."""
+        with suppress(DriveStopped, LedgerError):  # the lease is lost already, or it expires
+            await self.advance(Trigger.RELEASE, None, cause=GIVEN_BACK, spare_attempt=True)
+
+
+@dataclass(kw_only=True)
+class AlertReporter(LeaseRunner[ReportDriver]):
+    """The service that sends reports. Several processes may run it: the lease says which one sends."""
+
+    options: LeaseRunnerOptions = OPTIONS
+    lifecycle: str = LEASED_JOB.name
+    name: str = "alert-reports"

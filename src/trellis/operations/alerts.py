@@ -1,0 +1,321 @@
+"""Alerts: the one table that declares them, and the service that evaluates their conditions (OBS-4).
+
+An alert says that something needs an operator. Its declaration has what it watches, the threshold, what the operator
+does, and the page with the commands. The conditions themselves are in `alert_conditions.py` (read from the ledger and
+the object store) and in `host_conditions.py` (this machine's disks and certificates).
+
+Every process with the role `alerts` runs an `AlertEvaluator`; there is no leader. Each evaluator reads the conditions
+and gives the ledger all that hold. The ledger decides what is raised and what is resolved (`engine/alerts.py`), so two
+evaluators raise an alert once. A condition that cannot be read changes nothing: its alert stays as it is.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+
+from trellis.engine.alerts import (
+    SUBJECT_CHARS_MAX,
+    TEXT_CHARS_MAX,
+    Alert,
+    AlertChange,
+    AlertChangeKind,
+    AlertObservation,
+    AlertRound,
+    AlertScope,
+)
+from trellis.engine.clock import Clock
+from trellis.engine.errors import LedgerError, TrellisError
+from trellis.engine.jobs import Actor
+from trellis.engine.ledger import Ledger
+from trellis.engine.logs import log_of
+
+RUNBOOKS = "docs/runbooks"
+SUBJECTS_MAX = 20
+"""Most subjects of one alert at a time. What exceeds it is left out until another subject is resolved."""
+COUNT_S = 60.0
+"""How often a round also counts what ended in a window."""
+TIDY_S = 3_600.0
+"""How often a round goes to the ledger although nothing is open: it removes alerts that were kept long enough."""
+
+_log = log_of("trellis.alerts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertDeclaration:
+    """One kind of alert."""
+
+    name: str
+    watches: str
+    """What holds while the alert is open, as a sentence."""
+    subject: str
+    """What its subject is; empty if the alert is about the whole instance."""
+    setting: str | None
+    """The setting with its threshold; None for a fixed one."""
+    action: str
+    """What the operator does first."""
+    runbook: str
+
+    @property
+    def page(self) -> str:
+        """The page with the commands."""
+        return f"{RUNBOOKS}/{self.runbook}"
+
+
+def _declared(
+    name: str, watches: str, subject: str = "", *, setting: str | None = None, action: str, runbook: str
+) -> AlertDeclaration:
+    return AlertDeclaration(
+        name=name, watches=watches, subject=subject, setting=setting, action=action, runbook=f"{runbook}.md"
+    )
+
+
+JOBS_WAIT = "jobs-wait"
+DEAD_JOBS = "dead-jobs"
+ARTIFACT_WRITES = "artifact-writes"
+CONTEXT_TIMEOUTS = "context-timeouts"
+AGENT_FAILING = "agent-failing"
+PROPOSAL_WAITS = "proposal-waits"
+WORKER_LOST = "worker-lost"
+PROJECTOR_LAG = "projector-lag"
+RETENTION_HELD = "retention-held"
+DEAD_LETTERS = "dead-letters"
+DISK_LOW = "disk-low"
+EXPIRY = "expiry"
+
+ALERTS: Mapping[str, AlertDeclaration] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            # The four of document 000, 5.4.
+            _declared(
+                JOBS_WAIT,
+                "A job has waited to be claimed for more than five minutes.",
+                "job type",
+                setting="alert_queued_s",
+                action="Check the NLM backend, and that a worker serves the type.",
+                runbook="jobs-wait",
+            ),
+            _declared(
+                DEAD_JOBS,
+                "More than 1 % of the queue jobs that ended in the last seven days are DEAD.",
+                setting="alert_dead_percent",
+                action="Read the log of the orchestrator.",
+                runbook="dead-letters",
+            ),
+            _declared(
+                ARTIFACT_WRITES,
+                "The last three tries of queue jobs to write an artifact failed.",
+                action="Check that the object store answers.",
+                runbook="object-store-down",
+            ),
+            _declared(
+                CONTEXT_TIMEOUTS,
+                "The last three context assemblies of queue jobs took too long.",
+                action="Check the memory repository and the object store.",
+                runbook="context-timeouts",
+            ),
+            # What else needs an operator.
+            _declared(
+                AGENT_FAILING,
+                "Three runs of an agent failed in a row, and the agent was stopped.",
+                "agent",
+                action="Read the error of its last run, mend the cause, and activate the agent.",
+                runbook="agent-failing",
+            ),
+            _declared(
+                PROPOSAL_WAITS,
+                "A proposal has waited for a decision for more than 48 hours. It expires after 72.",
+                "proposal",
+                setting="alert_proposal_hours",
+                action="Approve or reject it.",
+                runbook="proposal-waits",
+            ),
+            _declared(
+                WORKER_LOST,
+                "A worker stopped sending heartbeats without having drained.",
+                "worker",
+                action="Look whether its process or its machine died, and start it again.",
+                runbook="worker-lost",
+            ),
+            _declared(
+                PROJECTOR_LAG,
+                "The projector has not read an event that is over a minute old.",
+                "follower",
+                setting="alert_lag_s",
+                action="Check that a process with the role projector runs and reaches the object store.",
+                runbook="follower-behind",
+            ),
+            _declared(
+                RETENTION_HELD,
+                "Retention keeps ended jobs because a follower has not read their events.",
+                "follower",
+                action="Start the follower again, or let retention go on without it.",
+                runbook="retention-held",
+            ),
+            _declared(
+                DEAD_LETTERS,
+                "More than 1 % of the jobs that ended in the last hour became dead letters, and at least three did.",
+                setting="alert_dead_percent",
+                action="Read the dead letters, mend the cause, and requeue them.",
+                runbook="dead-letters",
+            ),
+            _declared(
+                DISK_LOW,
+                "A disk of an instance has less than a tenth of its space left.",
+                "machine and folder",
+                setting="alert_disk_percent",
+                action="Make room, or enlarge the disk.",
+                runbook="disk-low",
+            ),
+            _declared(
+                EXPIRY,
+                "A certificate or a token of this instance ends within 14 days.",
+                "machine and setting",
+                setting="alert_expiry_days",
+                action="Renew it.",
+                runbook="expiry",
+            ),
+        )
+    }
+)
+"""Every alert, by name. Thresholds in the sentences are the defaults; the setting changes them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertThresholds:
+    """When the conditions hold. `app/settings.py` has the settings."""
+
+    queued_s: float = 300.0
+    dead_percent: float = 1.0
+    proposal_hours: float = 48.0
+    lag_s: float = 60.0
+    disk_percent: float = 10.0
+    """Percent of a disk's space that must be free."""
+    expiry_days: float = 14.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConditionMet:
+    """A condition that holds for one subject."""
+
+    subject: str = ""
+    value: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """What one check read: for each alert that it decides about, the subjects for which the condition holds."""
+
+    met: Mapping[str, Sequence[ConditionMet]]
+    prefix: str = ""
+    """The check knows only subjects that begin with this: those of its own machine."""
+
+
+Check = Callable[[datetime], Awaitable[Checked]]
+"""Reads the conditions of some alerts at the ledger's time. A TrellisError or OSError means that they are not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertOptions:
+    """How often an evaluator works, how long alerts are kept, and what reports them."""
+
+    interval_s: float = 15.0
+    keep_s: float = 30 * 24 * 3600.0
+    report_types: tuple[str, ...] = ()
+    """Job types that report changes to people."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlertReport:
+    """The result of one round."""
+
+    changes: tuple[AlertChange, ...] = ()
+
+
+@dataclass(kw_only=True)
+class AlertEvaluator:
+    """The service. Each round reads every condition and gives the ledger those that hold."""
+
+    ledger: Ledger
+    actor: Actor
+    clock: Clock
+    checks: tuple[Check, ...]
+    """Checks of every round."""
+    counts: tuple[Check, ...] = ()
+    """Checks that cost more, at most every COUNT_S. A round without them leaves their alerts as they are."""
+    new_id: Callable[[], str]
+    options: AlertOptions = field(default_factory=AlertOptions)
+    name: str = "alerts"
+    _tidied_at: float = field(default=float("-inf"))
+    _counted_at: float = field(default=float("-inf"))
+
+    async def run_once(self) -> AlertReport:
+        """Run one round. Raises LedgerError when the ledger does not answer."""
+        read_at = await self.ledger.now()
+        scopes: list[AlertScope] = []
+        observed: list[AlertObservation] = []
+        now = self.clock.monotonic()
+        is_counting = now - self._counted_at >= COUNT_S
+        for check in (*self.checks, *(self.counts if is_counting else ())):
+            for name, prefix, met in await self._checked(check, read_at):
+                scopes.append(AlertScope(name=name, prefix=prefix))
+                observed += [self._observation(name, one) for one in met[:SUBJECTS_MAX]]
+        self._counted_at = now if is_counting else self._counted_at
+        if not observed and now - self._tidied_at < TIDY_S and not await self.ledger.alerts(limit=1, only_open=True):
+            return AlertReport()
+        checked = AlertRound(
+            read_at=read_at,
+            scopes=tuple(scopes),
+            observed=tuple(observed),
+            report_types=self.options.report_types,
+            keep_s=self.options.keep_s,
+        )
+        changes = await self.ledger.observe_alerts(self.actor, checked)
+        self._tidied_at = now
+        for change in changes:
+            _log_change(change)
+        return AlertReport(changes=tuple(changes))
+
+    def pause_s(self, report: AlertReport) -> float:  # noqa: ARG002 - the shape of every service
+        """The fixed interval."""
+        return self.options.interval_s
+
+    async def _checked(self, check: Check, now: datetime) -> list[tuple[str, str, Sequence[ConditionMet]]]:
+        """What a check found, for each of its alerts; empty if the conditions could not be read."""
+        try:
+            found = await check(now)
+        except LedgerError:
+            raise
+        except (TrellisError, OSError) as error:
+            _log.warning("condition_unknown", check=getattr(check, "__name__", "check"), error=str(error))
+            return []
+        return [(name, found.prefix, met) for name, met in found.met.items()]
+
+    def _observation(self, name: str, met: ConditionMet) -> AlertObservation:
+        return AlertObservation(
+            id=f"alert-{self.new_id()}",
+            name=name,
+            subject=met.subject[:SUBJECT_CHARS_MAX],
+            value=met.value,
+            text=met.text[:TEXT_CHARS_MAX],
+        )
+
+
+def _log_change(change: AlertChange) -> None:
+    alert, declared = change.alert, ALERTS[change.alert.name]
+    about = {"alert": alert.name, "subject": alert.subject, "alert_id": alert.id}
+    if change.kind is AlertChangeKind.RAISED:
+        _log.warning("alert_raised", **about, text=alert.text, remedy=declared.action, runbook=declared.page)
+    else:
+        _log.info("alert_resolved", **about)
+
+
+def open_counts(alerts: Sequence[Alert]) -> dict[str, int]:
+    """How many alerts of each declared name are open."""
+    counts = dict.fromkeys(ALERTS, 0)
+    for alert in alerts:
+        if alert.resolved_at is None:
+            counts[alert.name] = counts.get(alert.name, 0) + 1
+    return counts

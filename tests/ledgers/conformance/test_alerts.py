@@ -1,0 +1,309 @@
+"""Alerts on every ledger: raised once and resolved once, whoever evaluates; and the conditions that the ledger stores."""
+
+import asyncio
+import json
+from datetime import datetime
+from itertools import count
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
+from tests.ledgers.conformance.test_idle import read_statements
+from trellis.engine.alerts import Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
+from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import JobId
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import RetentionOptions
+from trellis.lifecycles import Role, Trigger
+from trellis.operations.alert_conditions import LedgerConditions
+from trellis.operations.alerts import SUBJECTS_MAX, AlertEvaluator, AlertThresholds
+from trellis.testing import FakeClock
+
+WEBHOOK = "trellis.alert.webhook"
+ORCHESTRATOR = actor(Role.ORCHESTRATOR)
+RAISED, RESOLVED = AlertChangeKind.RAISED, AlertChangeKind.RESOLVED
+HOUR_S = 3600.0
+_ids = count(1)
+
+
+def met(name: str = "jobs-wait", subject: str = "work", value: float = 301.0) -> AlertObservation:
+    return AlertObservation(id=f"alert-{next(_ids)}", name=name, subject=subject, value=value, text=f"it is {value:g}")
+
+
+async def observe(
+    rig: Rig, *observed: AlertObservation, ledger: Ledger | None = None, read_at: datetime | None = None, **options
+) -> list[tuple[str, str]]:
+    """One round that has checked `jobs-wait`; what it raised and resolved."""
+    options.setdefault("scopes", (AlertScope(name="jobs-wait"),))
+    checked = AlertRound(read_at=read_at or await rig.ledger.now(), observed=observed, **options)
+    changes = await (ledger or rig.ledger).observe_alerts(ADMIN, checked)
+    return [(change.kind.value, change.alert.subject) for change in changes]
+
+
+def evaluator(rig: Rig, ledger: Ledger | None = None, **thresholds: float) -> AlertEvaluator:
+    """A process that evaluates alerts. Another one has nothing of it but the ledger."""
+    conditions = LedgerConditions(ledger=ledger or rig.ledger, thresholds=AlertThresholds(**thresholds))
+    return AlertEvaluator(
+        ledger=ledger or rig.ledger,
+        actor=ADMIN,
+        clock=FakeClock(),
+        checks=conditions.checks(),
+        counts=conditions.counts(),
+        new_id=lambda: str(next(_ids)),
+    )
+
+
+async def changes(evaluating: AlertEvaluator) -> list[tuple[str, str, str]]:
+    report = await evaluating.run_once()
+    return [(change.kind.value, change.alert.name, change.alert.subject) for change in report.changes]
+
+
+async def opened(rig: Rig) -> list[Alert]:
+    return await rig.ledger.alerts(only_open=True)
+
+
+# --- one raise, one resolve ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_alert_is_raised_once_kept_while_true_and_resolved_once(rig: Rig):
+    assert await observe(rig, met(value=301.0)) == [("raised", "work")]
+    (first,) = await opened(rig)
+    await rig.advance(15.0)
+    assert await observe(rig, met(value=316.0)) == []
+    (seen,) = await opened(rig)
+    assert (seen.id, seen.raised_at, seen.value, seen.text) == (first.id, first.raised_at, 316.0, "it is 316")
+    assert (seen.last_seen_at - first.last_seen_at).total_seconds() == pytest.approx(15.0)
+    await rig.advance(15.0)
+    assert await observe(rig) == [("resolved", "work")]
+    assert await observe(rig) == []
+    (ended,) = await rig.ledger.alerts()
+    assert ended.id == first.id
+    assert ended.resolved_at == await rig.ledger.now()
+    assert await rig.ledger.alert(first.id) == ended
+    assert await opened(rig) == []
+    await rig.advance(1.0)
+    assert await observe(rig, met()) == [("raised", "work")], "the cause is back: another alert"
+    assert [one.id == first.id for one in await rig.ledger.alerts()] == [False, True]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_several_evaluators_raise_and_resolve_an_alert_once(rig: Rig):
+    ledgers = [rig.ledger, *[await rig.open_another() for _ in range(3)]]
+    raised = await asyncio.gather(*(observe(rig, met(), ledger=one, report_types=(WEBHOOK,)) for one in ledgers))
+    assert sorted(raised) == [[], [], [], [("raised", "work")]]
+    await rig.advance(15.0)
+    resolved = await asyncio.gather(*(observe(rig, ledger=one, report_types=(WEBHOOK,)) for one in ledgers))
+    assert sorted(resolved) == [[], [], [], [("resolved", "work")]]
+    assert len(await rig.claim(10, types=(WEBHOOK,))) == 2, "and each change is reported once"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_round_that_read_earlier_neither_resolves_nor_raises(rig: Rig):
+    before = await rig.ledger.now()
+    await rig.advance(2.0)
+    await observe(rig, met())
+    assert await observe(rig, read_at=before) == [], "it read before the cause was there"
+    while_true = await rig.ledger.now()
+    await rig.advance(2.0)
+    assert await observe(rig) == [("resolved", "work")]
+    assert await observe(rig, met(), read_at=while_true) == [], "it read before the cause was over"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_round_resolves_only_what_it_has_checked(rig: Rig):
+    here, there = met("disk-low", "a:/data"), met("disk-low", "b:/data")
+    await observe(rig, here, there, met())
+    await rig.advance(15.0)
+    of_a = (AlertScope(name="disk-low", prefix="a:"),)
+    assert await observe(rig, scopes=of_a) == [("resolved", "a:/data")]
+    assert {one.subject for one in await opened(rig)} == {"b:/data", "work"}
+    await rig.advance(HOUR_S)
+    assert await observe(rig, met(), scopes=of_a) == [("resolved", "b:/data")], "nobody has looked there for an hour"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_resolved_alerts_are_kept_for_the_days_that_are_set(rig: Rig):
+    await observe(rig, met())
+    await rig.advance(1.0)
+    await observe(rig)
+    await rig.advance(9.0)
+    await observe(rig, keep_s=10.0)
+    assert len(await rig.ledger.alerts()) == 1
+    await rig.advance(1.0)
+    await observe(rig, keep_s=10.0)
+    assert await rig.ledger.alerts() == []
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_report_is_submitted_in_the_transaction_of_the_change(rig: Rig):
+    await observe(rig, met(), report_types=(WEBHOOK,))
+    (alert,) = await opened(rig)
+    job = await rig.job(JobId(f"{alert.id}-raised-webhook"))
+    assert json.loads(job.payload or b"") == {"alert_id": alert.id, "change": "raised"}
+    assert job.created_at == alert.raised_at
+    await rig.advance(15.0)
+    too_long = AlertObservation(id="alert-x", name="disk-low", subject="s" * 301, value=0.0, text="")
+    with pytest.raises(OptionInvalid, match="subject of alert disk-low"):
+        await observe(rig, too_long, report_types=(WEBHOOK,))
+    assert len(await opened(rig)) == 1, "nothing of a refused round is stored"
+    await observe(rig, report_types=(WEBHOOK,))
+    assert (await rig.job(JobId(f"{alert.id}-resolved-webhook"))).state == "queued"
+
+
+@pytest.mark.requirement("OBS-4", "D6")
+async def test_a_round_on_an_idle_ledger_reads_little_and_writes_nothing(rig: Rig):
+    evaluating = evaluator(rig)
+    await evaluating.run_once()
+    async with read_statements(rig.ledger) as asked:
+        await evaluating.run_once()
+    assert len(asked) <= 8, "that is half a statement a second at the default of 15 s"
+    assert all(statement.lower().startswith(("select", "(select", "--")) for statement in asked)
+
+
+# --- conditions, each brought about by its cause ---------------------------------------------------------------------
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_job_that_nobody_claims_for_five_minutes_raises_an_alert(rig: Rig):
+    await rig.submit_one(priority=2)
+    await rig.advance(200.0)
+    await rig.submit_one(priority=0)  # more urgent, and not the one that has waited longest
+    await rig.advance(100.0)
+    assert await changes(evaluator(rig)) == []
+    await rig.advance(1.0)
+    assert await changes(evaluator(rig)) == [("raised", "jobs-wait", "work")]
+    assert await changes(evaluator(rig)) == [], "another process, as after a restart"
+    assert await changes(evaluator(rig, await rig.open_another())) == []
+    await rig.claim(2)
+    assert await changes(evaluator(rig)) == [("resolved", "jobs-wait", "work")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_queue_job_behind_the_slot_of_its_agent_is_queued_too(rig: Rig):
+    for job_id in await rig.submit(2, lifecycle="queue-job", type="RESEARCH", concurrency_key="queue-job:a"):
+        await rig.drive(job_id, "QUEUED")
+    held = await rig.claim_one(types=("RESEARCH",), lifecycle="queue-job")
+    await rig.advance(301.0)
+    assert await changes(evaluator(rig)) == [("raised", "jobs-wait", "RESEARCH")]
+    await rig.ledger.renew(ORCHESTRATOR, [held.lease])
+    await rig.pull(held, Trigger.RETRY, source="CONTEXT_ASSEMBLY", by=ORCHESTRATOR, delay_s=60.0)
+    await rig.sweep()
+    await rig.claim_one(types=("RESEARCH",), lifecycle="queue-job")
+    assert await changes(evaluator(rig)) == [("resolved", "jobs-wait", "RESEARCH")]
+
+
+def error(code: str) -> bytes:
+    return json.dumps({"error": {"code": code, "message": "m"}}).encode()
+
+
+async def leave_context(rig: Rig, code: str | None) -> None:
+    """A queue job leaves its first stage, with an error or with the next stage."""
+    lease = await rig.drive(await rig.submit_one(lifecycle="queue-job"), "CONTEXT_ASSEMBLY")
+    assert lease is not None
+    step = Trigger.RETRY if code else "snapshot_ready"
+    await rig.advance(1.0)
+    await rig.pull(lease, step, source="CONTEXT_ASSEMBLY", by=ORCHESTRATOR, data=error(code) if code else None)
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_rows_of_failures_are_counted_over_all_jobs_and_ended_by_a_success(rig: Rig):
+    for code in ("CONTEXT_TIMEOUT", None, "CONTEXT_TIMEOUT", "UPSTREAM_UNAVAILABLE", "CONTEXT_TIMEOUT"):
+        await leave_context(rig, code)
+    await rig.running()
+    assert await changes(evaluator(rig)) == [], "one before the success, and two since"
+    await leave_context(rig, "CONTEXT_TIMEOUT")
+    assert await changes(evaluator(rig)) == [("raised", "context-timeouts", "")]
+    await leave_context(rig, "UPSTREAM_UNAVAILABLE")
+    assert await changes(evaluator(rig)) == [], "another failure neither counts nor ends the row"
+    await leave_context(rig, None)
+    assert await changes(evaluator(rig)) == [("resolved", "context-timeouts", "")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_three_artifacts_that_could_not_be_written_raise_an_alert_until_one_is(rig: Rig):
+    for n in range(3):
+        lease = await rig.writing()
+        await rig.advance(1.0)
+        failed = {"data": error("ARTIFACT_WRITE_FAILED")} if n else {"cause": "given back, without an error"}
+        await rig.pull(lease, Trigger.RETRY, source="ARTIFACT_WRITE", by=ORCHESTRATOR, **failed)
+    assert await changes(evaluator(rig)) == []
+    lease = await rig.writing()
+    await rig.pull(lease, Trigger.RETRY, source="ARTIFACT_WRITE", by=ORCHESTRATOR, data=error("HASH_MISMATCH"))
+    assert await changes(evaluator(rig)) == [("raised", "artifact-writes", "")]
+    lease = await rig.writing()
+    await rig.advance(1.0)
+    await rig.complete(lease, await rig.artifact_of(lease.job_id))
+    assert await changes(evaluator(rig)) == [("resolved", "artifact-writes", "")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_proposal_that_nobody_decides_for_48_hours_raises_an_alert(rig: Rig):
+    first, *others = await rig.submit(SUBJECTS_MAX + 5, lifecycle="proposal")
+    await rig.advance(48 * HOUR_S)
+    assert await changes(evaluator(rig)) == []
+    await rig.advance(1.0)
+    raised = await changes(evaluator(rig))
+    assert len(raised) == SUBJECTS_MAX, "the number of subjects of one alert is bounded"
+    assert ("raised", "proposal-waits", first) in raised
+    await rig.move(first, "rejected", by=actor(Role.OWNER), cause="no")
+    after = await changes(evaluator(rig))
+    assert ("resolved", "proposal-waits", first) in after
+    assert ("raised", "proposal-waits", others[SUBJECTS_MAX - 1]) in after, "the next one is shown in its place"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_worker_that_falls_silent_raises_an_alert_and_one_that_drains_does_not(rig: Rig):
+    lost, drained = actor(Role.WORKER, "lost"), actor(Role.WORKER, "drained")
+    await rig.ledger.heartbeat_worker(lost, b"{}")
+    await rig.ledger.heartbeat_worker(drained, b'{"drained": true}')
+    await rig.advance(31.0)
+    assert await changes(evaluator(rig)) == [("raised", "worker-lost", "lost")]
+    await rig.ledger.heartbeat_worker(lost, b"{}")
+    assert await changes(evaluator(rig)) == [("resolved", "worker-lost", "lost")]
+    await rig.advance(31.0)
+    await changes(evaluator(rig))
+    await rig.advance(HOUR_S)
+    assert await changes(evaluator(rig)) == [("resolved", "worker-lost", "lost")], "it will not come back"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_projector_that_does_not_read_raises_an_alert_and_then_holds_retention_back(rig: Rig):
+    following = await rig.ledger.subscribe(actor(Role.PROJECTOR), "projector", lease_s=5.0)
+    assert following is not None
+    await rig.running()
+    await rig.ledger.feed(None, limit=10)
+    await rig.advance(60.0)
+    assert await changes(evaluator(rig)) == []
+    await rig.advance(1.0)
+    assert await changes(evaluator(rig)) == [("raised", "projector-lag", "projector")]
+    await rig.advance(RetentionOptions().ended_s)
+    assert await changes(evaluator(rig)) == [("raised", "retention-held", "projector")]
+    end = await rig.ledger.feed_end()
+    assert await rig.ledger.ack(following, end, lease_s=5.0)
+    assert sorted(await changes(evaluator(rig))) == [
+        ("resolved", "projector-lag", "projector"),
+        ("resolved", "retention-held", "projector"),
+    ]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_larger_share_of_dead_queue_jobs_than_is_set_raises_an_alert(rig: Rig):
+    await rig.drive(await rig.submit_one(lifecycle="queue-job"), "DEAD")
+    assert await changes(evaluator(rig, dead_percent=50.0)) == [("raised", "dead-jobs", "")]
+    await rig.complete_for(await rig.submit_one(lifecycle="artifact"))
+    assert await changes(evaluator(rig, dead_percent=50.0)) == [("resolved", "dead-jobs", "")], "half are not more"
+    assert await changes(evaluator(rig)) == [("raised", "dead-jobs", "")], "and more than 1 %"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_dead_letters_beyond_one_percent_raise_an_alert(rig: Rig):
+    for _ in range(2):
+        await rig.pull(await rig.running(), "reject", death=DEATH)
+    assert await changes(evaluator(rig)) == [], "so few that the share says nothing"
+    await rig.pull(await rig.running(), "reject", death=DEATH)
+    assert await changes(evaluator(rig)) == [("raised", "dead-letters", "")]
+    await rig.advance(HOUR_S)
+    assert await changes(evaluator(rig)) == []
+    await rig.advance(1.0)
+    assert await changes(evaluator(rig)) == [("resolved", "dead-letters", "")]
