@@ -313,6 +313,7 @@ CALLABLE = {
         "now",
     },
     "keys of requests, its own": {"find_request_key", "store_request_answer"},
+    "keys of requests, its own, for programs of the version before": {"take_request_key"},
     "what a policy asks": {"reads_all", "owns"},
 }
 

@@ -14,7 +14,8 @@ from trellis.ledgers.postgres.migrate import APP_ROLE, OLDEST_PROGRAM
 
 USED_BY_OLDER = Path(__file__).with_name("used_by_older.json")
 FUNCTIONS = """
-select p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ') -> ' || pg_get_function_result(p.oid)
+select p.proname as name, array(select format_type(t, null) from unnest(p.proargtypes) with ordinality x(t, n) order by n) as args,
+  p.pronargdefaults as defaults, pg_get_function_result(p.oid) as result
 from pg_proc p join pg_namespace n on n.oid = p.pronamespace
 where n.nspname = 'trellis' and p.prokind = 'f' and has_function_privilege($1, p.oid, 'execute')
 """
@@ -27,14 +28,22 @@ where n.nspname = 'trellis' and c.relkind in ('r', 'p', 'v') and not c.relispart
 
 
 async def surface(url: str) -> dict[str, list[str]]:
-    """Functions with arguments and answers, and columns with types, in order."""
+    """Every way to call a function, with the types of its arguments and answer, and every column with its type.
+
+    Arguments with a default may be left out, so a function that got one more can still be called as before.
+    """
     connection = await asyncpg.connect(url)
     try:
         functions = await connection.fetch(FUNCTIONS, APP_ROLE)
         columns = await connection.fetch(COLUMNS, APP_ROLE)
     finally:
         await connection.close()
-    return {"functions": sorted(row[0] for row in functions), "columns": sorted(row[0] for row in columns)}
+    calls = {
+        f"{row['name']}({', '.join(row['args'][:given])}) -> {row['result']}"
+        for row in functions
+        for given in range(len(row["args"]) - row["defaults"], len(row["args"]) + 1)
+    }
+    return {"functions": sorted(calls), "columns": sorted(row[0] for row in columns)}
 
 
 if __name__ == "__main__":

@@ -365,7 +365,6 @@ class SqliteLedger:
         most = min(limit, ALERTS_MAX)
         return await self.reader.run(lambda tx: alert_rows.alerts(tx, limit=most, only_open=only_open))
 
-
     async def ping(self) -> None:
         path = self._target.path
         if path is None:

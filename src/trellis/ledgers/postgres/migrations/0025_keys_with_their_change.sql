@@ -1,6 +1,4 @@
--- The verbs store the key of a request themselves, in the transaction of their change, so nothing else can write one. Their new
--- argument may be left out.
-drop function if exists take_request_key(text, text, bytea, text);
+-- The verbs store the key of a request themselves, in the transaction of their change. Their new argument may be left out.
 drop function if exists moves(int[], text[], text[], text[], int[], float8[], int[], int[], text[], bytea[], text[], text[], text[]);
 drop function if exists cancel(int, text, boolean, text, float8, text);
 drop function if exists requeue(int, text[], text, text);
