@@ -32,6 +32,7 @@ Verb = Literal[
     "remark",
     "record_act",
     "publish_acts",
+    "seal",
 ]
 """The ledger's administrative verbs. `pause` also covers resuming."""
 
@@ -57,6 +58,8 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         # A gateway records requests it refuses, under the caller's name.
         "record_act": frozenset({Role.OWNER, Role.CONTROL_PLANE, Role.GATEWAY}),
         "publish_acts": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
+        # The projector seals what it has published. A rebuild, which an operator starts, continues the chain.
+        "seal": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
         # Listeners on the bus record what was refused there, under their own name or the worker's.
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
     }
@@ -83,6 +86,7 @@ ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "remark": "say something about a job",
         "record_act": "record an administrative act",
         "publish_acts": "publish administrative acts",
+        "seal": "seal audit records",
     }
 )
 

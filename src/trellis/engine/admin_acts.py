@@ -52,6 +52,7 @@ KEY_LIMIT = "key.limit.changed"
 LEFT_BEHIND = "follower.left_behind"
 TYPE_OPTIONS = "type.options.changed"
 MIGRATED = "ledger.migrated"
+RETAINED = "retention.removed"
 GRANTED = "authority.granted"
 TOKEN_ISSUED = "token.issued"  # noqa: S105 - the name of an event
 LEDGER_SUBJECT = "ledger"

@@ -42,6 +42,7 @@ from trellis.engine.jobs import (
     TypeOptions,
 )
 from trellis.engine.records import (
+    AuditHead,
     ChildPage,
     DeadLetter,
     Event,
@@ -269,10 +270,13 @@ class Ledger(Protocol):
         """
         ...
 
-    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
+    async def acts(
+        self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
+    ) -> list[AdminAct]:
         """Administrative acts after this number, at most ACTS_MAX.
 
-        `unpublished` selects those without a published audit record.
+        `unpublished` selects those without a published audit record, `unsealed` those with one that no block of the
+        audit chain has yet.
         """
         ...
 
@@ -282,6 +286,20 @@ class Ledger(Protocol):
 
     async def acts_published(self, actor: Actor, published: Sequence[AdminAct]) -> None:
         """Mark the audit records of these acts as stored in the object store."""
+        ...
+
+    async def extend_audit_chain(
+        self, actor: Actor, head: AuditHead, *, after: AuditHead | None, acts: Sequence[AdminAct] = ()
+    ) -> bool:
+        """Make `head` the newest block of the audit chain, if `after` still is, and mark these acts as sealed.
+
+        `after` is None for a ledger that has no chain yet. False when another process extended the chain first; the
+        chain can therefore not fork. From the first call on, retention removes only what is sealed.
+        """
+        ...
+
+    async def audit_head(self) -> AuditHead | None:
+        """The newest block of the audit chain. None if nothing seals this ledger."""
         ...
 
     async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:

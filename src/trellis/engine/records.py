@@ -426,6 +426,23 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AuditHead:
+    """The newest block of the audit chain. The ledger stores one, and only the block after it can replace it."""
+
+    number: int
+    """The number of the block; 0 before the first one."""
+    sha256: str
+    """The SHA-256 of the block's bytes in hexadecimal. 64 zeros before the first block."""
+    position: str | None
+    """The feed position up to which every event of this ledger is sealed. None if no event is."""
+    feed: int = 1
+    """Counts the ledgers that the chain has sealed. A ledger that was rebuilt has the next number: its positions
+    differ."""
+    at: datetime | None = None
+    """When the ledger stored it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChildPage:
     """Child jobs of one parent, of any lifecycle, by ascending number.
 

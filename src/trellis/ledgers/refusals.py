@@ -16,12 +16,14 @@ from trellis.engine.jobs import (
     JobId,
     TypeOptions,
 )
+from trellis.engine.records import AuditHead
 from trellis.lifecycles import REMARK_TYPES, SIGNAL_TYPES, Lifecycle, Phase, Role, State, Transition, Trigger
 
 # Checks of arguments, before the ledger is read. The same for every ledger.
 
 SIGNALS_MAX = 1_000
 CHILDREN_MAX = 1_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 HOLDER_SIGNAL_TYPES = tuple(word for word in SIGNAL_TYPES if word not in REMARK_TYPES)
 
 
@@ -40,6 +42,14 @@ def check_annotation(type_: str, body: bytes) -> None:
         raise OptionInvalid(option="remark type", value=type_, expected=f"one of {', '.join(REMARK_TYPES)}")
     if len(body) > PAYLOAD_BYTES_MAX:
         raise OptionInvalid(option="remark", value=len(body), expected=f"at most {PAYLOAD_BYTES_MAX} bytes")
+
+
+def check_next_head(head: AuditHead, after: AuditHead | None) -> None:
+    """Check that a block of the audit chain can follow another. Raises OptionInvalid."""
+    numbers = {after.number, after.number + 1} if after is not None else {head.number}
+    if head.number < 0 or head.number not in numbers or _SHA256.fullmatch(head.sha256) is None or head.feed < 1:
+        expected = "the block after the newest one, with the SHA-256 of its bytes"
+        raise OptionInvalid(option="head", value=head.number, expected=expected)
 
 
 def check_declared(types: Sequence[TypeOptions]) -> None:

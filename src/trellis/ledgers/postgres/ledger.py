@@ -48,7 +48,15 @@ from trellis.engine.jobs import (
     TypeOptions,
 )
 from trellis.engine.outage_log import Failures
-from trellis.engine.records import JobFilter, JobToRestore, RetentionOptions, RetentionReport, SweepOptions, SweepReport
+from trellis.engine.records import (
+    AuditHead,
+    JobFilter,
+    JobToRestore,
+    RetentionOptions,
+    RetentionReport,
+    SweepOptions,
+    SweepReport,
+)
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
 from trellis.engine.text import storable
 from trellis.ledgers.measures import measured
@@ -59,7 +67,7 @@ from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import schema_version, stored_version
 from trellis.ledgers.postgres.notifier import PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
-from trellis.ledgers.refusals import check_annotation, check_declared, check_signals
+from trellis.ledgers.refusals import check_annotation, check_declared, check_next_head, check_signals
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
@@ -498,6 +506,16 @@ class PostgresLedger(PostgresReads):
         require(actor, "publish_acts")
         numbers = [one.no for one in published]
         await self._admin("acts_published", "select acts_published($1, $2)", await self._actor(actor), numbers)
+
+    async def extend_audit_chain(
+        self, actor: Actor, head: AuditHead, *, after: AuditHead | None, acts: Sequence[AdminAct] = ()
+    ) -> bool:
+        require(actor, "seal")
+        check_next_head(head, after)
+        now, before = rows.head_arguments(head), rows.head_arguments(after)
+        asked = (await self._actor(actor), *now, *before, [act.no for act in acts])
+        statement = "select extend_audit_chain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+        return await self._admin("extend_audit_chain", statement, *asked)
 
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)

@@ -38,6 +38,7 @@ from trellis.engine.jobs import (
     TypeOptions,
 )
 from trellis.engine.records import (
+    AuditHead,
     ChildPage,
     DeadLetter,
     Event,
@@ -68,9 +69,10 @@ from trellis.ledgers.refusals import (
     check_declared,
     check_expiring,
     check_ids,
+    check_next_head,
     check_peek_limit,
 )
-from trellis.ledgers.sqlite import control, moves, reads, request_keys, restore, rows, schema, submit, sweep
+from trellis.ledgers.sqlite import audit_chain, control, moves, reads, request_keys, restore, rows, schema, submit, sweep
 from trellis.ledgers.sqlite import control as acts
 from trellis.ledgers.sqlite import reads as recorded
 from trellis.ledgers.sqlite import retention as retain
@@ -281,8 +283,24 @@ class SqliteLedger:
         recorded_act = checked_act(act)
         return await self._writer.run(lambda tx: acts.record(tx, actor, recorded_act))
 
-    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
-        return await self._reader.run(lambda tx: acts.read(tx, after, min(limit, ACTS_MAX), unpublished=unpublished))
+    async def acts(
+        self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
+    ) -> list[AdminAct]:
+        most = min(limit, ACTS_MAX)
+        return await self._reader.run(
+            lambda tx: acts.read(tx, after, most, unpublished=unpublished, unsealed=unsealed)
+        )
+
+    async def extend_audit_chain(
+        self, actor: Actor, head: AuditHead, *, after: AuditHead | None, acts: Sequence[AdminAct] = ()
+    ) -> bool:
+        require(actor, "seal")
+        check_next_head(head, after)
+        numbers = [act.no for act in acts]
+        return await self._writer.run(lambda tx: audit_chain.extend(tx, head, after=after, acts=numbers))
+
+    async def audit_head(self) -> AuditHead | None:
+        return await self._reader.run(audit_chain.head)
 
     async def restore_acts(self, actor: Actor, lost: Sequence[AdminAct]) -> None:
         require(actor, "restore")
