@@ -182,4 +182,5 @@ def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:
     """The services that every ledger with jobs needs."""
     sweeper = Actor(role=Role.SWEEPER, name=process_name("up"))
     options = SweepOptions(windows_s=cli.settings.windows_s)
-    return [Sweeper(ledger=ledger, actor=sweeper, options=options), Retention(ledger=ledger)]
+    retention = Retention(ledger=ledger, actor=sweeper, options=cli.settings.retention)
+    return [Sweeper(ledger=ledger, actor=sweeper, options=options), retention]

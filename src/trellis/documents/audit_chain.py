@@ -209,9 +209,7 @@ class AuditSealer:
     def _key(self, block: ChainBlock) -> str:
         return ids.block_key(self.chain, block.number)
 
-    async def _events(
-        self, after: str | None, up_to: str | None, limit: int
-    ) -> tuple[list[SealedRecord], str | None]:
+    async def _events(self, after: str | None, up_to: str | None, limit: int) -> tuple[list[SealedRecord], str | None]:
         """The next events up to a position, at most `limit`, and the position they reach."""
         found: list[SealedRecord] = []
         while up_to is not None and (after or "") < up_to and len(found) < limit:

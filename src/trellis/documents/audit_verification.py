@@ -339,6 +339,8 @@ class _Comparison:
                 self._add_unreadable(key, None, "a line of the segment is not written as an audit record is")
                 continue
             order = self._take(key, record)
+            if record.day != key.split("/")[1]:
+                self._add_at(record, "objects", key, "the segment is of another day than the record")
             if first and key != _segment_key(record):
                 self._add_at(record, "objects", key, "the segment does not begin with the event that its name says")
             first = False
@@ -359,23 +361,28 @@ class _Comparison:
     def _take(self, key: str, record: _StoredRecord) -> int | None:
         """Note where a record lies. Returns its place in the chain, if the order of its segment can be judged by it."""
         self._records += 1
-        self._note_act(record.made)
         which = (record.event_id, record.day, record.sha256)
         rows = self._db.execute(_Queries.find, which).fetchall()
+        self._note_act(record.made, rows[0][4] if rows else None, rows[0][0] if rows else LATER)
         if not rows:
             self._db.execute(
                 _Queries.add_stray, (key, *which, record.line, cast("str | None", record.made.get("lifecycle")))
             )
             return None
-        order, feed, met, _ = rows[0]
+        order, feed, met, _, chain = rows[0]
         if met:
             self._add_at(record, "objects", key, "the record is there twice")
         self._db.execute(_Queries.mark_met, which)
-        began = next((chain.began.get(feed) for chain in self._chains.values() if feed in chain.began), None)
+        if record.made.get("event") == RETAINED:  # retention removes its own acts without another act
+            self._db.execute(_Queries.mark_in_ledger, (*which, chain))
+        began = self._chains[chain].began.get(feed)
         return None if began is not None and record.ts < began else order
 
-    def _note_act(self, made: dict[str, Any], order: int | None = None) -> None:
-        """Note what an administrative act says about the records: what retention removed, what a rebuild wrote."""
+    def _note_act(self, made: dict[str, Any], chain: str | None, order: int = LATER) -> None:
+        """Note what an administrative act says about the records: what retention removed, what a rebuild wrote.
+
+        An act that is neither sealed nor in a ledger belongs to no chain and proves no removal.
+        """
         if not audit.is_of_act(made):
             return
         written = made.get("objects_written")
@@ -384,22 +391,15 @@ class _Comparison:
             self._all_rebuilt_listed &= len(keys) < audit_log.KEYS_MAX
             for key in keys:
                 self._db.execute(_Queries.add_rebuilt, (str(key),))
-        if made["event"] == RETAINED:
-            if order is None:
-                line = json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode()
-                which = (made["event_id"], made["ts"][:10].replace("-", ""), sha256(line))
-                rows = self._db.execute(_Queries.find, which).fetchall()
-                order = rows[0][0] if rows else None
-            if order is not None:  # an act that is neither sealed nor in the ledger proves nothing
-                self._note_retention(made, order)
+        if made["event"] == RETAINED and chain is not None:
+            self._note_retention(made, chain, order)
 
-    def _note_retention(self, made: dict[str, Any], order: int) -> None:
+    def _note_retention(self, made: dict[str, Any], name: str, order: int) -> None:
+        """Note which jobs and acts a pass of retention removed from the ledger of this chain."""
         for job in cast("list[str]", made.get("jobs", [])):
             self._db.execute(_Queries.add_removed, (str(job), order))
-        cut = str(made.get("acts_before") or "")[:10].replace("-", "")
-        chain = self._chains.get(NLM_CHAIN if made.get("subject") == NLM_CHAIN else "")
-        if chain is not None:
-            chain.acts_before = max(chain.acts_before, cut)
+        chain, cut = self._chains[name], str(made.get("acts_before") or "")[:10].replace("-", "")
+        chain.acts_before = max(chain.acts_before, cut)
 
     # --- the ledger ----------------------------------------------------------------------------------------------
 
@@ -499,7 +499,7 @@ class _Comparison:
             else:
                 self._add_changed(name, sealed, line)
             return
-        self._note_act(audit.act_document(act), LATER)
+        self._note_act(audit.act_document(act), name)
         self._db.execute(_Queries.forget_stray, (sealed.event_id, sealed.day, sealed.sha256))
 
     def _find_missing(self, name: str, head: AuditHead | None) -> None:

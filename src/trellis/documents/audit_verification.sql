@@ -28,7 +28,7 @@ CREATE INDEX removed_job ON removed (job, ord);
 INSERT INTO sealed (chain, block, feed, id, day, sha256, position, job) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: find
-SELECT ord, feed, met, position FROM sealed WHERE id = ? AND day = ? AND sha256 = ? ORDER BY ord;
+SELECT ord, feed, met, position, chain FROM sealed WHERE id = ? AND day = ? AND sha256 = ? ORDER BY ord;
 
 -- name: find_other
 SELECT ord, position, block FROM sealed WHERE id = ? AND day = ? AND chain = ? ORDER BY ord LIMIT 1;

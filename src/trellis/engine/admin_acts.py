@@ -56,7 +56,7 @@ RETAINED = "retention.removed"
 GRANTED = "authority.granted"
 TOKEN_ISSUED = "token.issued"  # noqa: S105 - the name of an event
 LEDGER_SUBJECT = "ledger"
-"""The subject of a migration's act."""
+"""The subject of the acts of migrations and of retention."""
 NO_REASON = "no reason given"
 """The cause of an act whose author gave none. PostgreSQL writes the same text."""
 HOME_ISSUER = "issuer.changed"

@@ -54,6 +54,7 @@ from trellis.engine.records import (
     JobPage,
     JobToRestore,
     KeyOverLimit,
+    PlannedRemoval,
     QueueDepth,
     RecordedEvent,
     RetentionOptions,
@@ -66,6 +67,10 @@ from trellis.engine.records import (
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
+from trellis.lifecycles import Role
+
+RETENTION = Actor(role=Role.SWEEPER, name="retention")
+"""Who removes what is over its time, where the caller names no process or person."""
 
 
 class Ledger(Protocol):
@@ -190,11 +195,17 @@ class Ledger(Protocol):
         """
         ...
 
-    async def retain(self, options: RetentionOptions) -> RetentionReport:
+    async def retain(self, options: RetentionOptions, *, by: Actor = RETENTION) -> RetentionReport:
         """Remove ended jobs, results, signals and keys past their retention, in one small batch.
 
-        Events that a subscriber with a position has not read are kept for at most `unread_s` more.
+        Events that a subscriber with a position has not read are kept for at most `unread_s` more. Events that the audit
+        chain of this ledger has not sealed are kept. An administrative act records who removed which jobs, how many of
+        each lifecycle and state, and up to which time.
         """
+        ...
+
+    async def plan_retention(self, options: RetentionOptions) -> list[PlannedRemoval]:
+        """What `retain` would remove now, and what holds the rest back, for every state that has ended jobs."""
         ...
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:

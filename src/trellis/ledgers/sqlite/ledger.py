@@ -37,6 +37,7 @@ from trellis.engine.jobs import (
     TurnResult,
     TypeOptions,
 )
+from trellis.engine.ledger import RETENTION
 from trellis.engine.records import (
     AuditHead,
     ChildPage,
@@ -50,6 +51,7 @@ from trellis.engine.records import (
     JobPage,
     JobToRestore,
     KeyOverLimit,
+    PlannedRemoval,
     QueueDepth,
     RecordedEvent,
     RetentionOptions,
@@ -71,8 +73,20 @@ from trellis.ledgers.refusals import (
     check_ids,
     check_next_head,
     check_peek_limit,
+    check_retention,
 )
-from trellis.ledgers.sqlite import audit_chain, control, moves, reads, request_keys, restore, rows, schema, submit, sweep
+from trellis.ledgers.sqlite import (
+    audit_chain,
+    control,
+    moves,
+    reads,
+    request_keys,
+    restore,
+    rows,
+    schema,
+    submit,
+    sweep,
+)
 from trellis.ledgers.sqlite import control as acts
 from trellis.ledgers.sqlite import reads as recorded
 from trellis.ledgers.sqlite import retention as retain
@@ -234,8 +248,14 @@ class SqliteLedger:
         require(actor, "sweep")
         return await self._writer.run(lambda tx: sweep.sweep(tx, actor, options))
 
-    async def retain(self, options: RetentionOptions) -> RetentionReport:
-        return await self._writer.run(lambda tx: retain.retain(tx, options))
+    async def retain(self, options: RetentionOptions, *, by: Actor = RETENTION) -> RetentionReport:
+        require(by, "retain")
+        check_retention(options)
+        return await self._writer.run(lambda tx: retain.retain(tx, options, by))
+
+    async def plan_retention(self, options: RetentionOptions) -> list[PlannedRemoval]:
+        check_retention(options)
+        return await self._reader.run(lambda tx: retain.plan(tx, options))
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
         require(actor, "pause")
@@ -287,9 +307,7 @@ class SqliteLedger:
         self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
     ) -> list[AdminAct]:
         most = min(limit, ACTS_MAX)
-        return await self._reader.run(
-            lambda tx: acts.read(tx, after, most, unpublished=unpublished, unsealed=unsealed)
-        )
+        return await self._reader.run(lambda tx: acts.read(tx, after, most, unpublished=unpublished, unsealed=unsealed))
 
     async def extend_audit_chain(
         self, actor: Actor, head: AuditHead, *, after: AuditHead | None, acts: Sequence[AdminAct] = ()
