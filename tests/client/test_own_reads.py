@@ -18,7 +18,7 @@ REFUSED_READS = MappingProxyType(
         "the state of the whole system": "queues workers followers declared_types home_issuer count_events ping",
         "jobs and leases of everybody, for services and holders": "children peek_ready holds expiring read_journal recorded",
         "checks of the whole ledger": "histories keys_over unpaired inspect",
-        "the acts of operators": "acts",
+        "the acts of operators": "acts audit_head plan_retention",
         "answers to earlier requests": "find_by_idempotency_key find_request",
         "waiting for hints about everybody's jobs": "wait_for_work events_mark wait_for_events feed_end",
     }
@@ -30,7 +30,7 @@ WRITES = MappingProxyType(
         "keys of requests": "take_request_key store_request_answer",
         "types and keys": "pause limit_rate declare_types limit_key limit_held",
         "subscriptions": "subscribe ack unsubscribe release_retention",
-        "administration": "set_home_issuer record_act restore_acts acts_published heartbeat_worker close",
+        "administration": "set_home_issuer record_act restore_acts acts_published extend_audit_chain heartbeat_worker close",
     }
 )
 """Methods that change or close the ledger, by what they change."""

@@ -157,8 +157,8 @@ class LetsEpochsFall(Mutant):
 
 
 class WaitsForNoFollower(Mutant):
-    async def retain(self, options: RetentionOptions):
-        return await self.real.retain(dataclasses.replace(options, unread_s=0.0))
+    async def retain(self, options: RetentionOptions, **by: Actor):
+        return await self.real.retain(dataclasses.replace(options, unread_s=0.0), **by)
 
 
 def _with_last_epoch(history: JobHistory, epoch: Epoch) -> JobHistory:

@@ -285,6 +285,8 @@ CALLABLE = {
         "acts_published",
         "restore_acts",
         "retain",
+        "retention_plan",
+        "extend_audit_chain",
     },
     "by role: for followers": {"follow", "leave_behind"},
     "only what the login holds": {"renew", "save_checkpoint", "journal_entries", "add_signals", "followed"},
