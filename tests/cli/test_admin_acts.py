@@ -200,10 +200,10 @@ def test_every_command_that_administers_leaves_an_act(
     monkeypatch.setenv("TRELLIS_MEMORY", str(tmp_path / "memory"))
     asyncio.run(_followed(trellis.url))
     words = [
-        ("retention run", ()),
         ("queues pause", ("t", "--force")),
         ("queues resume", ("t", "--force")),
         ("followers leave-behind", ("reader",)),
+        ("retention run", ()),
         ("agents create", ("boiler", "--purpose", "p")),
         ("agents pause", ("boiler",)),
         ("agents activate", ("boiler",)),

@@ -1,5 +1,6 @@
 """How long a ledger keeps ended jobs, and what retention would remove now, counted by what holds the rest back."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -45,7 +46,7 @@ def _planned(
 ) -> PlannedRemoval:
     lifecycle = BY_CODE[code // 16]
     over = [group for group in groups if group.over]
-    counts = dict.fromkeys(("removable", "dead_letters", "keys", "unsealed", "unread"), 0)
+    counts = Counter[str]()
     for group in over:
         counts[_holder(group)] += group.jobs
     return PlannedRemoval(
@@ -54,7 +55,11 @@ def _planned(
         keep_s=keep_s,
         ended=sum(group.jobs for group in groups),
         oldest=moment(min(group.oldest for group in groups)),
-        **counts,
+        removable=counts["removable"],
+        dead_letters=counts["dead_letters"],
+        keys=counts["keys"],
+        unread=counts["unread"],
+        unsealed=counts["unsealed"],
     )
 
 

@@ -211,4 +211,5 @@ def test_the_table_says_who_may_do_what():
         "remark": ["control-plane", "gateway", "reconciler", "scheduler", "worker"],
         "record_act": ["control-plane", "gateway", "owner"],
         "publish_acts": ["control-plane", "owner", "projector"],
+        "seal": ["control-plane", "owner", "projector"],
     }
