@@ -54,6 +54,7 @@ COMMAND_ACTS: dict[str, tuple[str, ...]] = {
     "backup": ("instance.backed_up",),
     "restore": ("instance.restored",),
     "migrate": ("ledger.migrated",),
+    "retention run": ("retention.removed",),
 }
 ROUTE_ACTS = {"PATCH /agents/{slug}/status": "agent.status.changed", "PATCH /queues/{type}": "type.resumed"}
 METHOD_ACTS = {
@@ -70,6 +71,7 @@ VERB_ACTS = {
     "declare_types": "type.options.changed",
     "leave_behind": "follower.left_behind",
     "replace_home_issuer": "issuer.changed",
+    "retain": "retention.removed",
     "record_act": "any act on what is not in the ledger",
 }
 
@@ -113,6 +115,7 @@ COMMANDS_WITHOUT = {
     **dict.fromkeys(["memory list", "memory read", "memory history", "job show", "job result"], "reads"),
     **dict.fromkeys(["job context", "job explain", "policy check", "policy explain", "policy simulate"], "reads"),
     **dict.fromkeys(["queues list", "dlq list", "dlq show", "followers list"], "reads"),
+    **dict.fromkeys(["audit verify", "audit head", "retention plan"], "reads"),
     "init": "writes an example into a folder of its caller's own, and no ledger",
     "token key": "makes a key that nobody trusts before its public half is put into a key set, which is a file",
 }
@@ -124,13 +127,13 @@ ROUTES_WITHOUT = {
 METHODS_WITHOUT = dict.fromkeys(["events", "feed", "handle", "job", "read_result", "signals", "wait", "why"], "reads")
 VERBS_WITHOUT = {
     "sweep": "each job that it moves has an event",
-    "retain": "removes what has records already, as the settings say",
     "set_home_issuer": "the first gateway records its own setting; another issuer instead is the act",
     "follow": "a reader says where it is; leaving one behind is the act",
     "restore": "puts back what has records already; the rebuild around it is the act",
     "remark": "a note beside a job's history, shown with the job",
     "publish_acts": "says that records are there",
     "observe_alerts": "an alert is a record of its own, with its times",
+    "seal": "says that records are in a block; the block has its time and its place in the chain",
 }
 
 
@@ -204,6 +207,7 @@ def test_every_command_that_administers_leaves_an_act(
         ("queues pause", ("t", "--force")),
         ("queues resume", ("t", "--force")),
         ("followers leave-behind", ("reader",)),
+        ("retention run", ()),
         ("agents create", ("boiler", "--purpose", "p")),
         ("agents pause", ("boiler",)),
         ("agents activate", ("boiler",)),
@@ -213,11 +217,14 @@ def test_every_command_that_administers_leaves_an_act(
         ("rebuild", ("--from", "ledger")),
         ("token issue", ("--role", "worker")),
     ]
+    assert trellis("job", "cancel", trellis.submit("t")).code == 0
     began = len(acts_of(trellis.url))
     for command, more in words:
         with monkeypatch.context() as patch:
             if command == "token issue":
                 patch.setenv("TRELLIS_TOKEN_KEY_FILE", str(key))
+            if command == "retention run":
+                patch.setenv("TRELLIS_RETENTION_DAYS", "0.0000001")
             answer = trellis(*command.split(), *more, "--reason", WHY)
         assert answer.code == 0, (command, answer.err)
         found = acts_of(trellis.url)[began:]

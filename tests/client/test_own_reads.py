@@ -20,7 +20,7 @@ REFUSED_READS = MappingProxyType(
         "alerts, and what their conditions read": "alerts alert waiting_types stage_steps",
         "jobs and leases of everybody, for services and holders": "children peek_ready holds expiring read_journal recorded",
         "checks of the whole ledger": "histories keys_over unpaired inspect",
-        "the acts of operators": "acts",
+        "the acts of operators": "acts audit_head plan_retention",
         "answers to earlier requests": "find_by_idempotency_key find_request",
         "waiting for hints about everybody's jobs": "wait_for_work events_mark wait_for_events feed_end",
     }
@@ -31,7 +31,8 @@ WRITES = MappingProxyType(
         "jobs": "submit turn renew move cancel requeue save_checkpoint journal signal sweep retain restore annotate",
         "types and keys": "pause limit_rate declare_types limit_key limit_held",
         "subscriptions": "subscribe ack unsubscribe release_retention",
-        "administration": "set_home_issuer record_act restore_acts acts_published observe_alerts heartbeat_worker close",
+        "administration": "set_home_issuer record_act restore_acts acts_published observe_alerts extend_audit_chain "
+        "heartbeat_worker close",
     }
 )
 """Methods that change or close the ledger, by what they change."""

@@ -31,7 +31,7 @@ from trellis.engine.jobs import (
     TypeOptions,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter, RetentionOptions, SweepOptions
+from trellis.engine.records import AuditHead, JobFilter, RetentionOptions, SweepOptions
 from trellis.lifecycles import Role
 
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)
@@ -467,6 +467,18 @@ async def _gone(rig: Rig, job_id: JobId) -> float:
     return float(await rig.ledger.job(job_id) is None)
 
 
+async def _next_heads(rig: Rig) -> tuple[AuditHead | None, AuditHead]:
+    """The newest block of the audit chain, and the one after it."""
+    head = await rig.ledger.audit_head()
+    number = 0 if head is None else head.number + 1
+    return head, AuditHead(number=number, sha256=f"{number:064x}", position=None)
+
+
+async def _is_the_head(rig: Rig, heads: tuple[AuditHead | None, AuditHead]) -> float:
+    head = await rig.ledger.audit_head()
+    return float(head is not None and head.sha256 == heads[1].sha256)
+
+
 async def _seen(rig: Rig, name: str) -> float:
     return float([w.info for w in await rig.ledger.workers() if w.name == name] == [json.dumps(name).encode()])
 
@@ -548,6 +560,14 @@ REST = (
         effects=_reported,
         accepts=lambda _: True,
         one_statement=False,
+    ),
+    Verb(
+        name="extend_audit_chain",
+        sql="extend_audit_chain(",
+        arrange=_next_heads,
+        act=lambda ledger, heads: ledger.extend_audit_chain(actor(Role.PROJECTOR), heads[1], after=heads[0]),
+        effects=_is_the_head,
+        accepts=lambda answer: answer is True,
     ),
     Verb(
         name="beat",

@@ -25,7 +25,7 @@ from tests.ledgers.conformance import (
 )
 from tests.ledgers.conformance.opening import sqlite_rig
 from tests.ledgers.conformance.rig import Rig
-from trellis.engine.jobs import ClaimId, Epoch, Lease, LeaseLost, NewJob, Renewed, RequestId, StepApplied, Turn
+from trellis.engine.jobs import Actor, ClaimId, Epoch, Lease, LeaseLost, NewJob, Renewed, RequestId, StepApplied, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, FeedPage, JobHistory, RetentionOptions, SweepOptions
 
@@ -161,8 +161,8 @@ class LetsEpochsFall(Mutant):
 
 
 class WaitsForNoFollower(Mutant):
-    async def retain(self, options: RetentionOptions):
-        return await self.real.retain(dataclasses.replace(options, unread_s=0.0))
+    async def retain(self, options: RetentionOptions, **by: Actor):
+        return await self.real.retain(dataclasses.replace(options, unread_s=0.0), **by)
 
 
 def _with_last_epoch(history: JobHistory, epoch: Epoch) -> JobHistory:

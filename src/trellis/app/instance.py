@@ -44,6 +44,7 @@ from trellis.bus.safety.kernel import SafetyKernel
 from trellis.bus.submitter import BacklogLimit
 from trellis.bus.submitter import BusSubmitter as BusAsking
 from trellis.bus.topics import Topics
+from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.jobs import Actor, JobId
@@ -348,6 +349,7 @@ class Instance:
             ledger=self.ledger,
             actor=self.actor(Role.PROJECTOR),
             publisher=publisher,
+            sealer=AuditSealer(ledger=self.ledger, actor=self.actor(Role.PROJECTOR), objects=self.objects, clock=clock),
             clock=clock,
             options=ProjectorOptions(alone=frozenset(self.settings.audit_objects)),
         )
@@ -369,7 +371,7 @@ class Instance:
                 actor=self.actor(Role.SWEEPER),
                 options=SweepOptions(windows_s=self.settings.windows_s),
             ),
-            Retention(ledger=self.ledger),
+            Retention(ledger=self.ledger, actor=self.actor(Role.SWEEPER), options=self.settings.retention),
             self.bus_collector(),
             *self.alert_services(),
         ]

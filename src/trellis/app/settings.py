@@ -17,6 +17,8 @@ import pydantic
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, TYPE_PATTERN
 from trellis.engine.logs import log_of
+from trellis.engine.records import RetentionOptions
+from trellis.engine.service import RETENTION_DEFAULT
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.worker.options import (
     CONCURRENCY_DEFAULT,
@@ -57,6 +59,15 @@ def _as_list(value: Any) -> Any:
     """Parses a list: comma-separated text from the environment, or a list from the file."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
+
+def _off_as_none(value: Any) -> Any:
+    """Parses a time that may be `off`."""
+    return None if value == "off" else value
+
+
+_KEPT_STATE = re.compile(r"^[a-z-]{1,30}\.[A-Za-z_]{1,30}=(off|[0-9]{1,5}(\.[0-9]{1,3})?)$")
+RETENTION_STATES_MAX = 50
+DAY_S = 24 * 3600.0
 
 NLM_LEDGER_FILE = "nlm.db"
 KEYS_OF = {"model_base_url": "model_key", "nlm_base_url": "nlm_key"}
@@ -168,6 +179,18 @@ class Settings(pydantic.BaseModel):
         tuple[Annotated[str, pydantic.Field(pattern=TYPE_PATTERN)], ...], pydantic.BeforeValidator(_as_list)
     ] = pydantic.Field((), max_length=AUDIT_OBJECTS_MAX)
     """Job types whose every event gets its own audit record instead of a line in a segment. Comma-separated."""
+    retention_days: Annotated[float | None, pydantic.BeforeValidator(_off_as_none)] = pydantic.Field(
+        30.0, gt=0, le=36_500
+    )
+    """How many days ended jobs, and published administrative acts, stay in the ledger. `off` keeps them for ever.
+
+    Dead letters and DEAD jobs stay until `retention_states` names their state. Documents and audit records in the object
+    store stay in any case.
+    """
+    retention_states: Annotated[
+        tuple[Annotated[str, pydantic.Field(pattern=_KEPT_STATE.pattern)], ...], pydantic.BeforeValidator(_as_list)
+    ] = pydantic.Field((), max_length=RETENTION_STATES_MAX)
+    """Days for single states instead, such as `leased-job.dead_lettered=365,run.failed=off`. Comma-separated."""
     gateway: str | None = None
     """`http://host:port` of a gateway. Commands about runs, agents, proposals and jobs then use it, not the ledger."""
     gateway_ca_file: Path | None = None
@@ -265,6 +288,19 @@ class Settings(pydantic.BaseModel):
             raise ValueError(f"the orchestrator {scheme!r} is not available in this version; say {BUILTIN}")
         return value
 
+    @pydantic.field_validator("retention_states")
+    @classmethod
+    def _known_states(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuses a state in which no job ends, which would keep what the setting means to remove."""
+        known = [f"{lifecycle}.{state}" for lifecycle, state in RetentionOptions().ages()]
+        for one in value:
+            name = one.partition("=")[0]
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
+                raise ValueError(f"no job ends in the state {name}; {hint}")
+        return value
+
     @pydantic.field_validator("nlm_base_url", "model_base_url")
     @classmethod
     def _no_password(cls, value: str | None) -> str | None:
@@ -289,6 +325,19 @@ class Settings(pydantic.BaseModel):
         if self.bus_require_signatures and self.bus_keys_dir is None:
             raise ValueError("bus_require_signatures needs bus_keys_dir: the keys that the signatures are held against")
         return self
+
+    @property
+    def retention(self) -> RetentionOptions:
+        """How long ended jobs are kept."""
+        named = (one.partition("=") for one in self.retention_states)
+        return replace(
+            RETENTION_DEFAULT,
+            ended_s=None if self.retention_days is None else self.retention_days * DAY_S,
+            states_s={
+                (name.partition(".")[0], name.partition(".")[2]): None if days == "off" else float(days) * DAY_S
+                for name, _, days in named
+            },
+        )
 
     @property
     def shown_bus(self) -> str:
@@ -387,6 +436,7 @@ class Settings(pydantic.BaseModel):
             hints=self.hints,
             drain_s=self.drain_s,
             sweep=replace(SWEEP_OF_WORKERS, windows_s=self.windows_s),
+            retention=self.retention,
         )
 
     @property

@@ -33,6 +33,7 @@ Verb = Literal[
     "record_act",
     "publish_acts",
     "observe_alerts",
+    "seal",
 ]
 """The ledger's administrative verbs. `pause` also covers resuming."""
 
@@ -59,6 +60,8 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         "record_act": frozenset({Role.OWNER, Role.CONTROL_PLANE, Role.GATEWAY}),
         "publish_acts": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
         "observe_alerts": frozenset({Role.CONTROL_PLANE}),
+        # The projector seals what it has published. A rebuild, which an operator starts, continues the chain.
+        "seal": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
         # Listeners on the bus record what was refused there, under their own name or the worker's.
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
     }
@@ -86,6 +89,7 @@ ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "record_act": "record an administrative act",
         "publish_acts": "publish administrative acts",
         "observe_alerts": "raise and resolve alerts",
+        "seal": "seal audit records",
     }
 )
 

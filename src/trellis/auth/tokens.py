@@ -198,6 +198,16 @@ def issue(
     return jwt.encode(header, claims, key.key, algorithms=[key.algorithm])
 
 
+def signed_statement(key: TrustedKey, kind: str, facts: Mapping[str, Any]) -> str:
+    """Facts that this key has signed, as a compact JWS. `kind` is its `typ`. It is no token: it names no audience."""
+    from joserfc import jws
+
+    named = {"kid": key.key_id} if key.key_id is not None else {}
+    header = {"alg": key.algorithm, "typ": kind, **named}
+    body = json.dumps({"iss": key.issuer, **facts}, separators=(",", ":"), sort_keys=True)
+    return jws.serialize_compact(header, body.encode(), key.key, algorithms=[key.algorithm])
+
+
 def verify(token: str, keys: Sequence[TrustedKey], *, now: float, home: str | None = None) -> Identity:
     """The identity in a valid token. Raises TokenRefused, which says what to change.
 

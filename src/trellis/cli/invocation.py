@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # HTTP and the application are imported only when they are us
     from trellis.api.local import LocalApi
     from trellis.app.instance import Instance
     from trellis.http.client import GatewayClient
+    from trellis.storage.objects.store import ObjectStore
 
 LEDGER_FILE = "trellis.db"
 """File name of the ledger in a `--data` folder."""
@@ -235,6 +236,24 @@ class Cli:
         identify(self.url, self.settings)
         async with open_instance(self.settings, self.url, name=self.person) as instance:
             yield instance
+
+    @asynccontextmanager
+    async def objects(self) -> "AsyncGenerator[ObjectStore]":
+        """The object store of the instance alone, without its memory."""
+        from trellis.app.fleet import storage_locations
+        from trellis.storage.objects.address import s3_credentials
+        from trellis.storage.objects.open import open_objects
+
+        settings = self.settings
+        if settings.memory is None:
+            settings = settings.model_copy(update={"memory": Path()})  # memory is not opened
+        place = storage_locations(settings, self.url).objects
+        objects = await open_objects(place, credentials=s3_credentials(os.environ))
+        try:
+            await objects.probe()
+            yield objects
+        finally:
+            await objects.close()
 
     def owner(self, action: str) -> Principal:
         """The local owner as a principal, with the restrictions of the token. Raises NotAllowed."""

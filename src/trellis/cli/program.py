@@ -47,6 +47,8 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "wait": ("wait", "Workers", "Wait until the gateway of `trellis up` answers, and print its address."),
         "migrate": ("ledgers", "Ledger", "Make the ledger, or bring it to this program's schema."),
         "verify": ("ledgers", "Ledger", "Check every job's history against its lifecycle and its row."),
+        "audit": ("audit", "Ledger", "The sealed audit records: check them, print the newest block."),
+        "retention": ("retention", "Ledger", "What is kept of ended jobs: see what would go, let it go now."),
         "sweep": ("ledgers", "Ledger", "Run the sweeper once."),
         "doctor": ("ledgers", "Ledger", "Check this installation and its ledger, and print what is wrong and..."),
         "backup": ("backup", "Ledger", "Save an embedded instance into one file while it runs."),
@@ -81,6 +83,9 @@ ON_THIS_MACHINE: Mapping[str, str] = MappingProxyType(
             "operates the ledger and its stores",
         ),
         **dict.fromkeys(("followers list", "followers leave-behind"), "operates the ledger and its stores"),
+        **dict.fromkeys(
+            ("audit verify", "audit head", "retention plan", "retention run"), "operates the ledger and its stores"
+        ),
         **dict.fromkeys(
             ("token issue", "token key", "token issuer"), "reads or makes a key that stays on this machine"
         ),

@@ -1,10 +1,6 @@
 """`trellis rebuild`: restores documents from the ledger, or the ledger from the audit records."""
 
-import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,8 +21,6 @@ from trellis.runs.rebuild import (
     rebuild_ledger,
     rebuild_objects,
 )
-from trellis.storage.objects.address import s3_credentials
-from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 
 SIDES = ("ledger", "objects")
@@ -53,7 +47,7 @@ async def rebuild(
     """
     if side not in SIDES:
         raise OptionInvalid(option="--from", value=side, expected=f"one of {', '.join(SIDES)}")
-    async with _objects(cli) as objects:
+    async with cli.objects() as objects:
         make = _from_ledger if side == "ledger" else _from_objects
         return await make(cli, objects, reason)
 
@@ -114,21 +108,6 @@ def _make_missing(cli: Cli) -> None:
     if file is not None and not file.exists():
         make_folder(cli.url)
         make_development_key(cli.url)
-
-
-@asynccontextmanager
-async def _objects(cli: Cli) -> AsyncGenerator[ObjectStore]:
-    from trellis.app.instance import storage_locations  # imports the whole platform, only for a rebuild
-
-    settings = cli.settings
-    if settings.memory is None:
-        settings = settings.model_copy(update={"memory": Path()})  # a rebuild does not touch memory
-    objects = await open_objects(storage_locations(settings, cli.url).objects, credentials=s3_credentials(os.environ))
-    try:
-        await objects.probe()
-        yield objects
-    finally:
-        await objects.close()
 
 
 def _print_report(cli: Cli, done: LedgerRebuildReport) -> None:

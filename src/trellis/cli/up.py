@@ -191,5 +191,6 @@ def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:
 
     sweeper = Actor(role=Role.SWEEPER, name=process_name("up"))
     options = SweepOptions(windows_s=cli.settings.windows_s)
+    retention = Retention(ledger=ledger, actor=sweeper, options=cli.settings.retention)
     alerts = alert_services(cli.settings, ledger, name=process_name("up"))
-    return [Sweeper(ledger=ledger, actor=sweeper, options=options), Retention(ledger=ledger), *alerts]
+    return [Sweeper(ledger=ledger, actor=sweeper, options=options), retention, *alerts]

@@ -76,7 +76,17 @@ def to_line(record: RecordedEvent) -> bytes:
 
 
 def act_to_bytes(act: AdminAct) -> bytes:
-    """The record of an administrative act as a separate object.
+    """The record of an administrative act as a separate object."""
+    return encode(act_document(act))
+
+
+def act_to_line(act: AdminAct) -> bytes:
+    """The record of an administrative act in one line, as the audit chain hashes it."""
+    return _dumps(act_document(act))
+
+
+def act_document(act: AdminAct) -> dict[str, Any]:
+    """The record of an administrative act as a dict.
 
     The fields of document 000 come first, the act's facts last. No fact replaces a field or makes the record look like
     that of a job's event.
@@ -86,11 +96,20 @@ def act_to_bytes(act: AdminAct) -> bytes:
         *(act.id, act.subject, act.role.value, act.actor, act.correlation_id, act.cause),
     )
     facts = {name: value for name, value in act.facts.items() if name not in RESERVED_FIELDS}
-    return encode({**dict(zip(RECORD_FIELDS, fields, strict=True)), **facts})
+    return {**dict(zip(RECORD_FIELDS, fields, strict=True)), **facts}
 
 
 def _actor_name(role: Role) -> str:
     return ORCHESTRATOR_NAME if role is Role.ORCHESTRATOR else role.value
+
+
+def body_to_line(body: bytes) -> bytes | None:
+    """The record in a separate object, in one line. None if the object is no record as Trellis writes it."""
+    try:
+        made = json.loads(body)
+        return _dumps(made) if isinstance(made, dict) and encode(cast("dict[str, Any]", made)) == body else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def line_to_bytes(line: bytes) -> bytes:

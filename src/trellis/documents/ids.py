@@ -14,6 +14,7 @@ from trellis.engine.jobs import JobId
 RUN_ID = re.compile(r"run_(\d{4}-\d{2}-\d{2})_(?:\d{6}_)?([a-z0-9]{6})")
 RANDOM_CHARS = 6
 AUDIT_FOLDER = "audit"
+CHAIN_FOLDER = f"{AUDIT_FOLDER}/chain"
 ALERT_FOLDER = "alerts/projector"
 STEPS = ("load-context", "execute-agent", "persist-results", "finalize")
 
@@ -117,3 +118,13 @@ def segment_key(at: datetime, event_id: str) -> str:
     The segments of a day sort by the time of that event (D35).
     """
     return f"{segment_folder(at)}/{at.astimezone(UTC):%H%M%S%f}-{event_id}.jsonl"
+
+
+def chain_folder(chain: str) -> str:
+    """The folder of the blocks of a chain, without the trailing `/`. The chain without a name is the instance's."""
+    return f"{CHAIN_FOLDER}/{chain}" if chain else CHAIN_FOLDER
+
+
+def block_key(chain: str, number: int) -> str:
+    """The key of one block of an audit chain. The keys of a chain sort by the number."""
+    return f"{chain_folder(chain)}/{number:012}.json"

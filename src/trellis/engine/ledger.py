@@ -43,6 +43,7 @@ from trellis.engine.jobs import (
     TypeOptions,
 )
 from trellis.engine.records import (
+    AuditHead,
     ChildPage,
     ConnectionUse,
     DeadLetter,
@@ -56,6 +57,7 @@ from trellis.engine.records import (
     JobToRestore,
     KeyOverLimit,
     LedgerFigures,
+    PlannedRemoval,
     QueueDepth,
     RecordedEvent,
     RetentionOptions,
@@ -70,6 +72,10 @@ from trellis.engine.records import (
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
+from trellis.lifecycles import Role
+
+RETENTION = Actor(role=Role.SWEEPER, name="retention")
+"""Who removes what is over its time, where the caller names no process or person."""
 
 
 class Ledger(Protocol):
@@ -186,11 +192,17 @@ class Ledger(Protocol):
         """
         ...
 
-    async def retain(self, options: RetentionOptions) -> RetentionReport:
+    async def retain(self, options: RetentionOptions, *, by: Actor = RETENTION) -> RetentionReport:
         """Remove ended jobs, results, signals and keys past their retention, in one small batch.
 
-        Events that a subscriber with a position has not read are kept for at most `unread_s` more.
+        Events that a subscriber with a position has not read are kept for at most `unread_s` more. Events that the audit
+        chain of this ledger has not sealed are kept. An administrative act records who removed which jobs, how many of
+        each lifecycle and state, and up to which time.
         """
+        ...
+
+    async def plan_retention(self, options: RetentionOptions) -> list[PlannedRemoval]:
+        """What `retain` would remove now, and what holds the rest back, for every state that has ended jobs."""
         ...
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
@@ -266,10 +278,13 @@ class Ledger(Protocol):
         """
         ...
 
-    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
+    async def acts(
+        self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
+    ) -> list[AdminAct]:
         """Administrative acts after this number, at most ACTS_MAX.
 
-        `unpublished` selects those without a published audit record.
+        `unpublished` selects those without a published audit record, `unsealed` those with one that no block of the
+        audit chain has yet.
         """
         ...
 
@@ -287,6 +302,20 @@ class Ledger(Protocol):
         Returns the alerts that this call raised or resolved. The jobs that report them are submitted in the same
         transaction. Several evaluators may do this at once: `engine/alerts.py` has the rules.
         """
+        ...
+
+    async def extend_audit_chain(
+        self, actor: Actor, head: AuditHead, *, after: AuditHead | None, acts: Sequence[AdminAct] = ()
+    ) -> bool:
+        """Make `head` the newest block of the audit chain, if `after` still is, and mark these acts as sealed.
+
+        `after` is None for a ledger that has no chain yet. False when another process extended the chain first; the
+        chain can therefore not fork. From the first call on, retention removes only what is sealed.
+        """
+        ...
+
+    async def audit_head(self) -> AuditHead | None:
+        """The newest block of the audit chain. None if nothing seals this ledger."""
         ...
 
     async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:

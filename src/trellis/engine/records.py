@@ -434,15 +434,73 @@ class SweepOptions:
     """By lifecycle and state: how long a job that a sweep puts there waits, instead of the lifecycle's own timer."""
 
 
+KEPT_STATES = frozenset({("queue-job", "DEAD"), ("leased-job", "dead_lettered")})
+"""States by lifecycle whose jobs retention keeps unless a setting names them. So are all jobs that ended with a dead
+letter: a person decides about them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateAge:
+    """How long jobs that ended in one state are kept."""
+
+    keep_s: float | None
+    """None keeps them for ever."""
+    is_set: bool
+    """Whether a setting names this state. Only then jobs with a dead letter are removed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionOptions:
     """How long ended work is kept."""
 
-    ended_s: float = 30 * 24 * 3600.0
+    ended_s: float | None = 30 * 24 * 3600.0
+    """How long ended jobs and published administrative acts are kept. None keeps them for ever."""
+    states_s: Mapping[tuple[str, str], float | None] = field(default_factory=dict[tuple[str, str], float | None])
+    """By lifecycle and state: how long such jobs are kept instead. None keeps them for ever."""
     signals_s: float = 24 * 3600.0
     batch: int = 500
     unread_s: float = 90 * 24 * 3600.0
     """How much longer ended work is kept for a subscriber that has not read it."""
+    cause: str | None = None
+    """Why, for the administrative act that records what was removed."""
+    from_the_start: bool = False
+    """Whether this pass begins again with the oldest job, also with jobs that an earlier pass kept for another day."""
+
+    def ages(self) -> dict[tuple[str, str], StateAge]:
+        """How long jobs are kept, for every state in which a job can end."""
+        ended = [
+            (one.name, state.name) for one in LIFECYCLES.values() for state in one.states if state.phase is Phase.ENDED
+        ]
+        return {
+            which: StateAge(self.states_s[which], is_set=True)
+            if which in self.states_s
+            else StateAge(None if which in KEPT_STATES else self.ended_s, is_set=False)
+            for which in ended
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRemoval:
+    """What retention would do about the ended jobs of one state now."""
+
+    lifecycle: str
+    state: str
+    keep_s: float | None
+    """How long they are kept; None for ever."""
+    ended: int
+    """How many jobs ended in this state."""
+    oldest: datetime | None
+    """When the first of them ended."""
+    removable: int
+    """How many would be removed now."""
+    dead_letters: int = 0
+    """How many are over their time and kept because they have a dead letter."""
+    keys: int = 0
+    """How many are over their time and kept because their idempotency key still answers."""
+    unread: int = 0
+    """How many are over their time and kept because a follower has not read their last event."""
+    unsealed: int = 0
+    """How many are over their time and kept because the audit chain does not reach their last event yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -457,6 +515,8 @@ class RetentionReport:
     more: bool = False
     unread: int = 0
     """Removed jobs with events that a subscriber had not read and can no longer read."""
+    acts: int = 0
+    """Administrative acts that were removed. Their audit records stay in the object store."""
 
 
 class FindingSeverity(StrEnum):
@@ -475,6 +535,23 @@ class Finding:
     severity: FindingSeverity
     detail: str
     remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditHead:
+    """The newest block of the audit chain. The ledger stores one, and only the block after it can replace it."""
+
+    number: int
+    """The number of the block; 0 before the first one."""
+    sha256: str
+    """The SHA-256 of the block's bytes in hexadecimal. 64 zeros before the first block."""
+    position: str | None
+    """The feed position up to which every event of this ledger is sealed. None if no event is."""
+    feed: int = 1
+    """Counts the ledgers that the chain has sealed. A ledger that was rebuilt has the next number: its positions
+    differ."""
+    at: datetime | None = None
+    """When the ledger stored it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

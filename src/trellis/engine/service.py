@@ -6,6 +6,7 @@ service that has work only when the ledger has new events (`EventDriven`) waits 
 """
 
 import asyncio
+import math
 import random
 import socket
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor
-from trellis.engine.ledger import Ledger
+from trellis.engine.ledger import RETENTION, Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.metrics import PASSES, process_metrics
 from trellis.engine.outage_log import SUMMARY_S, Failures
@@ -25,7 +26,7 @@ BACKOFF_S_FIRST = 0.1
 BACKOFF_S_MAX = 5.0
 SWEEP_DEFAULT = SweepOptions()
 SWEEP_PAUSE_S_MIN = 0.02
-RETENTION_DEFAULT = RetentionOptions()
+RETENTION_DEFAULT = RetentionOptions(cause="the settings of retention")
 RETENTION_INTERVAL_S_DEFAULT = 60.0
 RETENTION_PAUSE_S_MIN = 0.05
 PRESENCE_INTERVAL_S_DEFAULT = 10.0
@@ -142,6 +143,7 @@ class Retention:
     """
 
     ledger: Ledger
+    actor: Actor = RETENTION
     options: RetentionOptions = RETENTION_DEFAULT
     interval_s: float = RETENTION_INTERVAL_S_DEFAULT
     name: str = "retention"
@@ -149,7 +151,7 @@ class Retention:
 
     async def run_once(self) -> RetentionReport:
         """Remove one batch."""
-        report = await self.ledger.retain(self.options)
+        report = await self.ledger.retain(self.options, by=self.actor)
         if report.unread:
             _log.error("removed_unread", jobs=report.unread, kept_for_s=self.options.unread_s, remedy=LOOK_AT_FOLLOWERS)
         if not report.more:
@@ -162,7 +164,8 @@ class Retention:
 
     async def _tell_who_is_behind(self) -> None:
         """Warn about subscribers that have not read events whose jobs would be removed by now."""
-        now, ended_s = await self.ledger.now(), self.options.ended_s
+        kept = [age.keep_s for age in self.options.ages().values() if age.keep_s is not None]
+        now, ended_s = await self.ledger.now(), min(kept, default=math.inf)
         waiting = [(seen.name, seen.unread_since) for seen in await self.ledger.followers() if seen.waits]
         behind = {name: since for name, since in waiting if since and (now - since).total_seconds() > ended_s}
         for name in sorted(behind.keys() - self._behind):

@@ -17,6 +17,7 @@ from trellis.engine.jobs import (
     JobId,
     TypeOptions,
 )
+from trellis.engine.records import AuditHead, RetentionOptions
 from trellis.engine.text import is_storable
 from trellis.lifecycles import (
     LIFECYCLES,
@@ -40,6 +41,9 @@ SAMPLES_MAX = 50_000
 """Most events of one type in a sample."""
 SAMPLED = tuple(name for name in LIFECYCLES if name not in {LEASED_JOB.name, BUS_JOB.name})
 """The lifecycles whose events can be sampled: those with few events, for which PostgreSQL has an index."""
+RETENTION_BATCH_MAX = 10_000
+"""The most jobs that one pass of retention removes, and so the most that its administrative act lists."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 HOLDER_SIGNAL_TYPES = tuple(word for word in SIGNAL_TYPES if word not in REMARK_TYPES)
 
 
@@ -58,6 +62,32 @@ def check_annotation(type_: str, body: bytes) -> None:
         raise OptionInvalid(option="remark type", value=type_, expected=f"one of {', '.join(REMARK_TYPES)}")
     if len(body) > PAYLOAD_BYTES_MAX:
         raise OptionInvalid(option="remark", value=len(body), expected=f"at most {PAYLOAD_BYTES_MAX} bytes")
+
+
+def check_next_head(head: AuditHead, after: AuditHead | None) -> None:
+    """Check that a block of the audit chain can follow another. Raises OptionInvalid."""
+    numbers = {after.number, after.number + 1} if after is not None else {head.number}
+    if head.number < 0 or head.number not in numbers or _SHA256.fullmatch(head.sha256) is None or head.feed < 1:
+        expected = "the block after the newest one, with the SHA-256 of its bytes"
+        raise OptionInvalid(option="head", value=head.number, expected=expected)
+
+
+def check_retention(options: RetentionOptions) -> None:
+    """Check the times, states and batch of retention. Raises OptionInvalid."""
+    known = {
+        (one.name, state.name) for one in LIFECYCLES.values() for state in one.states if state.phase is Phase.ENDED
+    }
+    for lifecycle, state in options.states_s:
+        if (lifecycle, state) not in known:
+            ends = ", ".join(sorted(name for one, name in known if one == lifecycle)) or "no lifecycle of that name"
+            raise OptionInvalid(
+                option="states_s", value=f"{lifecycle}.{state}", expected=f"a state in which a job ends: {ends}"
+            )
+    times = (options.ended_s, options.signals_s, options.unread_s, *options.states_s.values())
+    if any(time is not None and not time >= 0 for time in times):
+        raise OptionInvalid(option="retention", value="a time below 0", expected="0 s or more, or None for ever")
+    if not 1 <= options.batch <= RETENTION_BATCH_MAX:
+        raise OptionInvalid(option="batch", value=options.batch, expected=f"from 1 to {RETENTION_BATCH_MAX}")
 
 
 def check_declared(types: Sequence[TypeOptions]) -> None:

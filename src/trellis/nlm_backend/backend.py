@@ -19,6 +19,7 @@ from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
 from trellis.artifacts.payloads import SNAPSHOT_BYTES_MAX
 from trellis.auth.tokens import TrustedKey
+from trellis.documents.audit_chain import NLM_CHAIN, AuditSealer
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.clock import Clock
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
@@ -26,7 +27,8 @@ from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
 from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunner, LeaseRunnerOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.engine.records import RetentionOptions
+from trellis.engine.service import RETENTION_DEFAULT, Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -62,6 +64,8 @@ class BackendOptions:
     heartbeat_s: float = 10.0
     poll_s: float = 0.2
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
+    retention: RetentionOptions = RETENTION_DEFAULT
+    """How long ended NLM jobs are kept in the backend's ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,7 @@ class BackendProcess:
         objects: ObjectStore | None = None,
     ) -> None:
         clock, self.metrics = world.clock, Metrics()
-        self.ledger, self._world = ledger, world
+        self.ledger, self._world, self._retention = ledger, world, options.retention
         limits = ProviderLimits.of(clock, concurrency=options.concurrency, per_second=options.per_second)
         actor = Actor(role=Role.NLM_BACKEND, name=name)
         limited = LimitedProvider(inner=provider, limits=limits, clock=clock, metrics=self.metrics)
@@ -168,7 +172,7 @@ class BackendProcess:
             self.holder,
             LeaseHeartbeat(holder=self.holder, name="nlm-heartbeat"),
             self.sweeper,
-            Retention(ledger=self.ledger, name="nlm-retention"),
+            Retention(ledger=self.ledger, actor=self.sweeper.actor, options=self._retention, name="nlm-retention"),
             *([] if self.projector is None else [self.projector]),
         ]
 
@@ -183,9 +187,9 @@ class BackendProcess:
 
 def _projector(ledger: Ledger, objects: ObjectStore, name: str, clock: Clock) -> Projector:
     actor = Actor(role=Role.PROJECTOR, name=name)
-    return Projector(
-        ledger=ledger, actor=actor, publisher=DocumentPublisher(objects), clock=clock, name="nlm-projector"
-    )
+    sealer = AuditSealer(ledger=ledger, actor=actor, objects=objects, clock=clock, chain=NLM_CHAIN)
+    publisher = DocumentPublisher(objects)
+    return Projector(ledger=ledger, actor=actor, publisher=publisher, sealer=sealer, clock=clock, name="nlm-projector")
 
 
 def signing_secret(ledger_url: str, settings: Settings) -> bytes:
@@ -234,6 +238,7 @@ async def open_backend(
                 concurrency=settings.nlm_concurrency,
                 per_second=settings.nlm_per_second,
                 cancel_grace_s=settings.cancel_grace_s,
+                retention=settings.retention,
             ),
             world=BackendEnvironment(
                 clock=SystemClock(),

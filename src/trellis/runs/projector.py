@@ -13,6 +13,7 @@ from itertools import groupby
 from trellis.artifacts.rows import ArtifactRow
 from trellis.documents import audit, ids
 from trellis.documents import run_documents as documents
+from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.audit_log import ActRecorder, SegmentLine, SegmentWriter, line_of
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
@@ -98,6 +99,7 @@ def _read(body: bytes) -> ProjectorAlert | None:
 # - Documents are published ahead of segments. While more than a page is unread, each pass first publishes the next
 #   documents, wherever they are in the feed, and then one page of the rest. So a document of a run does not wait behind
 #   the records of 200,000 plain jobs.
+# - What is published is sealed in the audit chain (`documents.audit_chain`), by the same process and after it is stored.
 # - Only an unavailable store stops the projector. A job whose object differs from what the ledger recorded is set
 #   aside.
 
@@ -386,6 +388,8 @@ class Projector(FeedSubscriber[ProjectorOptions]):
     """
 
     publisher: DocumentPublisher
+    sealer: AuditSealer | None = None
+    """Seals what was published. None publishes without sealing."""
     options: ProjectorOptions = field(default_factory=ProjectorOptions)
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
@@ -417,10 +421,11 @@ class Projector(FeedSubscriber[ProjectorOptions]):
             if self._recorder.segments.full:
                 await self._write_segments()
             done = await self._publish_page(done)
-            done = replace(done, written=done.written + await self._acts.publish_new())
+            done = replace(done, written=done.written + await self._publish_acts())
             if self._segments_are_due():
                 done = replace(done, written=done.written + await self._write_segments())
             await self._store_position()
+            await self._seal()
         except TakenOver:
             return replace(done, following=False)
         return done
@@ -447,6 +452,30 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         self._documents_up_to = max(ahead, page.position)
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
+    async def _publish_acts(self) -> int:
+        written = await self._acts.publish_new()
+        if written and self.sealer is not None:
+            self.sealer.act_published()
+        return written
+
+    async def _seal(self, *, everything: bool = False) -> None:
+        """Seal what is published up to the stored position.
+
+        A block that is not what the ledger says stops the sealing and nothing else. `trellis audit verify` names it.
+        """
+        if self.sealer is None:
+            return
+        try:
+            if everything:
+                await self.sealer.seal_all(self._stored_up_to)
+            else:
+                await self.sealer.seal(self._stored_up_to)
+        except DocumentDiffers as differs:
+            if differs.data["key"] not in self._recorder.differing:
+                key = str(differs.data["key"])
+                self._recorder.differing[key] = ProjectorAlert(job_id=JobId(""), version=0, key=key)
+                _log.error("audit_block_differs", key=key, remedy="trellis audit verify")
+
     async def release(self) -> None:
         """Write the waiting segments, and give up the subscription so that another projector can continue at once."""
         if not self.follows:
@@ -454,6 +483,7 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         try:
             await self._write_segments()
             await self._store_position()
+            await self._seal(everything=True)
         except (StoreError, TakenOver) as error:
             # Nothing is lost: the next projector continues from the last stored position.
             _log.warning("segments_left", projector=self.actor.name, error=str(error))
@@ -473,6 +503,8 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         self._waiting_since = None
         self._events_up_to = self._stored_up_to = place.position
         self._documents_up_to, self._is_behind = place.documents or place.position, False
+        if self.sealer is not None:
+            await self.sealer.begin()
         return True
 
     async def _store_position(self) -> None:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from trellis.auth.principals import require
 from trellis.documents import audit, audit_log, ids, run_documents
+from trellis.documents.audit_chain import INSTANCE_CHAIN, continue_chain, last_block, restart_chain
 from trellis.documents.audit_log import ActRecorder, listed_keys, recorded_rebuild
 from trellis.documents.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
 from trellis.documents.publisher import DocumentPublisher, published_version
@@ -160,6 +161,7 @@ async def rebuild_objects(
         acts = ActRecorder(ledger, actor, DocumentPublisher(objects, act.wrote))
         written = done.written + await recorder.segments.write() + await acts.publish_all()
         await _withdraw_alerts(objects, recorder)
+        await restart_chain(ledger, objects, actor)
         differing = tuple(sorted({*recorder.differing, *acts.differing}))
         done = replace(done, written=written, older=recorder.older, differing=differing)
         act.facts = {**asdict(done), "differing": listed_keys(list(done.differing))}
@@ -226,6 +228,8 @@ async def rebuild_ledger(
             for name in tellers:
                 await _begin_after(ledger, actor, name, end)
             await keep(ProjectorPosition(end, alone).to_text())
+            if await last_block(objects, INSTANCE_CHAIN) is not None:
+                await continue_chain(ledger, objects, actor)
             done = replace(returning.done, records=len(spool))
             counts = {name: value for name, value in asdict(done).items() if name != "refusals"}
             act.facts = {**counts, "refused_jobs": [refusal.job_id for refusal in done.refusals]}
@@ -477,12 +481,13 @@ async def _read_record(
     after: str | None = None
     while True:
         page = await objects.list(f"{ids.AUDIT_FOLDER}/", after=after)
-        wanted = [info for info in page.items if bodies or info.key.endswith(audit_log.SUFFIX)]
+        records = [info for info in page.items if not info.key.startswith(f"{ids.CHAIN_FOLDER}/")]
+        wanted = [info for info in records if bodies or info.key.endswith(audit_log.SUFFIX)]
         for few in (wanted[start : start + READS_AT_ONCE] for start in range(0, len(wanted), READS_AT_ONCE)):
             for key, body in zip(few, await asyncio.gather(*(_get(objects, info) for info in few)), strict=True):
                 _spool(spool, key.key, body, bodies=bodies)
         if not bodies:
-            singles = (info.key.split("/") for info in page.items if not info.key.endswith(audit_log.SUFFIX))
+            singles = (info.key.split("/") for info in records if not info.key.endswith(audit_log.SUFFIX))
             spool.add_ids((name.removesuffix(".json"), day) for *_, day, name in singles)
         await keep()
         on_progress("records read", len(spool))

@@ -266,7 +266,8 @@ class Worker:
             sweeping = Actor(role=Role.SWEEPER, name=self.options.name)
             services.append(Sweeper(ledger=self.ledger, actor=sweeping, options=self.options.sweep))
         if self.options.retention is not None:
-            services.append(Retention(ledger=self.ledger, options=self.options.retention))
+            removing = Actor(role=Role.SWEEPER, name=self.options.name)
+            services.append(Retention(ledger=self.ledger, actor=removing, options=self.options.retention))
         return services
 
     def _tick_s(self) -> float:

@@ -12,7 +12,7 @@ from trellis.engine.admin_acts import AdminAct, NewAct
 from trellis.engine.alerts import AlertObservation, AlertRound
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor, JobId, TypeOptions
-from trellis.engine.records import SweepOptions
+from trellis.engine.records import AuditHead, JobFilter, RetentionOptions, SweepOptions
 from trellis.lifecycles import Role
 
 KEY = "user:k"
@@ -85,6 +85,23 @@ async def _it_is_handed_out(rig: Rig) -> bool:
     return len(await rig.claim(1)) == 1
 
 
+AT_ONCE = RetentionOptions(ended_s=0.0)
+HEAD = AuditHead(number=0, sha256="0" * 64, position=None)
+
+
+async def _an_ended_job(rig: Rig) -> None:
+    await rig.cancel(await rig.submit_one())
+    await rig.advance(1.0)
+
+
+async def _nothing_is_there(rig: Rig) -> bool:
+    return (await rig.ledger.jobs(JobFilter(), limit=1)).jobs == ()
+
+
+async def _a_head_is_stored(rig: Rig) -> bool:
+    return await rig.ledger.audit_head() is not None
+
+
 ACT = NewAct(event="agent.status.changed", subject="gardener", source="active", target="paused")
 FIRST_ACT = AdminAct(**{**asdict(ACT), "id": ""}, no=1, at=datetime.now(UTC), role=Role.OWNER, actor="anna", node=None)
 
@@ -144,6 +161,8 @@ CASES = [
         lambda rig, by: rig.ledger.annotate(by, JobId("named"), "job_result_refused", b"{}"),
         _something_was_said,
     ),
+    Case("retain", _an_ended_job, lambda rig, by: rig.ledger.retain(AT_ONCE, by=by), _nothing_is_there),
+    Case("seal", _nothing, lambda rig, by: rig.ledger.extend_audit_chain(by, HEAD, after=None), _a_head_is_stored),
     Case("record_act", _nothing, lambda rig, by: rig.ledger.record_act(by, ACT), _an_act_is_recorded),
     Case("observe_alerts", _nothing, _observe, _an_alert_is_open),
     Case("publish_acts", _an_act, lambda rig, by: rig.ledger.acts_published(by, [FIRST_ACT]), _no_act_waits),
@@ -204,4 +223,5 @@ def test_the_table_says_who_may_do_what():
         "record_act": ["control-plane", "gateway", "owner"],
         "publish_acts": ["control-plane", "owner", "projector"],
         "observe_alerts": ["control-plane"],
+        "seal": ["control-plane", "owner", "projector"],
     }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.ledgers.conformance.rig import LEASE_S, SWEEPER, Rig, actor
+from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions
 from trellis.lifecycles import Role, Trigger
@@ -158,6 +159,33 @@ async def test_a_projector_of_an_idle_ledger_is_never_behind(rig: Rig, tmp_path:
         assert seen.unread_since is None
     (finding,) = follower_findings(await rig.ledger.followers(), await rig.ledger.now())
     assert finding.severity == "ok"
+    await objects.close()
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_sealing_asks_an_idle_ledger_nothing(rig: Rig, tmp_path: Path):
+    clock, by = FakeClock(0.0), actor(Role.PROJECTOR)
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    sealer = AuditSealer(ledger=rig.ledger, actor=by, objects=objects, clock=clock)
+    publisher = DocumentPublisher(objects)
+    projector = Projector(ledger=rig.ledger, actor=by, publisher=publisher, clock=clock, sealer=sealer)
+    await some_work(rig)
+    for _ in range(4):
+        clock.advance(11.0)
+        await projector.run_once()
+    head = await rig.ledger.audit_head()
+    assert head is not None
+    assert head.number == 1
+    asked = list[int]()
+    for sealing in (sealer, None):
+        projector.sealer = sealing
+        async with read_statements(rig.ledger) as statements:
+            for _ in range(PASSES):
+                clock.advance(11.0)
+                await projector.run_once()
+        asked.append(len(statements))
+    assert asked[0] == asked[1]
+    assert await rig.ledger.audit_head() == head
     await objects.close()
 
 

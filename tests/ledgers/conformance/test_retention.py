@@ -1,6 +1,7 @@
 """Retention: ended work leaves in small batches, whole, and nothing else does."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
 from trellis.engine.jobs import Advance, JobId, Submitted, Subscription
 from trellis.engine.records import Event, JobFilter, RetentionOptions, RetentionReport
 from trellis.lifecycles import Role, Trigger
+from trellis.lifecycles.leased_job import LEASED_JOB
 
 DAY_S = 24 * 3600.0
 
@@ -74,14 +76,24 @@ async def test_retention_removes_ended_jobs_in_batches_and_reports_more(rig: Rig
     assert (await rig.ledger.jobs(JobFilter(), limit=100)).jobs == ()
 
 
-async def test_dead_letters_and_failures_leave_too(rig: Rig):
+KEPT = ("leased-job", "dead_lettered")
+
+
+@pytest.mark.requirement("D61")
+async def test_a_dead_letter_stays_until_a_setting_names_its_state_and_a_failure_does_not(rig: Rig):
     rejected, failed = await rig.running(), await rig.running()
     await rig.pull(rejected, "reject", death=DEATH)
     await rig.pull(failed, Trigger.FAIL)
     await rig.advance(2 * DAY_S)
     await _retain_all(rig, RetentionOptions(ended_s=DAY_S))
-    assert await rig.ledger.dead_letters(JobFilter(), limit=10) == []
+    assert len(await rig.ledger.dead_letters(JobFilter(), limit=10)) == 1, "a person decides about it"
     assert await rig.ledger.job(failed.lease.job_id) is None
+    await rig.advance(400 * DAY_S)
+    await _retain_all(rig, RetentionOptions(ended_s=DAY_S, states_s={KEPT: 500 * DAY_S}))
+    assert len(await rig.ledger.dead_letters(JobFilter(), limit=10)) == 1, "a setting with another time"
+    await rig.advance(2 * DAY_S)
+    await _retain_all(rig, RetentionOptions(ended_s=None, states_s={KEPT: DAY_S}))
+    assert await rig.ledger.dead_letters(JobFilter(), limit=10) == []
 
 
 @pytest.mark.requirement("DJ-5", "D27")
@@ -238,7 +250,12 @@ async def test_one_retention_pass_runs_at_a_time(rig: Rig):
     connection = await asyncpg.connect(rig.app_url, server_settings={"search_path": "trellis"})
     try:
         async with connection.transaction():
-            first = await connection.fetchrow("select * from retain($1, $2, $3, $4)", DAY_S, DAY_S, DAY_S, 10)
+            number = await connection.fetchval("select register_actor('other', $1::smallint)", Role.SWEEPER.code)
+            ages = json.dumps(
+                [{"code": 16 * LEASED_JOB.code + LEASED_JOB.code_of("succeeded"), "keep_s": DAY_S, "is_set": False}]
+            )
+            asked = (number, ages, DAY_S, DAY_S, DAY_S, 10)
+            first = await connection.fetchrow("select * from retain($1, $2, $3, $4, $5, $6)", *asked)
             async with asyncio.timeout(5):
                 second = await rig.ledger.retain(RetentionOptions(ended_s=DAY_S))
         assert first is not None

@@ -48,11 +48,14 @@ from trellis.engine.jobs import (
     TurnResult,
     TypeOptions,
 )
+from trellis.engine.ledger import RETENTION
 from trellis.engine.outage_log import Failures
 from trellis.engine.records import (
+    AuditHead,
     ConnectionUse,
     JobFilter,
     JobToRestore,
+    PlannedRemoval,
     RetentionOptions,
     RetentionReport,
     SweepOptions,
@@ -69,7 +72,15 @@ from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
-from trellis.ledgers.refusals import check_alerts, check_annotation, check_declared, check_signals
+from trellis.ledgers.refusals import (
+    check_alerts,
+    check_annotation,
+    check_declared,
+    check_next_head,
+    check_retention,
+    check_signals,
+)
+from trellis.ledgers.retention_plan import PlannedGroup, planned_removals, stored_ages
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
@@ -438,14 +449,23 @@ class PostgresLedger(PostgresReads):
             self._notifier.notify_events()
         return report
 
-    async def retain(self, options: RetentionOptions) -> RetentionReport:
-        asked = (options.ended_s, options.signals_s, options.unread_s, options.batch)
+    async def retain(self, options: RetentionOptions, *, by: Actor = RETENTION) -> RetentionReport:
+        require(by, "retain")
+        check_retention(options)
+        times = (options.ended_s, options.signals_s, options.unread_s, options.batch)
+        asked = (await self._actor(by), _ages(options), *times, reason(options.cause), options.from_the_start)
         rows = await self._admin_lane.call(
             "retain",
             "",
-            lambda c, _: c.fetch("select * from retain($1, $2, $3, $4)", *asked),
+            lambda c, _: c.fetch("select * from retain($1, $2, $3, $4, $5, $6, $7, $8)", *asked),
         )
         return RetentionReport(**dict(rows[0]))
+
+    async def plan_retention(self, options: RetentionOptions) -> list[PlannedRemoval]:
+        check_retention(options)
+        found = await self.fetch("select * from retention_plan($1, $2)", _ages(options), options.unread_s)
+        keep_s = {code: age.keep_s for code, age in stored_ages(options).items()}
+        return planned_removals([PlannedGroup(**dict(row)) for row in found], keep_s, lambda at: at)
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
         require(actor, "pause")
@@ -545,6 +565,16 @@ class PostgresLedger(PostgresReads):
             self._notifier.notify()
         return changes
 
+    async def extend_audit_chain(
+        self, actor: Actor, head: AuditHead, *, after: AuditHead | None, acts: Sequence[AdminAct] = ()
+    ) -> bool:
+        require(actor, "seal")
+        check_next_head(head, after)
+        now, before = rows.head_arguments(head), rows.head_arguments(after)
+        asked = (await self._actor(actor), *now, *before, [act.no for act in acts])
+        statement = "select extend_audit_chain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+        return await self._admin("extend_audit_chain", statement, *asked)
+
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)
 
@@ -582,6 +612,14 @@ async def _check(connection: PostgresConnection, url: str) -> str:
     """The prefix that the database adds to names of this login. Raises LedgerNotMigrated."""
     await check_version(connection, url)
     return await connection.fetchval("select trellis.name_prefix()")
+
+
+def _ages(options: RetentionOptions) -> str:
+    """How long jobs are kept, in the form of `retain`: the states that are not kept for ever."""
+    ages = stored_ages(options).items()
+    return json.dumps(
+        [{"code": code, "keep_s": age.keep_s, "is_set": age.is_set} for code, age in ages if age.keep_s is not None]
+    )
 
 
 def _windows(options: SweepOptions) -> str | None:

@@ -289,6 +289,14 @@ select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node,
        c.correlation_id, c.job_id as act_job, c.facts
   from act c join actor a on a.id = c.actor where not c.published and c.no > $1 order by c.no limit $2
 
+-- name: acts_unsealed
+select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
+       c.correlation_id, c.job_id as act_job, c.facts
+  from act c join actor a on a.id = c.actor where not c.sealed and c.published and c.no > $1 order by c.no limit $2
+
+-- name: audit_head
+select h.number, h.sha256, h.place as position, h.feed, h.at from audit_head h
+
 -- name: followers
 select f.name, a.name as actor, f.until, coalesce(p.waits, false) as waits,
        (select n.at from feed n where p.name is not null and n.pos >= p.pos and (n.pos > p.pos or (p.id < 9223372036854775807

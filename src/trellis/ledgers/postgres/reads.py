@@ -10,6 +10,7 @@ from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, RequestKey, Submitted, TypeOptions
 from trellis.engine.records import (
     DEAD_LETTERS_COUNTED_MAX,
+    AuditHead,
     ChildPage,
     DeadLetter,
     Event,
@@ -148,6 +149,8 @@ class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     job: LiteralString
     acts: LiteralString
     acts_unpublished: LiteralString
+    acts_unsealed: LiteralString
+    audit_head: LiteralString
     jobs_any: LiteralString
     jobs_of_parent: LiteralString
     children: LiteralString
@@ -359,8 +362,11 @@ class PostgresReads:
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
         return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(ReadQueries.payloads, list(job_ids))}
 
-    async def acts(self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
+    async def acts(
+        self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
+    ) -> list[AdminAct]:
         query = ReadQueries.acts_unpublished if unpublished else ReadQueries.acts
+        query = ReadQueries.acts_unsealed if unsealed else query
         return [rows.act(row) for row in await self.fetch(query, after, min(limit, ACTS_MAX))]
 
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
@@ -520,6 +526,10 @@ class PostgresReads:
     async def home_issuer(self) -> str | None:
         found = await self.fetch(ReadQueries.home_issuer)
         return found[0]["value"] if found else None
+
+    async def audit_head(self) -> AuditHead | None:
+        found = await self.fetch(ReadQueries.audit_head)
+        return AuditHead(**dict(found[0])) if found else None
 
     async def workers(self) -> list[WorkerRecord]:
         return [

@@ -8,6 +8,7 @@ from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, node_of, rea
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
 from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage, TypeOptions
 from trellis.engine.records import (
+    AuditHead,
     DeadLetter,
     DeadLetterCount,
     Event,
@@ -214,6 +215,11 @@ def act_arguments(actor: int, act: NewAct) -> tuple[object, ...]:
     """An act's values in the argument order of `record_act`."""
     about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id, act.job_id)
     return (actor, *about, facts_text(act.facts), act.id)
+
+
+def head_arguments(head: AuditHead | None) -> tuple[object, ...]:
+    """A block of the audit chain in the argument order of `extend_audit_chain`."""
+    return (None,) * 4 if head is None else (head.number, head.sha256, head.position, head.feed)
 
 
 def acts_json(acts: Sequence[AdminAct]) -> str:

@@ -41,6 +41,7 @@ class _ActQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
     put_back: LiteralString
     read: LiteralString
     read_unpublished: LiteralString
+    read_unsealed: LiteralString
     mark_published: LiteralString
 
 
@@ -73,9 +74,12 @@ def put_back(tx: Transaction, actor: Actor, lost: Sequence[AdminAct]) -> None:  
         tx.db.execute(_ActQueries.put_back, (act.id, rows.microseconds(act.at), *who, *about, facts_text(act.facts)))
 
 
-def read(tx: Transaction, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False) -> list[AdminAct]:
+def read(
+    tx: Transaction, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
+) -> list[AdminAct]:
     """The next acts after this number."""
     query = _ActQueries.read_unpublished if unpublished else _ActQueries.read
+    query = _ActQueries.read_unsealed if unsealed else query
     return [_act(row) for row in tx.db.execute(query, (after, min(limit, ACTS_MAX)))]
 
 

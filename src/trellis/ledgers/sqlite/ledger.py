@@ -12,7 +12,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from trellis.auth.principals import Verb, require
-from trellis.engine.admin_acts import NewAct, checked_act, this_node
+from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, this_node
 from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
 from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
@@ -33,21 +33,26 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
 )
+from trellis.engine.ledger import RETENTION
 from trellis.engine.records import (
+    AuditHead,
     ConnectionUse,
     Event,
     Finding,
     JobFilter,
     JobHistory,
     JobPage,
+    PlannedRemoval,
+    RetentionOptions,
+    RetentionReport,
     SampledEvent,
     WaitingType,
 )
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
 from trellis.ledgers.measures import measured
-from trellis.ledgers.refusals import check_alerts, check_sample
+from trellis.ledgers.refusals import check_alerts, check_next_head, check_retention, check_sample
 from trellis.ledgers.sqlite import alerts as alert_rows
-from trellis.ledgers.sqlite import control, moves, reads, request_keys, retention, rows, schema
+from trellis.ledgers.sqlite import audit_chain, control, moves, reads, request_keys, retention, rows, schema
 from trellis.ledgers.sqlite import restore as restores
 from trellis.ledgers.sqlite import submit as submits
 from trellis.ledgers.sqlite import sweep as sweeps
@@ -186,6 +191,7 @@ class SqliteLedger:
     queues = _reading(reads.queues)
     figures = _reading(reads.figures)
     alert = _reading(alert_rows.alert)
+    audit_head = _reading(audit_chain.head)
     declared_types = _reading(submits.every_declared)
     home_issuer = _reading(control.home_issuer)
     workers = _reading(reads.workers)
@@ -200,7 +206,6 @@ class SqliteLedger:
     journal = _writing(turns.journal)
     signal = _writing(turns.signal)
     move = _writing(moves.move)
-    retain = _writing(retention.retain)
     ack = _writing(control.ack)
     heartbeat_worker = _writing(control.heartbeat_worker)
     set_home_issuer = _writing(control.set_home_issuer)
@@ -275,6 +280,15 @@ class SqliteLedger:
 
         return await self.writer.run(work)
 
+    async def retain(self, options: RetentionOptions, *, by: Actor = RETENTION) -> RetentionReport:
+        require(by, "retain")
+        check_retention(options)
+        return await self.writer.run(lambda tx: retention.retain(tx, options, by))
+
+    async def plan_retention(self, options: RetentionOptions) -> list[PlannedRemoval]:
+        check_retention(options)
+        return await self.reader.run(lambda tx: retention.plan(tx, options))
+
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
         recorded_act = checked_act(act)
@@ -284,6 +298,14 @@ class SqliteLedger:
         require(actor, "observe_alerts")
         check_alerts(checked)
         return await self.writer.run(lambda tx: alert_rows.observe(tx, actor, checked))
+
+    async def extend_audit_chain(
+        self, actor: Actor, head: AuditHead, *, after: AuditHead | None, acts: Sequence[AdminAct] = ()
+    ) -> bool:
+        require(actor, "seal")
+        check_next_head(head, after)
+        numbers = [act.no for act in acts]
+        return await self.writer.run(lambda tx: audit_chain.extend(tx, head, after=after, acts=numbers))
 
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)

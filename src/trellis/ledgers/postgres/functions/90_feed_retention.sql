@@ -81,27 +81,85 @@ begin
        and (f.pos, e.id, e.version) <= (slowest.pos, slowest.id, slowest.version)));
 end $$;
 
-create or replace function retain(p_ended_s float8, p_signals_s float8, p_unread_s float8, p_limit int)
-returns table (jobs int, events int, results int, signals int, keys int, more boolean, unread int)
+-- Which of these ended jobs have a last event that the audit chain does not reach. None where nothing seals this ledger.
+create or replace function _unsealed(p_ids bigint[]) returns bigint[] language plpgsql set search_path from current as $$
+declare
+  head record;
+begin
+  select h.at[1]::numeric as pos, h.at[2]::numeric as id, h.at[3]::numeric as version into head
+    from (select regexp_match(coalesce(a.place, ''), '^(\d{1,20})\.(\d{1,20})\.(\d{1,10})') as at from audit_head a) h;
+  if not found then return '{}'; end if;
+  return array(select n.id from ended n where n.id = any(p_ids) and not exists (
+    select from event e join feed f on f.batch = e.batch where e.id = n.id and e.version = n.version
+       and (f.pos, e.id, e.version) <= (head.pos, head.id, head.version)));
+end $$;
+
+-- How long ended jobs are kept, by lifecycle and state. A state that is not in p_ages is kept for ever.
+create or replace function _ages(p_ages jsonb) returns table (lifecycle smallint, state smallint, keep interval, is_set boolean)
+language sql immutable as $$
+  select (x.code / 16)::smallint, (x.code % 16)::smallint, x.keep_s * interval '1 s', x.is_set
+    from jsonb_to_recordset(p_ages) as x(code int, keep_s float8, is_set boolean)
+$$;
+
+create or replace function _moment_text(p_at timestamptz) returns text language sql stable as $$
+  select to_char(p_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+$$;
+
+-- The ended jobs among these that are over their time, by the setting of their state, and that no idempotency key and no
+-- dead letter keeps. A dead letter keeps its job unless a setting names the state.
+create or replace function _over(p_ids bigint[], p_ages jsonb, p_now timestamptz) returns setof bigint language sql stable
+set search_path from current as $$
+  select n.id from ended n join _ages(p_ages) a on a.lifecycle = n.lifecycle and a.state = n.state
+   where n.id = any(p_ids) and n.at < p_now - a.keep
+     and not exists (select from idempotency k where k.id = n.id and k.at > p_now - _key_age())
+     and (a.is_set or not exists (select from dead_letter d where d.id = n.id and d.version = n.version))
+$$;
+
+-- The next ended jobs to remove. Jobs end roughly in the order of their keys, so the oldest are at the low end of the
+-- primary key. Jobs that are kept stay there: each pass goes on where the last one stopped, and begins again where no job
+-- is old enough. True when another pass of this round may find more.
+create or replace function _next_over(p_ages jsonb, p_now timestamptz, p_limit int, out gone bigint[], out more boolean)
+language plpgsql set search_path from current as $$
+declare
+  after bigint := coalesce((select m.value::bigint from meta m where m.name = 'retained_up_to'), 0);
+  least interval := (select min(a.keep) from _ages(p_ages) a);
+  page record;
+begin
+  select array_agg(w.id) as ids, count(*) as looked, max(w.id) as last, count(*) filter (where w.at < p_now - least) as old into page
+    from (select n.id, n.at from ended n where n.id > after order by n.id limit 40 * p_limit) w;
+  gone := array(select o.id from _over(page.ids, p_ages, p_now) o(id) order by o.id limit p_limit);
+  more := page.old > 0 and (page.looked = 40 * p_limit or cardinality(gone) = p_limit);
+  insert into meta as m (name, value)
+  values ('retained_up_to', case when not more then 0 when cardinality(gone) = p_limit then gone[p_limit] else page.last end)
+    on conflict (name) do update set value = excluded.value where m.value <> excluded.value;
+end $$;
+
+-- p_ages: [{"code": lifecycle * 16 + state, "keep_s": …, "is_set": …}, …]. p_acts_s: how long administrative acts are kept;
+-- null for ever. p_from_the_start: begin again with the oldest job.
+create or replace function retain(p_actor int, p_ages jsonb, p_acts_s float8, p_signals_s float8, p_unread_s float8, p_limit int,
+                                  p_cause text default null, p_from_the_start boolean default false)
+returns table (jobs int, events int, results int, signals int, keys int, more boolean, unread int, acts int)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
 declare
+  a record := _actor(p_actor);
   now_at timestamptz := trellis.now();
   gone bigint[];
   held bigint[];
+  round_goes_on boolean;
   renewals int;
   changes int;
+  others int;
+  facts jsonb;
 begin
-  if not exists (select from authority g join rule_grant r on r.role = g.role and r.rule = 'ledger.retain' and r.reach = 'yes'
-                  where pg_has_role(session_user, g.db_role, 'member')) then
-    raise exception 'database role % may not %', session_user, _action('retain') using errcode = 'TR002';
-  end if;
-  jobs := 0; events := 0; results := 0; signals := 0; keys := 0; more := false; unread := 0;
+  perform _require(a.role, 'retain');
+  jobs := 0; events := 0; results := 0; signals := 0; keys := 0; more := false; unread := 0; acts := 0;
   -- One pass at a time: a second one would only wait for the first.
   if not _try_work_lock('retain') then
     return next;
     return;
   end if;
+  if p_from_the_start then delete from meta m where m.name = 'retained_up_to'; end if;
   delete from result r where r.id = any(array(
     select o.id from result o where o.expires_at <= now_at limit p_limit for update skip locked));
   get diagnostics results = row_count;
@@ -112,23 +170,27 @@ begin
        and o.at < now_at - p_signals_s * interval '1 s' limit p_limit for update skip locked));
   get diagnostics renewals = row_count;
   signals := signals + renewals;
-  -- Jobs end roughly in the order of their keys, so the oldest are at the low end of the primary key.
-  gone := array(select w.id from (select n.id, n.at from ended n order by n.id limit 40 * p_limit) w
-                 where w.at < now_at - p_ended_s * interval '1 s'
-                   and not exists (select from idempotency k where k.id = w.id and k.at > now_at - _key_age())
-                 order by w.id limit p_limit);
+  select o.gone, o.more into gone, round_goes_on from _next_over(p_ages, now_at, p_limit) o;
   -- Locked and checked again: a job requeued meanwhile has not ended, and a job with another idempotency key is kept
   -- for it. Locked jobs are skipped.
-  gone := array(select n.id from ended n join job j on j.id = n.id where n.id = any(gone) and n.at < now_at - p_ended_s * interval '1 s'
-                 order by n.id for update of n, j skip locked);
-  gone := array(select g.id from unnest(gone) g(id)
-                 where not exists (select from idempotency k where k.id = g.id and k.at > now_at - _key_age()));
+  gone := array(select n.id from ended n join job j on j.id = n.id where n.id = any(gone) order by n.id for update of n, j skip locked);
+  gone := array(select o.id from _over(gone, p_ages, now_at) o(id) order by o.id);
+  held := _unsealed(gone);
+  gone := array(select g.id from unnest(gone) g(id) where g.id <> all(held));
   held := _unread(gone);
   if cardinality(held) > 0 then
-    gone := array(select n.id from ended n where n.id = any(gone)
-                     and (n.id <> all(held) or n.at < now_at - (p_ended_s + p_unread_s) * interval '1 s'));
+    gone := array(select n.id from ended n join _ages(p_ages) s on s.lifecycle = n.lifecycle and s.state = n.state where n.id = any(gone)
+                     and (n.id <> all(held) or n.at < now_at - s.keep - p_unread_s * interval '1 s'));
     unread := (select count(*) from unnest(held) h(id) where h.id = any(gone));
   end if;
+  select jsonb_build_object(
+           'removed', coalesce(jsonb_object_agg(o.name, o.counts), '{}'), 'ended_before', coalesce(jsonb_object_agg(o.name, o.cutoffs), '{}'))
+    into facts
+    from (select l.name, jsonb_object_agg(s.name, c.n) as counts, jsonb_object_agg(s.name, _moment_text(now_at - g.keep)) as cutoffs
+            from (select n.lifecycle, n.state, count(*) as n from ended n where n.id = any(gone) group by n.lifecycle, n.state) c
+            join lifecycle l on l.lifecycle = c.lifecycle join state s on s.lifecycle = c.lifecycle and s.state = c.state
+            join _ages(p_ages) g on g.lifecycle = c.lifecycle and g.state = c.state group by l.name) o;
+  facts := facts || jsonb_build_object('jobs', coalesce((select jsonb_agg(j.job_id order by j.id) from job j where j.id = any(gone)), '[]'));
   delete from idempotency k where k.id = any(gone);
   get diagnostics keys = row_count;
   delete from result r where r.id = any(gone);
@@ -144,18 +206,55 @@ begin
   delete from ended n where n.id = any(gone);
   delete from job j where j.id = any(gone);
   get diagnostics jobs = row_count;
-  delete from act c where c.no = any(array(
-    select o.no from act o where o.at < now_at - p_ended_s * interval '1 s'
-       and (o.published or o.at < now_at - (p_ended_s + p_unread_s) * interval '1 s') limit p_limit for update skip locked));
+  with dropped as (delete from act c where c.no = any(array(
+    select o.no from act o where o.at < now_at - p_acts_s * interval '1 s'
+       and (o.published or o.at < now_at - (p_acts_s + p_unread_s) * interval '1 s')
+       and (o.sealed or not exists (select from audit_head)) limit p_limit for update skip locked)) returning c.event)
+  select count(*), count(*) filter (where d.event <> 'retention.removed') into acts, others from dropped d;
+  -- The removal of acts of retention alone is not recorded: each such record would lead to another one.
+  if jobs > 0 or others > 0 then
+    facts := facts || jsonb_build_object('events', events, 'acts', acts, 'acts_before',
+      case when acts > 0 then _moment_text(now_at - p_acts_s * interval '1 s') end);
+    perform _record_act(p_actor, a.role, 'retention.removed', 'ledger', null, null, p_cause, null, null, facts::text);
+  end if;
   -- Keys of changes belong to no job and leave by their age.
   delete from request_key k using (
     select o.scope, o.key from request_key o where o.at <= now_at - _key_age() order by o.at limit p_limit for update skip locked) old
    where k.scope = old.scope and k.key = old.key;
   get diagnostics changes = row_count;
   keys := keys + changes;
-  delete from worker w where w.seen_at < now_at - greatest(p_ended_s, 86400) * interval '1 s';
-  more := jobs = p_limit or results = p_limit or signals >= p_limit or changes = p_limit;
-  more := _prune_feed(now_at - p_ended_s * interval '1 s', 10 * p_limit) or more;
+  delete from worker w where w.seen_at < now_at - interval '7 days';
+  more := round_goes_on or jobs = p_limit or results = p_limit or signals >= p_limit or changes = p_limit;
+  more := _prune_feed(now_at - (select min(g.keep) from _ages(p_ages) g), 10 * p_limit) or more;
   more := _prune_keys(p_limit) or more;
   return next;
+end $$;
+
+-- What a pass would find: ended jobs by lifecycle and state, and by what holds them back.
+create or replace function retention_plan(p_ages jsonb, p_unread_s float8)
+returns table (code int, jobs bigint, oldest timestamptz, over boolean, letter boolean, keyed boolean, unsealed boolean, unread boolean)
+language plpgsql stable security definer set search_path from current as $$
+#variable_conflict use_column
+declare
+  now_at timestamptz := trellis.now();
+  slowest record;
+  head record;
+begin
+  if not (reads_all() or not _is_limited()) then
+    raise exception 'database role % may not %', session_user, _action('retain') using errcode = 'TR002';
+  end if;
+  select p.pos, p.id, p.version into slowest from follower_place p where p.waits order by p.pos, p.id, p.version limit 1;
+  select count(*) > 0 as seals, max(h.at[1])::numeric as pos, max(h.at[2])::numeric as id, max(h.at[3])::numeric as version into head
+    from (select regexp_match(coalesce(a.place, ''), '^(\d{1,20})\.(\d{1,20})\.(\d{1,10})') as at from audit_head a) h;
+  return query
+  select w.code, count(*), min(w.at), w.over, w.letter, w.keyed, w.unsealed, w.unread
+    from (select n.lifecycle * 16 + n.state as code, n.at, coalesce(n.at < now_at - a.keep, false) as over,
+                 not coalesce(a.is_set, false) and exists (select from dead_letter d where d.id = n.id and d.version = n.version) as letter,
+                 exists (select from idempotency k where k.id = n.id and k.at > now_at - _key_age()) as keyed,
+                 head.seals and coalesce((f.pos, e.id, e.version) > (head.pos, head.id, head.version), true) as unsealed,
+                 slowest.pos is not null and coalesce((f.pos, e.id, e.version) > (slowest.pos, slowest.id, slowest.version), true)
+                   and n.at >= now_at - a.keep - p_unread_s * interval '1 s' as unread
+            from ended n join event e on e.id = n.id and e.version = n.version left join feed f on f.batch = e.batch
+            left join _ages(p_ages) a on a.lifecycle = n.lifecycle and a.state = n.state) w
+   group by w.code, w.over, w.letter, w.keyed, w.unsealed, w.unread;
 end $$;

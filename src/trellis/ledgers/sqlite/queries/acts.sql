@@ -19,5 +19,9 @@ FROM trellis_act c JOIN trellis_actor a ON a.id = c.actor WHERE c.no > ? ORDER B
 SELECT c.no, c.id, c.at, c.role, a.name, a.node, c.event, c.subject, c.source, c.target, c.cause, c.correlation, c.job, c.facts
 FROM trellis_act c JOIN trellis_actor a ON a.id = c.actor WHERE c.published = 0 AND c.no > ? ORDER BY c.no LIMIT ?;
 
+-- name: read_unsealed
+SELECT c.no, c.id, c.at, c.role, a.name, a.node, c.event, c.subject, c.source, c.target, c.cause, c.correlation, c.job, c.facts
+FROM trellis_act c JOIN trellis_actor a ON a.id = c.actor WHERE c.sealed = 0 AND c.published = 1 AND c.no > ? ORDER BY c.no LIMIT ?;
+
 -- name: mark_published
 UPDATE trellis_act SET published = 1 WHERE no = ?;

@@ -14,7 +14,9 @@ INSERT INTO trellis_meta (key, value) VALUES ('retained_up_to', ?) ON CONFLICT (
 SELECT min(CAST(place AS INTEGER)) FROM trellis_follower WHERE place NOT LIKE '!%';
 
 -- name: next_events
-SELECT e.seq, e.at, iif(j.seq = e.seq AND j.place >= 5, j.id, NULL), j.version,
+SELECT e.seq, e.at, iif(j.seq = e.seq AND j.place >= 5, j.id, NULL), j.version, j.lifecycle * 16 + j.state,
+  (SELECT s.job_id FROM trellis_submission s WHERE s.id = j.id),
+  EXISTS (SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version),
   (SELECT count(*) FROM trellis_idempotency i WHERE i.job = j.id),
   (SELECT max(i.at) FROM trellis_idempotency i WHERE i.job = j.id)
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job WHERE e.seq > ? ORDER BY e.seq LIMIT ?;
@@ -23,13 +25,32 @@ FROM trellis_event e JOIN trellis_job j ON j.id = e.job WHERE e.seq > ? ORDER BY
 INSERT INTO trellis_kept (job, until) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET until = excluded.until;
 
 -- name: kept
-SELECT k.job, j.place, e.seq, e.at, j.version,
+SELECT k.job, j.place, e.seq, e.at, j.version, j.lifecycle * 16 + j.state,
+  (SELECT s.job_id FROM trellis_submission s WHERE s.id = j.id),
+  EXISTS (SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version),
   (SELECT count(*) FROM trellis_idempotency i WHERE i.job = j.id),
   (SELECT max(i.at) FROM trellis_idempotency i WHERE i.job = j.id)
 FROM trellis_kept k JOIN trellis_job j ON j.id = k.job JOIN trellis_event e ON e.seq = j.seq WHERE k.until <= ? ORDER BY k.until LIMIT ?;
 
 -- name: forget_kept
 DELETE FROM trellis_kept WHERE job = ?;
+
+-- The walk begins again, and every skipped job is checked again.
+-- name: forget_position
+DELETE FROM trellis_meta WHERE key = 'retained_up_to';
+
+-- name: check_kept_now
+UPDATE trellis_kept SET until = 0 WHERE until > 0;
+
+-- Every ended job with what may hold it back. `:sealed` is NULL where nothing seals this ledger, `:read` where nobody is waited for.
+-- name: plan
+SELECT j.lifecycle * 16 + j.state AS code, count(*), min(e.at), e.at <= :now - a.value ->> 1 AS over,
+  EXISTS (SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version) AND NOT a.value ->> 2 AS letter,
+  EXISTS (SELECT 1 FROM trellis_idempotency i WHERE i.job = j.id AND i.at > :keys_from) AS keyed,
+  :sealed IS NOT NULL AND e.seq > :sealed AS unsealed,
+  :read IS NOT NULL AND e.seq > :read AND e.at > :now - a.value ->> 1 - :unread AS unread
+FROM trellis_job j JOIN trellis_event e ON e.seq = j.seq JOIN json_each(:ages) a ON a.value ->> 0 = j.lifecycle * 16 + j.state
+WHERE j.place >= 5 GROUP BY code, over, letter, keyed, unsealed, unread;
 
 -- name: purge
 INSERT INTO trellis_purge (job) VALUES (?);
@@ -59,7 +80,8 @@ DELETE FROM trellis_claim WHERE claim_id IN (SELECT claim_id FROM trellis_claim 
 
 -- name: drop_acts
 DELETE FROM trellis_act WHERE no IN (SELECT no FROM trellis_act ORDER BY no LIMIT :limit)
-  AND at <= :before AND (published OR at <= :unread_before);
+  AND at <= :before AND (published OR at <= :unread_before)
+  AND (sealed OR NOT EXISTS (SELECT 1 FROM trellis_audit_head)) RETURNING event;
 
 -- name: drop_workers
 DELETE FROM trellis_worker WHERE seen_at <= ?;

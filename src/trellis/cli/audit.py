@@ -1,0 +1,146 @@
+"""`trellis audit`: checks the sealed audit records, and prints the newest block so that it can be kept elsewhere."""
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from trellis.app.wiring import token_key
+from trellis.auth.tokens import signed_statement
+from trellis.cli import values
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
+from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.output import ListingColumn, as_record, counting
+from trellis.documents.audit_chain import INSTANCE_CHAIN, NLM_CHAIN
+from trellis.documents.audit_verification import AuditedLedger, AuditReport, AuditViolation, verify_audit
+from trellis.engine.errors import OptionInvalid, Refused
+from trellis.engine.ledger import Ledger
+from trellis.ledgers import open_ledger
+from trellis.operations.explain import counted
+
+STATEMENT = "trellis-audit-head+jws"
+"""The `typ` of a signed head."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def add_to(program: typer.Typer) -> None:
+    """Put these commands into the program."""
+    audit = group(
+        program, "audit", section="Ledger", help_="The sealed audit records: check them, print the newest block."
+    )
+    command(audit, "verify")(verify)
+    command(audit, "head")(head)
+
+
+async def verify(
+    cli: Cli,
+    anchor: Annotated[
+        str | None,
+        typer.Option("--head", metavar="HASH", help="A head that was kept elsewhere: the chain must extend it."),
+    ] = None,
+    limit: LimitOption = LIMIT_DEFAULT,
+) -> int:
+    """Check that no audit record was changed, removed, inserted or reordered since it was sealed.
+
+    Every record of the object store, every block of the audit chain, and every event and administrative act that is still in the ledger are compared. The first bad
+    record comes first. It only reads, and may run beside a working instance. Exit 1 if anything is wrong.
+    """
+    wanted = values.limit(limit, LIMIT_MAX)
+    if anchor is not None and _SHA256.fullmatch(anchor) is None:
+        raise OptionInvalid(
+            option="--head", value=anchor[:70], expected="64 hexadecimal digits, as `audit head` prints"
+        )
+    with counting(cli.out) as progress:
+        async with cli.open() as ledger, cli.objects() as objects, _nlm_ledger(cli) as of_backend:
+            ledgers = [
+                AuditedLedger(chain=INSTANCE_CHAIN, ledger=ledger),
+                AuditedLedger(chain=NLM_CHAIN, ledger=of_backend),
+            ]
+            report = await verify_audit(ledgers, objects, anchor=anchor, on_progress=progress)
+    _print(cli, report, wanted)
+    return 0 if report.ok else 1
+
+
+@asynccontextmanager
+async def _nlm_ledger(cli: Cli) -> AsyncGenerator[Ledger | None]:
+    """The NLM backend's own ledger; None if it is not on this machine."""
+    url = cli.settings.nlm_ledger_of(cli.url)
+    path = sqlite_path(url)
+    if path is not None and not path.exists():
+        yield None
+        return
+    ledger = await open_ledger(url)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+def _print(cli: Cli, report: AuditReport, limit: int) -> None:
+    shown = report.violations[:limit]
+    counts = {
+        "blocks": report.blocks,
+        "sealed": report.sealed,
+        "unsealed": report.unsealed,
+        "unproven": report.unproven,
+        "restarts": list(report.restarts),
+        "violations": report.found,
+    }
+    if cli.out.as_json:
+        for violation in shown:
+            cli.out.record({name: value for name, value in as_record(violation).items() if name != "order"})
+        cli.out.record(counts)
+        return
+    if shown:
+        cli.out.listing(shown, VIOLATION_COLUMNS, empty="")
+    if report.found > len(shown):
+        cli.out.note(f"{counted(report.found - len(shown), 'violation')} more; --limit shows more")
+    for number in report.restarts:
+        cli.out.note(f"the chain began again with block {number}, after the object store was lost and rebuilt")
+    if report.unproven:
+        cli.out.note(
+            f"{counted(report.unproven, 'record')} of NLM jobs not judged: run it where TRELLIS_NLM_LEDGER can be opened"
+        )
+    told = counted(report.found, "violation") if report.found else "no violation"
+    sealed = f"{counted(report.blocks, 'block')}, {counted(report.sealed, 'record')} sealed, {report.unsealed} not yet"
+    cli.out.line(f"{sealed}: {told}", style="green" if report.ok else "bold red")
+
+
+VIOLATION_COLUMNS = (
+    ListingColumn[AuditViolation](title="WHERE", cell=lambda one: Text(one.place, style="red")),
+    ListingColumn[AuditViolation](title="EVENT", cell=lambda one: one.event_id or ""),
+    ListingColumn[AuditViolation](title="POSITION", cell=lambda one: one.position or ""),
+    ListingColumn[AuditViolation](title="BLOCK", cell=lambda one: "" if one.block is None else str(one.block)),
+    ListingColumn[AuditViolation](
+        title="WHAT", cell=lambda one: f"{one.detail} ({one.key})" if one.key else one.detail, wraps=True
+    ),
+)
+
+
+async def head(
+    cli: Cli,
+    sign: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--sign", help="Sign it with the key that signs tokens; prints a JWS.")
+    ] = False,
+) -> None:
+    """Print the newest block of the audit chain: its number, hash, position and time.
+
+    Keep the hash where nobody can change it who can change the ledger and the object store. `audit verify --head HASH` proves later that nothing before it was
+    changed.
+    """
+    async with cli.open() as ledger:
+        found = await ledger.audit_head()
+    if found is None or not found.number:
+        raise Refused(detail="Nothing is sealed yet: `trellis up` seals what it publishes, every ten seconds.")
+    facts = {"number": found.number, "sha256": found.sha256, "position": found.position}
+    facts["at"] = None if found.at is None else found.at.isoformat()
+    if sign:
+        statement = signed_statement(token_key(cli.url, cli.settings), STATEMENT, facts)
+        cli.out.record({**facts, "jws": statement}) if cli.out.as_json else cli.out.line(statement)
+    elif cli.out.as_json:
+        cli.out.record(facts)
+    else:
+        cli.out.facts((name, str(value)) for name, value in facts.items())

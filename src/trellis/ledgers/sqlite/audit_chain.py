@@ -1,0 +1,39 @@
+"""The newest block of the audit chain, in an SQLite ledger."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import LiteralString
+
+from trellis.engine.records import AuditHead
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite import rows
+from trellis.ledgers.sqlite.lanes import Transaction
+
+
+class _ChainQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/audit_chain.sql"):
+    head: LiteralString
+    write_head: LiteralString
+    mark_sealed: LiteralString
+
+
+def head(tx: Transaction) -> AuditHead | None:
+    """The newest block; None if nothing seals this ledger."""
+    for number, sha256, place, feed, at in tx.db.execute(_ChainQueries.head).fetchall():
+        return AuditHead(number=number, sha256=sha256, position=place, feed=feed, at=rows.moment(at))
+    return None
+
+
+def extend(tx: Transaction, new: AuditHead, *, after: AuditHead | None, acts: Sequence[int]) -> bool:
+    """Replace the expected head and mark the acts of the block. True also if the new head is stored already."""
+    stored = _undated(head(tx))
+    if stored == _undated(new):
+        return True
+    if stored != _undated(after):
+        return False
+    tx.db.execute(_ChainQueries.write_head, (new.number, new.sha256, new.position, new.feed, tx.now))
+    tx.db.executemany(_ChainQueries.mark_sealed, [(number,) for number in acts])
+    return True
+
+
+def _undated(one: AuditHead | None) -> AuditHead | None:
+    return None if one is None else replace(one, at=None)

@@ -1,0 +1,359 @@
+"""The audit chain: what is published is sealed, any change afterwards is found, and nothing else is."""
+
+import random
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import Stand
+from tests.runs.tampering import ObjectTampering, SqliteTampering, keys
+from tests.runs.test_audit_segments import WORKER, work
+from tests.runs.test_rebuild import ADMIN
+from trellis.documents import audit_chain, ids
+from trellis.documents.audit_chain import AuditSealer, ChainBlock, SealedRecord, SealOptions
+from trellis.documents.audit_verification import AuditedLedger, AuditReport, verify_audit
+from trellis.documents.publisher import DocumentPublisher
+from trellis.engine.admin_acts import RETAINED, NewAct
+from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, DeadLetterReason, ReasonCode, Stage, Turn, TypeClaim
+from trellis.engine.ledger import Ledger
+from trellis.engine.records import AuditHead, RetentionOptions
+from trellis.engine.verify import verify
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.runs.projector import Projector, ProjectorOptions
+from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
+from trellis.storage.objects.open import open_objects
+from trellis.storage.objects.store import ObjectStore
+from trellis.testing import FakeClock
+
+DAY_S = 86_400.0
+TAMPERINGS = 40
+DEATH = DeadLetterReason(reason_code=ReasonCode.POLICY_VIOLATION, stage=Stage.EXEC, last_error="it had to end")
+
+
+def sealing_projector(
+    ledger: Ledger, objects: ObjectStore, clock: FakeClock, *, name: str = "projector@test", block: int = 9
+) -> Projector:
+    """A projector with small segments and blocks."""
+    actor = Actor(role=Role.PROJECTOR, name=name)
+    options = SealOptions(seal_s=5.0, records_max=block)
+    sealer = AuditSealer(ledger=ledger, actor=actor, objects=objects, clock=clock, options=options)
+    return Projector(
+        ledger=ledger,
+        actor=actor,
+        publisher=DocumentPublisher(objects),
+        sealer=sealer,
+        clock=clock,
+        options=ProjectorOptions(batch=20),
+    )
+
+
+async def publish(projector: Projector) -> None:
+    """Publish and seal everything, and end."""
+    while (await projector.run_once()).events:
+        pass
+    await projector.release()
+
+
+async def audited(ledger: Ledger, objects: ObjectStore, anchor: str | None = None) -> AuditReport:
+    return await verify_audit([AuditedLedger(chain="", ledger=ledger)], objects, anchor=anchor)
+
+
+async def dead_letter(stand: Stand) -> None:
+    await stand.ledger.submit(WORKER, [])
+    claim = Claim(claim_id=ClaimId("to-reject"), types=(TypeClaim(type="dies"),))
+    (held,) = (await stand.ledger.turn(Turn(actor=WORKER, claim=claim))).claimed
+    await stand.ledger.turn(Turn(actor=WORKER, advances=(Advance(held.lease, "running", "reject", death=DEATH),)))
+
+
+async def live(stand: Stand, projector: Projector) -> None:
+    """A history with everything in it: segments, runs, acts, a restarted projector, removed jobs."""
+    await work(stand, 4)
+    await stand.run_of()
+    await stand.drive()
+    await stand.ledger.pause(ADMIN, "t", paused=True, cause="stocktaking")
+    await publish(projector)
+    stand.clock.advance(40 * DAY_S)
+    await stand.ledger.pause(ADMIN, "t", paused=False, cause="done")
+    await work(stand, 3, type_="late")
+    await publish(projector)
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 5, "those of the first day, all of them sealed"
+    await work(stand, 3, type_="later")
+    await stand.ledger.record_act(ADMIN, NewAct(event="agent.status.changed", subject="boiler", cause="it leaks"))
+    await publish(projector)
+
+
+@dataclass
+class World:
+    """An instance on files, so that it can be copied, changed and thrown away."""
+
+    folder: Path
+    clock: FakeClock
+    opened: list[Ledger | ObjectStore] = field(default_factory=list)
+
+    @property
+    def ledger_file(self) -> Path:
+        return self.folder / "ledger.db"
+
+    async def ledger(self) -> Ledger:
+        found = await open_ledger(f"sqlite:///{self.ledger_file}", clock=self.clock)
+        self.opened.append(found)
+        return found
+
+    async def objects(self) -> ObjectStore:
+        found = await open_objects(f"file://{self.folder / 'objects'}")
+        self.opened.append(found)
+        return found
+
+    async def close(self) -> None:
+        while self.opened:
+            await self.opened.pop().close()
+
+    @asynccontextmanager
+    async def copy(self, folder: Path) -> AsyncGenerator["World"]:
+        shutil.copytree(self.folder, folder)
+        world = World(folder, self.clock)
+        try:
+            yield world
+        finally:
+            await world.close()
+            shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncGenerator[World]:
+    made = World(tmp_path / "world", FakeClock())
+    made.folder.mkdir()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def lived(world: World) -> World:
+    """A closed instance with a history."""
+    stand = Stand(await world.ledger(), world.clock)
+    await live(stand, sealing_projector(stand.ledger, await world.objects(), world.clock))
+    await world.close()
+    return world
+
+
+# --- what is sealed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_an_untouched_instance_is_clean_after_retention_and_restarts(lived: World):
+    ledger, objects = await lived.ledger(), await lived.objects()
+    report = await audited(ledger, objects)
+    assert report.ok, report.violations
+    assert (report.unsealed, report.unproven) == (0, 0)
+    events = [one.event for one in await ledger.acts()]
+    assert events.count(RETAINED) == 1
+    assert report.blocks == (await ledger.audit_head() or AuditHead(number=0, sha256="", position=None)).number
+    assert report.sealed > 50
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_a_record_waits_for_its_block_and_is_not_wrong_meanwhile(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    projector = sealing_projector(stand.ledger, objects, world.clock)
+    await work(stand, 2)
+    while (await projector.run_once()).events:
+        pass
+    head = await stand.ledger.audit_head()
+    assert head == AuditHead(number=0, sha256="0" * 64, position=None, at=head.at if head else None)
+    assert (await stand.ledger.retain(RetentionOptions(ended_s=0.0))).jobs == 0, "nothing is sealed yet"
+    assert (await audited(stand.ledger, objects)).unsealed == 8
+    world.clock.advance(10.0)
+    await projector.run_once()  # the segment is written
+    world.clock.advance(5.0)
+    await projector.run_once()
+    head = await stand.ledger.audit_head()
+    assert head is not None
+    assert head.number == 1
+    report = await audited(stand.ledger, objects)
+    assert (report.ok, report.sealed, report.unsealed) == (True, 8, 0)
+    await work(stand, 1, type_="more")
+    assert (await audited(stand.ledger, objects)).unsealed == 4
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_what_is_not_sealed_is_not_removed_however_old_it_is(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    projector = sealing_projector(stand.ledger, objects, world.clock)
+    await projector.run_once()
+    await work(stand, 2)
+    await stand.ledger.release_retention(ADMIN, "projector", cause="nobody runs it")
+    world.clock.advance(1_000 * DAY_S)
+    (row,) = await stand.ledger.plan_retention(RetentionOptions())
+    assert (row.state, row.ended, row.removable, row.unsealed) == ("succeeded", 2, 0, 2)
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 0
+    await publish(projector)
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
+
+
+@pytest.mark.requirement("OBS-1", "D14")
+async def test_two_sealers_at_once_do_not_fork_the_chain(world: World):
+    """Both hold a head; whoever comes second takes over the block that is there, or what the first one stored."""
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 6)
+    publishing = sealing_projector(stand.ledger, objects, world.clock)
+    publishing.sealer = None
+    await publish(publishing)
+    end = await stand.ledger.feed_end()
+    one, two = (sealing_projector(stand.ledger, objects, world.clock, name=name).sealer for name in ("one", "two"))
+    assert one is not None
+    assert two is not None
+    for sealer in (one, two):
+        await sealer.begin()
+    for _ in range(10):
+        await one.seal(end, at_once=True)
+        await two.seal(end, at_once=True)
+    assert (one.head, (await audited(stand.ledger, objects)).violations) == (two.head, ())
+    numbers = [int(key[-17:-5]) for key in await keys(objects, "audit/chain/")]
+    assert numbers == [1, 2, 3]
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_a_sealer_that_dies_before_the_head_is_stored_loses_nothing(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 4)
+    await stand.ledger.pause(ADMIN, "t", paused=True)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    before = await stand.ledger.audit_head()
+    await work(stand, 2, type_="more")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    after = await stand.ledger.audit_head()
+    assert before is not None
+    # The ledger forgets its newest block, as if the process had died before it was stored.
+    path = SqliteTampering(world.ledger_file)
+    values = (before.number, before.sha256, before.position)
+    path._run(("UPDATE trellis_audit_head SET number = ?, sha256 = ?, place = ?", values))
+    assert (await audited(stand.ledger, objects)).ok, "a block that is written and not stored yet is no forgery"
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    now = await stand.ledger.audit_head()
+    assert (now and now.sha256, (await audited(stand.ledger, objects)).ok) == (after and after.sha256, True)
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_a_forged_next_block_is_not_taken_over(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    head = await stand.ledger.audit_head()
+    assert head is not None
+    forged = ChainBlock(
+        number=head.number + 1,
+        previous=head.sha256,
+        feed=1,
+        at="2026",
+        start=head.position,
+        end=head.position,
+        records=(SealedRecord("forged-1", "20260101", "0" * 64, head.position),),
+    )
+    await objects.put(ids.block_key("", forged.number), forged.to_bytes())
+    await work(stand, 1, type_="more")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    assert (await stand.ledger.audit_head()) == head, "sealing stops, publishing does not"
+    assert len([key for key in await keys(objects) if key.endswith(".jsonl")]) == 2
+
+
+@pytest.mark.requirement("OBS-1", "D14")
+async def test_a_lost_ledger_continues_the_chain_and_a_lost_store_begins_it_again(lived: World, tmp_path: Path):
+    objects = await lived.objects()
+    before = await (await lived.ledger()).audit_head()
+    assert before is not None
+    await lived.close()
+    lived.ledger_file.unlink()
+    stand, objects = Stand(await lived.ledger(), lived.clock), await lived.objects()
+    await rebuild_ledger(stand.ledger, objects, ADMIN)
+    report = await audited(stand.ledger, objects, before.sha256)
+    assert report.ok, report.violations
+    await work(stand, 2, type_="anew")
+    await publish(sealing_projector(stand.ledger, objects, lived.clock))
+    report = await audited(stand.ledger, objects, before.sha256)
+    assert report.ok, report.violations
+    head = await stand.ledger.audit_head()
+    assert head is not None
+    assert (head.feed, head.number > before.number) == (2, True)
+
+    for key in await keys(objects):
+        await objects.delete(key)
+    await rebuild_objects(stand.ledger, objects, ADMIN)
+    await publish(sealing_projector(stand.ledger, objects, lived.clock))
+    report = await audited(stand.ledger, objects)
+    assert report.ok, report.violations
+    assert report.restarts == (head.number + 1,)
+    anchored = await audited(stand.ledger, objects, before.sha256)
+    assert not anchored.ok, "the lost blocks prove nothing any more"
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_a_head_that_was_kept_elsewhere_is_found_in_the_chain(lived: World):
+    ledger, objects = await lived.ledger(), await lived.objects()
+    first = await objects.get(ids.block_key("", 1))
+    assert first is not None
+    kept = audit_chain.sha256(first.body)
+    assert (await audited(ledger, objects, kept)).ok
+    report = await audited(ledger, objects, "f" * 64)
+    assert [one.detail for one in report.violations] == [
+        f"no block has the hash {'f' * 64}: this chain does not extend the head that was kept"
+    ]
+
+
+# --- what was changed ------------------------------------------------------------------------------------------------
+
+
+async def _tamper(world: World, folder: Path, number: int) -> tuple[str, bool, AuditReport]:
+    """One random change of a copy: which, and whether it was found."""
+    rng = random.Random(number)
+    async with world.copy(folder) as copy:
+        objects = await copy.objects()
+        kinds = {**ObjectTampering(objects).kinds(), **SqliteTampering(copy.ledger_file).kinds()}
+        kind = list(kinds)[number % len(kinds)]
+        what = f"{number}: {kind}: {await kinds[kind](rng)}"
+        ledger = await copy.ledger()
+        report = await audited(ledger, objects)
+        return what, not report.ok or not (await verify(ledger)).ok, report
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_every_change_of_a_record_in_store_or_ledger_is_found(lived: World, tmp_path: Path):
+    missed = []
+    for number in range(TAMPERINGS):
+        what, found, _ = await _tamper(lived, tmp_path / "copy", number)
+        missed += [] if found else [what]
+    assert missed == []
+
+
+@pytest.mark.prove
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_a_thousand_changes_of_records_are_found(lived: World, tmp_path: Path):
+    missed = []
+    for number in range(TAMPERINGS, 1_000 + TAMPERINGS):
+        what, found, _ = await _tamper(lived, tmp_path / "copy", number)
+        missed += [] if found else [what]
+    assert missed == []
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_the_first_bad_record_is_named_with_its_position_and_what_differs(lived: World):
+    ledger, objects = await lived.ledger(), await lived.objects()
+    segments = [key for key in await keys(objects) if key.endswith(".jsonl")]
+    found = await objects.get(segments[-1])
+    assert found is not None
+    lines = found.body.splitlines()
+    lines[3] = lines[3].replace(b'"actor_name":"', b'"actor_name":"not-')
+    await objects.put(segments[-1], b"\n".join(lines) + b"\n")
+    report = await audited(ledger, objects)
+    assert report.found == 1
+    first = report.violations[0]
+    assert first.event_id is not None
+    (event,) = [one for one in await ledger.events(first.event_id.rpartition("-")[0]) if one.id == first.event_id]  # type: ignore[arg-type]
+    assert (first.place, first.key) == ("objects", segments[-1])
+    assert first.detail == "the record is not the one that was sealed: it differs in actor_name"
+    page = await ledger.feed(None, limit=500)
+    assert dict(zip(page.positions, page.events, strict=True))[first.position or ""] == event
