@@ -51,7 +51,9 @@ def alert_services(
         disk_percent=settings.alert_disk_percent,
         expiry_days=settings.alert_expiry_days,
     )
-    stored = LedgerConditions(ledger=ledger, thresholds=thresholds, failing_agents=failing_agents)
+    stored = LedgerConditions(
+        ledger=ledger, thresholds=thresholds, retention=settings.retention, failing_agents=failing_agents
+    )
     host = HostConditions(
         node=this_node(),
         thresholds=thresholds,

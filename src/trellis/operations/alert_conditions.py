@@ -1,5 +1,6 @@
 """The conditions of alerts that are read from the ledger and the object store. Every read is bounded and has an index."""
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -121,7 +122,8 @@ class LedgerConditions:
     async def followers(self, now: datetime) -> Checked:
         """Followers of the feed that do not read: the projector soon, any other once it holds retention back."""
         waited_for = [one for one in await self.ledger.followers() if one.waits]
-        lag_s, ended_s = self.thresholds.lag_s, self.retention.ended_s
+        kept = [age.keep_s for age in self.retention.ages().values() if age.keep_s is not None]
+        lag_s, ended_s = self.thresholds.lag_s, min(kept, default=math.inf)
         behind = [_behind(one, now) for one in waited_for if one.name == PROJECTOR]
         held = [_behind(one, now) for one in waited_for]
         return Checked(
