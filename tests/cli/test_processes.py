@@ -219,6 +219,7 @@ def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "PATH": ""},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     for text in (
@@ -232,6 +233,7 @@ def test_the_demo_shows_a_crash_and_leaves_nothing_running(tmp_path: Path):
         "1 cancelled",
         "no violation",
         f"cd {folder}",
+        f"  {sys.executable} -m trellis jobs\n",  # as it can be typed: no `trellis` is in the PATH
     ):
         assert text in done.stdout, text
     for pid in re.findall(r"process (\d+)", done.stdout):

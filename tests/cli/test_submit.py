@@ -47,7 +47,7 @@ def test_delay_and_start_time_are_kept(trellis: Terminal):
     trellis.submit("a", "--delay", "2h")
     trellis.submit("a", "--run-at", "2031-01-02T03:04:05+00:00")
     later, delayed = trellis("jobs", "--json").records
-    assert later["due_at"] == "2031-01-02T03:04:05+00:00"
+    assert later["due_at"] == "2031-01-02T03:04:05.000Z"
     assert (later["place"], delayed["place"]) == ("scheduled", "scheduled")
 
 

@@ -79,14 +79,15 @@ async def test_a_lost_answer_is_asked_for_again_under_the_same_key():
     assert len(set(script.header("X-Correlation-ID"))) == 1
 
 
-async def test_a_refused_connection_is_tried_again_only_at_a_gateway_that_has_answered():
+async def test_a_client_that_needs_a_listener_tries_a_refused_connection_again_only_after_an_answer():
     refused = httpx2.ConnectError("All connection attempts failed")
     refused.__cause__ = ExceptionGroup("", [ConnectionRefusedError(111, "Connection refused")])
-    clock = FakeClock()
+    clock, options = FakeClock(), CallOptions(needs_listener=True)
     with pytest.raises(GatewayNotThere, match="was not sent"):
-        await start(Script(refused, begun()), clock)
+        await start(Script(refused, begun()), clock, options=options)
     assert clock.monotonic() == EPOCH_S
-    async with client_on(Script(begun(), refused, refused, begun()), clock) as client:
+    assert (await start(Script(refused, begun()), clock)).run_id == "run_1", "a program may start before its gateway"
+    async with client_on(Script(begun(), refused, refused, begun()), clock, options=options) as client:
         for _ in range(2):
             assert (await in_time(clock, client.runs.start("a"))).run_id == "run_1"
 

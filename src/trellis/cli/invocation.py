@@ -111,7 +111,8 @@ class Cli:
         """A client of that gateway with the token of the settings."""
         from trellis.http.calls import CallOptions
 
-        return connect(gateway=self.gateway_url or "", options=CallOptions(on_retry=self.out.note))
+        options = CallOptions(needs_listener=True, on_retry=self.out.note)
+        return connect(gateway=self.gateway_url or "", options=options)
 
     def refuse_at_gateway(self, **options: Any) -> None:
         """Raise OptionInvalid for an option that only a ledger supports, if the command goes through a gateway."""

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import random
 import sys
 import time
 import tomllib
@@ -19,10 +20,11 @@ from rich.text import Text
 
 from trellis.app.settings import FILE_NAME, PREFIX, Settings, unknown_variables
 from trellis.app.wiring import (
-    connect,
+    SystemClock,
     development_key_path,
     identify,
     make_development_key,
+    new_id,
     outgoing_tls,
     principal_for,
 )
@@ -322,8 +324,18 @@ async def _gateway(cli: Cli) -> list[Finding]:
         if url is None:
             return []
         from trellis.http.calls import CallOptions  # only this check needs HTTP
+        from trellis.http.client import open_client
 
-        async with connect(gateway=url, options=CallOptions(timeout_s=GATEWAY_S)) as client:
+        cli.settings.check_gateway_authority()
+        async with open_client(
+            url,
+            token=cli.settings.shown_token,
+            clock=SystemClock(),
+            rng=random.Random(),  # noqa: S311 - spreads retries, nothing secret
+            new_id=new_id,
+            ca_file=cli.settings.gateway_ca_file,
+            options=CallOptions(timeout_s=GATEWAY_S, needs_listener=True, plain_http=cli.settings.gateway_plain_http),
+        ) as client:
             health = await client.health()
             token = await _token_at(client, url)
     except TrellisError as error:

@@ -29,8 +29,7 @@ from trellis.http.errors import (
 from trellis.http.pages import read_pages
 from trellis.http.shapes import Page
 
-# One request to the gateway, retried until it is answered or its timeout is over. If the first connection of a client
-# is refused, nothing listens at the address, and the request fails at once.
+# One request to the gateway, retried until it is answered or its timeout is over.
 #
 # Retrying is safe: a request that changes something carries the same Idempotency-Key in all attempts. A request is
 # retried if there is no response, or on 429, 502, 503 and 504, and never before `Retry-After` is over. Any other
@@ -68,6 +67,11 @@ class CallOptions:
     """A stream that says nothing so long, not even that it lives, is opened anew."""
     plain_http: bool = False
     """Whether a token may go unencrypted (`http://`) to another machine."""
+    needs_listener: bool = False
+    """Whether a call fails at once if the first connection of the client is refused: nothing listens at the address.
+
+    A program that may start before its gateway, or while it restarts, goes on trying.
+    """
     on_retry: Callable[[str], None] | None = None
     """Called with a sentence when the first attempt of a call fails and the call goes on trying."""
 
@@ -194,7 +198,7 @@ class GatewayCalls:
             except httpx2.TransportError as error:
                 refuse_untrusted(error, self.url)
                 tries.reason, tries.refused = _error_text(error), None
-                if not (self._has_answered or tries.attempts) and _is_refused(error):
+                if self.options.needs_listener and not (self._has_answered or tries.attempts) and _is_refused(error):
                     raise GatewayNotThere(url=self.url, request=str(ask), reason="the connection was refused") from None
             else:
                 self._has_answered = True
