@@ -322,7 +322,7 @@ async def all_ended(url: str) -> None:
     try:
         async with asyncio.timeout(120):
             while any(  # noqa: ASYNC110 - another process changes what is looked at
-                queue.ready + queue.resting + queue.parked + queue.held
+                queue.ready + queue.scheduled + queue.blocked + queue.held
                 for queue in await ledger.queues()
                 if queue.type in {"count", "agent-run"}
             ):

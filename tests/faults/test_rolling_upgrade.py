@@ -195,7 +195,7 @@ async def _check_ends(url: str, submitted: int) -> None:
     try:
         async with asyncio.timeout(120):
             while any(  # noqa: ASYNC110 - other processes change it
-                queue.ready + queue.resting + queue.parked + queue.held for queue in await ledger.queues()
+                queue.ready + queue.scheduled + queue.blocked + queue.held for queue in await ledger.queues()
             ):
                 await asyncio.sleep(0.2)
         report = await verify(ledger)
