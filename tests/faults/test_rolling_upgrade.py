@@ -132,15 +132,15 @@ async def test_older_and_newer_processes_share_a_ledger_that_is_migrated_under_l
     older = [fleet.worker("older") for _ in range(2)]
     async with _older_submitter(fleet) as submit:
         await submit(range(QUARTER))
-        await _until(lambda: fleet.effects, "older workers work")
+        await _until(lambda: fleet.effects, "older workers work", fleet.logs)
         await submit(range(QUARTER, 2 * QUARTER))
         await migrate(fleet.url)
         seen = len(fleet.effects)
         await submit(range(2 * QUARTER, 3 * QUARTER))
-        await _until(lambda: len(fleet.effects) > seen, "older workers go on after the migration")
+        await _until(lambda: len(fleet.effects) > seen, "older workers go on after the migration", fleet.logs)
         for _ in range(2):
             fleet.worker("newer")
-        await _until(lambda: fleet.log("newer").count("serves") == 2, "newer workers work")
+        await _until(lambda: fleet.log("newer").count("serves") == 2, "newer workers work", fleet.logs)
         assert [process.poll() for process in older] == [None, None], fleet.logs()
     older[0].send_signal(signal.SIGTERM)
     async with connect(fleet.url) as trellis:
@@ -179,14 +179,14 @@ async def _older_submitter(fleet: Fleet) -> AsyncIterator[Callable[[range], Awai
     assert await process.wait() == 0
 
 
-async def _until(condition: Callable[[], object], what: str) -> None:
+async def _until(condition: Callable[[], object], what: str, logs: Callable[[], str] = str) -> None:
     """Wait for other processes."""
     try:
         async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - other processes change it
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        pytest.fail(f"did not happen: {what}")
+        pytest.fail(f"did not happen: {what}\n{logs()}")
 
 
 async def _check_ends(url: str, submitted: int) -> None:

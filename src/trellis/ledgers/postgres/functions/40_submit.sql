@@ -213,7 +213,7 @@ create or replace function submit_keyed(
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
   p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
   p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[], p_chosen smallint[],
-  p_key text[] default null)
+  p_key text[])
 returns table (outcome text, job_id text)
 language plpgsql security definer set search_path from current as $$
 declare

@@ -176,7 +176,7 @@ create or replace function turn(
   p_starts bigint[], p_start_epochs int[],
   p_others jsonb,
   p_claim text, p_types int[], p_lease_ms int[], p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int,
-  p_isolates boolean default false, p_only text default null)
+  p_isolates boolean, p_only text)
 returns table (
   kind smallint, part smallint, id bigint, version int, ids bigint[], versions int[], epochs int[], states smallint[], types int[],
   attempts int[], generations smallint[], max_attempts int[], deaths smallint[], job_ids text[], payloads bytea[],

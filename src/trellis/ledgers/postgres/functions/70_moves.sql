@@ -83,7 +83,7 @@ $$;
 -- cannot deadlock; moves of one job keep their order of arrival.
 create or replace function moves(
   p_actors int[], p_job_ids text[], p_targets text[], p_requests text[], p_versions int[], p_delays float8[], p_lease_ms int[],
-  p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_stages text[], p_errors text[], p_key text[] default null)
+  p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_stages text[], p_errors text[], p_key text[])
 returns table (
   n bigint, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
 language plpgsql security definer set search_path from current
@@ -120,7 +120,7 @@ end $$;
 -- no user code runs (a start, the end of the attempt, a lost lease) or when its grace is over. The first requester and
 -- reason are stored for the event of the cancel. A hard cancel, and any cancel of a waiting job, takes effect now.
 create or replace function cancel(
-  p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text, p_key text[] default null)
+  p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text, p_key text[])
 returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
@@ -156,7 +156,7 @@ begin
 end $$;
 
 -- With a key, jobs that do not exist are refused: a key is stored with a change or not at all.
-create or replace function requeue(p_actor int, p_job_ids text[], p_request text, p_cause text, p_key text[] default null)
+create or replace function requeue(p_actor int, p_job_ids text[], p_request text, p_cause text, p_key text[])
 returns table (job_id text, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column

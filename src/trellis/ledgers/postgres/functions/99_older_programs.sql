@@ -1,5 +1,59 @@
 -- Functions that only programs of version OLDEST_PROGRAM (migrate.py) to the one before this call, while a ledger is shared with them.
--- This program calls none of them. When OLDEST_PROGRAM is raised past a function's last version, it goes, by a migration that drops it.
+-- This program calls none of them; whoever submits or cancels in SQL may leave the key out. They replace the older functions in place: a migration that drops a function breaks the calls that
+-- wait for it. For the same reason _claim and _pick without p_only stay where they were made by an older version. When OLDEST_PROGRAM is
+-- raised past the last version that needs one, a migration drops it.
+
+-- Until version 23: without the only job that a claim takes.
+create or replace function turn(
+  p_actor int, p_lifecycle smallint,
+  p_done bigint[], p_done_epochs int[], p_done_source smallint, p_results bytea[], p_ttls float8[],
+  p_starts bigint[], p_start_epochs int[],
+  p_others jsonb,
+  p_claim text, p_types int[], p_lease_ms int[], p_beat_ms int[], p_prios smallint[], p_lows bigint[], p_start int, p_prefetch int,
+  p_isolates boolean default false)
+returns table (
+  kind smallint, part smallint, id bigint, version int, ids bigint[], versions int[], epochs int[], states smallint[], types int[],
+  attempts int[], generations smallint[], max_attempts int[], deaths smallint[], job_ids text[], payloads bytea[],
+  correlations text[], prios smallint[], places bigint[], payload bytea, extra text)
+language sql set search_path from current as $$
+  select * from turn(p_actor, p_lifecycle, p_done, p_done_epochs, p_done_source, p_results, p_ttls, p_starts, p_start_epochs, p_others,
+                     p_claim, p_types, p_lease_ms, p_beat_ms, p_prios, p_lows, p_start, p_prefetch, p_isolates, null)
+$$;
+
+-- Until version 24: without the key of a request.
+create or replace function cancel(p_actor int, p_job_id text, p_soft boolean, p_request text, p_grace_s float8, p_cause text)
+returns table (outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
+language sql set search_path from current as $$
+  select * from cancel(p_actor, p_job_id, p_soft, p_request, p_grace_s, p_cause, null)
+$$;
+
+create or replace function requeue(p_actor int, p_job_ids text[], p_request text, p_cause text)
+returns table (job_id text, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
+language sql set search_path from current as $$
+  select * from requeue(p_actor, p_job_ids, p_request, p_cause, null)
+$$;
+
+create or replace function moves(
+  p_actors int[], p_job_ids text[], p_targets text[], p_requests text[], p_versions int[], p_delays float8[], p_lease_ms int[],
+  p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_stages text[], p_errors text[])
+returns table (
+  n bigint, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
+language sql set search_path from current as $$
+  select * from moves(p_actors, p_job_ids, p_targets, p_requests, p_versions, p_delays, p_lease_ms, p_beat_ms, p_causes, p_datas,
+                      p_reasons, p_stages, p_errors, null)
+$$;
+
+create or replace function submit_keyed(
+  p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
+  p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
+  p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
+  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[], p_chosen smallint[])
+returns table (outcome text, job_id text)
+language sql set search_path from current as $$
+  select * from submit_keyed(p_actor, p_lifecycles, p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays,
+                             p_run_ats, p_deadlines, p_correlations, p_traces, p_parents, p_compensates, p_ckeys, p_caps, p_scopes,
+                             p_keys, p_fingerprints, p_repeat, p_given, p_waiting_max, p_chosen, null)
+$$;
 
 -- Until version 24: stores a new key and returns no row, or returns what is stored. The row stays locked until the transaction ends, so
 -- that requests with one key come one after the other.

@@ -9,6 +9,3 @@ create policy application on audit_head for select to trellis_app using (true);
 create policy own on audit_head for select using ((select reads_all()));
 alter table act add column sealed boolean not null default false;
 create index act_unsealed on act (no) where not sealed;
-
--- From this version on retention takes who removes, and how long the jobs of each state are kept.
-drop function if exists retain(float8, float8, float8, int);
