@@ -1,7 +1,7 @@
 -- Functions that only programs of version OLDEST_PROGRAM (migrate.py) to the one before this call, while a ledger is shared with them.
--- This program calls none of them; whoever submits or cancels in SQL may leave the key out. They replace the older functions in place: a migration that drops a function breaks the calls that
--- wait for it. For the same reason _claim and _pick without p_only stay where they were made by an older version. When OLDEST_PROGRAM is
--- raised past the last version that needs one, a migration drops it.
+-- This program calls none of them; whoever cancels or submits in SQL may leave the key out. They replace the older functions in place: a
+-- migration that drops a function breaks the calls that wait for it. For the same reason _claim and _pick without p_only stay where an
+-- older version made them. When OLDEST_PROGRAM is raised past the last version that needs a function, a migration drops it.
 
 -- Until version 23: without the only job that a claim takes.
 create or replace function turn(
