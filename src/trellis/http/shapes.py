@@ -192,7 +192,7 @@ class AgentShape(pydantic.BaseModel):
     tools: list[str] = []
     cron: str | None = None
     problems: list[str] = []
-    warnings: list[str] = pydantic.Field([], description="What looks wrong in its file; it runs all the same.")
+    warnings: list[str] = pydantic.Field(default_factory=list[str], description="What looks wrong in its file.")
     last_run: str | None = None
     """Of an agent in error, for callers that may read every run: its last run."""
     last_error: str | None = None
