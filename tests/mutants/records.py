@@ -22,6 +22,7 @@ ASKED = f"{LEDGER}/test_cancel.py::test_cancel_event_names_who_requested_the_sof
 REJECTED = f"{LEDGER}/test_advance.py::test_a_rejected_job_leaves_a_complete_dead_letter"
 COMPENSATION = f"{LEDGER}/test_compensation.py"
 ONE_REQUEST = f"{LEDGER}/test_request_keys.py::test_concurrent_different_requests_with_one_key_have_one_effect"
+ONLY = f"{LEDGER}/test_claim.py::test_a_claim_that_names_a_job_takes_the_slot_of_an_unclaimed_job_of_its_key"
 STORIES = f"{LEDGER}/test_differential.py::test_both_ledgers_agree_on_random_stories"
 
 RULES: dict[str, Mutant] = {
@@ -31,6 +32,19 @@ RULES: dict[str, Mutant] = {
         old="INSERT INTO trellis_concurrency_key (name, slots) VALUES (?, ?) RETURNING id;",
         new="INSERT INTO trellis_concurrency_key (name, slots) VALUES (?, ? + 1) RETURNING id;",
         tests=(f"{LEDGER}/test_keys.py::test_one_job_of_a_concurrency_key_is_claimed_at_a_time[sqlite]",),
+    ),
+    # A claim that names its only job waits for the slot of a job that nobody has claimed.
+    "JQ-7 sqlite only": Mutant(
+        file="ledgers/sqlite/claims.py",
+        old="        overtake(tx, row)",
+        new="        pass",
+        tests=(f"{ONLY}[sqlite]",),
+    ),
+    "JQ-7 postgres only": Mutant(
+        file=f"{SQL}/45_claim.sql",
+        old="    perform _overtake(only_id);\n",
+        new="",
+        tests=(f"{ONLY}[postgres]",),
     ),
     # A role makes the steps of another.
     "DJ-1 sqlite": Mutant(
