@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import LiteralString, NamedTuple
+from typing import NamedTuple
 
 from trellis.engine.errors import NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, Priority, TypeClaim
@@ -16,18 +16,7 @@ from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, US, ActorRef, 
 from trellis.ledgers.sqlite.steps import array, write_step
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 
-
-class _ClaimQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
-    ready_of_type: LiteralString
-    ready_of_class: LiteralString
-    died_and_claimable_or_held: LiteralString
-    to_claim: LiteralString
-    take_over: LiteralString
-    claim_before: LiteralString
-    record_claim: LiteralString
-    controls: LiteralString
-    spend_tokens: LiteralString
-    held_of_type: LiteralString
+_CLAIM_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/turn.sql")
 
 
 class _ReadyRow(NamedTuple):
@@ -90,7 +79,7 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
     claimed = _grant(tx, lifecycle, who, rows, by_type, request)
     _spend(tx, by_type, rows)
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
-    tx.db.execute(_ClaimQueries.record_claim, (request.claim_id, tx.now, leases))
+    tx.db.execute(_CLAIM_QUERIES.record_claim, (request.claim_id, tx.now, leases))
     return claimed
 
 
@@ -111,7 +100,7 @@ def _claimable_by(actor: Actor, who: ActorRef, name: str) -> Lifecycle:
 
 def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -> list[_TypeDemand]:
     """The types of a claim that exist, are not paused and have rate-limit tokens left."""
-    controls = {row[0]: row[1:] for row in tx.db.execute(_ClaimQueries.controls)}
+    controls = {row[0]: row[1:] for row in tx.db.execute(_CLAIM_QUERIES.controls)}
     wanted: dict[int, _TypeDemand] = {}
     for one in request.types:
         number = tx.names.known_type(lifecycle.code, one.type)
@@ -123,7 +112,7 @@ def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: 
             left = min(burst, tokens + rate * (tx.now - filled_at) / US)
             room = min(count, int(left))
         if held_max is not None:
-            room = min(room, held_max - tx.db.execute(_ClaimQueries.held_of_type, (one.type,)).fetchall()[0][0])
+            room = min(room, held_max - tx.db.execute(_CLAIM_QUERIES.held_of_type, (one.type,)).fetchall()[0][0])
         if not paused and room > 0:
             wanted[number] = _TypeDemand(number, one, lease_length_us(one.lease_s, one.heartbeat_s), room, left)
     return list(wanted.values())
@@ -131,7 +120,7 @@ def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: 
 
 def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_TypeDemand]) -> list[int]:
     """Jobs that must run alone and cannot be claimed now: all but the first, or all while another such job is held."""
-    died = tx.db.execute(_ClaimQueries.died_and_claimable_or_held, (lifecycle.code,))
+    died = tx.db.execute(_CLAIM_QUERIES.died_and_claimable_or_held, (lifecycle.code,))
     alone = [
         (place, prio, pos, key, type_)
         for key, type_, place, prio, pos, deaths, max_deaths, attempt, max_attempts in died
@@ -149,7 +138,7 @@ def _pick(
     """Keys of ready jobs by priority and readiness, limited by the room of each type."""
     if least_urgent_first:
         return _pick_by_class(tx, wanted, count, held_back)
-    heads = [tx.db.execute(_ClaimQueries.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
+    heads = [tx.db.execute(_CLAIM_QUERIES.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
     merged: Iterable[tuple[int, int, int]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
     return [key for _, _, key in islice(merged, count)]
 
@@ -160,7 +149,7 @@ def _pick_by_class(tx: Transaction, wanted: list[_TypeDemand], count: int, held_
     room = {w.id: w.room for w in wanted}
     for priority in reversed(Priority):
         heads = [
-            tx.db.execute(_ClaimQueries.ready_of_class, (w, int(priority), held_back, left)).fetchall()
+            tx.db.execute(_CLAIM_QUERIES.ready_of_class, (w, int(priority), held_back, left)).fetchall()
             for w, left in room.items()
         ]
         for _, key, type_ in islice(heapq.merge(*heads), count - len(picked)):
@@ -170,14 +159,14 @@ def _pick_by_class(tx: Transaction, wanted: list[_TypeDemand], count: int, held_
 
 
 def _load(tx: Transaction, ids: list[int]) -> list[_ReadyRow]:
-    return [_ReadyRow._make(row) for row in tx.db.execute(_ClaimQueries.to_claim, (array(ids),))]
+    return [_ReadyRow._make(row) for row in tx.db.execute(_CLAIM_QUERIES.to_claim, (array(ids),))]
 
 
 def _spend(tx: Transaction, by_type: dict[int, _TypeDemand], rows: list[_ReadyRow]) -> None:
     for one in by_type.values():
         if one.tokens is not None:
             taken = sum(row.type == one.id for row in rows)
-            tx.db.execute(_ClaimQueries.spend_tokens, (one.tokens - taken, tx.now, one.claim.type))
+            tx.db.execute(_CLAIM_QUERIES.spend_tokens, (one.tokens - taken, tx.now, one.claim.type))
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -238,7 +227,7 @@ def _grant(
 
 
 def _take_over(tx: Transaction, who: ActorRef, jobs: list[int], length: int) -> None:
-    tx.db.execute(_ClaimQueries.take_over, (length, tx.now + length, who.actor, array(jobs)))
+    tx.db.execute(_CLAIM_QUERIES.take_over, (length, tx.now + length, who.actor, array(jobs)))
 
 
 def _claimed(row: _ReadyRow, lifecycle: Lifecycle, state: int, epoch: int, want: _TypeDemand, now: int) -> Claimed:
@@ -269,7 +258,7 @@ def _claimed_before(tx: Transaction, who: ActorRef, lifecycle: Lifecycle, reques
 
     They are in the order in which they were submitted, as on PostgreSQL, which does not keep the order of a claim.
     """
-    found = tx.db.execute(_ClaimQueries.claim_before, (request.claim_id,)).fetchall()
+    found = tx.db.execute(_CLAIM_QUERIES.claim_before, (request.claim_id,)).fetchall()
     if not found:
         return None
     leases: dict[int, int] = dict(json.loads(found[0][0]))
