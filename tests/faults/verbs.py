@@ -60,11 +60,13 @@ async def count_events(rig: Rig, job_id: JobId, *types: str) -> int:
 # --- submit ----------------------------------------------------------------------------------------------------------
 
 
-def submit(name: str, sql: str, n: int = 1, *, mixed: bool = False, **options: Any) -> Verb:
+def submit(
+    name: str, sql: str, n: int = 1, *, mixed: bool = False, with_request_key: bool = False, **options: Any
+) -> Verb:
     """Whatever was lost on the way, one call answers that it made the job. A second call with a key or a given id is told
     that the job was there; one whose id nobody chose can only be the first call again, and is answered like it.
     """
-    named = "idempotency_key" in options or "id_is_given" in options
+    named = "idempotency_key" in options or "id_is_given" in options or with_request_key
 
     async def arrange(rig: Rig) -> list[NewJob]:
         unique = rig.new_id("case")
@@ -73,7 +75,8 @@ def submit(name: str, sql: str, n: int = 1, *, mixed: bool = False, **options: A
         return [*jobs, rig.new_job(concurrency_key=f"key-{unique}")] if mixed else jobs
 
     async def act(ledger: Ledger, jobs: list[NewJob]) -> list[Any]:
-        return await ledger.submit(SUBMITTER, jobs)
+        key = RequestKey(scope="s", key=jobs[0].job_id, fingerprint=b"f", about="jobs", given="k")
+        return await ledger.submit(SUBMITTER, jobs, key=key if with_request_key else None)
 
     async def effects(rig: Rig, jobs: list[NewJob]) -> float:
         return sum([len(await rig.ledger.events(job.job_id)) for job in jobs]) / len(jobs)
@@ -89,7 +92,7 @@ def submit(name: str, sql: str, n: int = 1, *, mixed: bool = False, **options: A
         effects=effects,
         accepts=partial(all_say, created=True),
         accepts_again=partial(all_say, created=not named),
-        one_statement=not mixed,
+        one_statement=not mixed and not with_request_key,
     )
 
 
@@ -101,6 +104,7 @@ SUBMITS = (
     submit("submit_idempotency_key", "submit_keyed(", idempotency_key="once-{}", fingerprint=b"f"),
     submit("submit_given_id", "submit_keyed(", id_is_given=True, fingerprint=b"f"),
     submit("submit_in_one_transaction", "COMMIT", 2, mixed=True),
+    submit("submit_with_request_key", "COMMIT", 2, with_request_key=True),
 )
 
 

@@ -1,32 +1,31 @@
-"""Named SQL queries: a class declares the queries it needs, a `.sql` file beside the ledger holds them.
+"""Named SQL queries: a `.sql` file beside the ledger holds them, each after a line `-- name: the_name`.
 
-A file is a header comment followed by queries, each after a line `-- name: the_name`. Importing fails unless file and
-class have the same query names, so that a misspelling is found before any ledger is opened.
+A file begins with a header comment. `tests/ledgers/sqlite/test_queries.py` compares the names that the code uses with
+those of the files, in both directions.
 """
 
 import re
 from importlib import resources
+from typing import LiteralString
 
 _NAME = re.compile(r"^-- name: ([a-z0-9_]+)[ \t]*$", re.MULTILINE)
 
 
 class QueryFileError(ImportError):
-    """The queries of a `.sql` file differ from those its class declares."""
+    """A `.sql` file has two queries of one name."""
 
 
 class NamedQueries:
-    """Subclass with `file="package:path.sql"` and one annotation `name: LiteralString` for each query."""
+    """The queries of one file, `package:path.sql`, as attributes."""
 
-    def __init_subclass__(cls, *, file: str) -> None:
-        super().__init_subclass__()
+    def __init__(self, file: str) -> None:
         package, _, path = file.partition(":")
-        found = parse(resources.files(package).joinpath(path).read_text(encoding="utf-8"), file)
-        wanted = set(cls.__annotations__)
-        if wanted != set(found):
-            missing, unused = sorted(wanted - set(found)), sorted(set(found) - wanted)
-            raise QueryFileError(f"{file}: missing {missing}, not asked for {unused}")
-        for name, sql in found.items():
-            setattr(cls, name, sql)
+        self._file = file
+        self.__dict__.update(parse(resources.files(package).joinpath(path).read_text(encoding="utf-8"), file))
+
+    def __getattr__(self, name: str) -> LiteralString:
+        """Called for a query that the file does not have."""
+        raise AttributeError(f"{self._file} has no query {name}")
 
 
 def parse(text: str, file: str) -> dict[str, str]:

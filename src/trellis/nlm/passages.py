@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, LiteralString
+from typing import Any
 
 import apsw
 
@@ -401,10 +401,7 @@ CONTEXT_WEIGHT = 1.5
 QUERY_STEMS_MAX = 60
 
 
-class _Queries(NamedQueries, file="trellis.nlm:passages.sql"):
-    create_index: LiteralString
-    add_passage: LiteralString
-    best_passages: LiteralString
+_QUERIES = NamedQueries("trellis.nlm:passages.sql")
 
 
 @dataclass(frozen=True)
@@ -439,9 +436,9 @@ class PassageIndex:
         self._found_in: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._database: Any = apsw.Connection(":memory:")
-        self._database.execute(_Queries.create_index)
+        self._database.execute(_QUERIES.create_index)
         with self._database:
-            self._database.executemany(_Queries.add_passage, self._rows(sources))
+            self._database.executemany(_QUERIES.add_passage, self._rows(sources))
 
     def rank(self, wanted: Iterable[str], limit: int) -> list[RankedPassage]:
         """The best passages, at most `limit`."""
@@ -451,7 +448,7 @@ class PassageIndex:
         match = " OR ".join(f'"{stem}"' for stem in known)
         with self._lock:
             rows: list[tuple[int, float]] = self._database.execute(
-                _Queries.best_passages, (match, CONTEXT_WEIGHT, limit)
+                _QUERIES.best_passages, (match, CONTEXT_WEIGHT, limit)
             ).fetchall()
         return [RankedPassage(self.entries[number - 1], score) for number, score in rows]
 

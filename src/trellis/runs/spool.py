@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, LiteralString, cast
+from typing import Any, cast
 
 import apsw
 
@@ -34,38 +34,17 @@ class RecordedLife:
     has_ended: bool
 
 
-class _SpoolQueries(NamedQueries, file="trellis.runs:spool.sql"):
-    create_records: LiteralString
-    create_lives: LiteralString
-    create_lives_of_job: LiteralString
-    create_keys: LiteralString
-    create_keys_of_job: LiteralString
-    create_damage: LiteralString
-    create_acts: LiteralString
-    add_act: LiteralString
-    next_acts: LiteralString
-    add_record: LiteralString
-    differing: LiteralString
-    add_life: LiteralString
-    add_key: LiteralString
-    add_damage: LiteralString
-    next_damaged: LiteralString
-    is_there: LiteralString
-    count_records: LiteralString
-    next_lives: LiteralString
-    records_of: LiteralString
-    rivals: LiteralString
-    last_life: LiteralString
+_SPOOL_QUERIES = NamedQueries("trellis.runs:spool.sql")
 
 
 _TABLES = (
-    _SpoolQueries.create_records,
-    _SpoolQueries.create_lives,
-    _SpoolQueries.create_lives_of_job,
-    _SpoolQueries.create_keys,
-    _SpoolQueries.create_keys_of_job,
-    _SpoolQueries.create_damage,
-    _SpoolQueries.create_acts,
+    _SPOOL_QUERIES.create_records,
+    _SPOOL_QUERIES.create_lives,
+    _SPOOL_QUERIES.create_lives_of_job,
+    _SPOOL_QUERIES.create_keys,
+    _SPOOL_QUERIES.create_keys_of_job,
+    _SPOOL_QUERIES.create_damage,
+    _SPOOL_QUERIES.create_acts,
 )
 
 
@@ -101,7 +80,7 @@ class RecordSpool:
                     taken += 1
                 elif audit.is_of_act(one):
                     self._db.execute(
-                        _SpoolQueries.add_act, (one["event_id"], json.dumps(one, ensure_ascii=False).encode())
+                        _SPOOL_QUERIES.add_act, (one["event_id"], json.dumps(one, ensure_ascii=False).encode())
                     )
         finally:
             self._db.execute("COMMIT")
@@ -115,62 +94,64 @@ class RecordSpool:
         event = record.event
         job, life, version = event.job_id, audit.timestamp(record.submitted_at), event.version
         body = json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode()
-        if self._db.execute(_SpoolQueries.differing, (job, life, version, body)).fetchall():
-            self._db.execute(_SpoolQueries.add_damage, (job, f"two records of version {version} contradict each other"))
-        self._db.execute(_SpoolQueries.add_record, (job, life, version, audit.timestamp(event.ts), body))
-        self._db.execute(_SpoolQueries.add_life, (job, life, version, _has_ended(event)))
+        if self._db.execute(_SPOOL_QUERIES.differing, (job, life, version, body)).fetchall():
+            self._db.execute(
+                _SPOOL_QUERIES.add_damage, (job, f"two records of version {version} contradict each other")
+            )
+        self._db.execute(_SPOOL_QUERIES.add_record, (job, life, version, audit.timestamp(event.ts), body))
+        self._db.execute(_SPOOL_QUERIES.add_life, (job, life, version, _has_ended(event)))
         for key in record.submission.keys if record.submission is not None else ():
-            self._db.execute(_SpoolQueries.add_key, (key.scope, key.key, job, life))
+            self._db.execute(_SPOOL_QUERIES.add_key, (key.scope, key.key, job, life))
 
     def _note_format(self, made: Mapping[str, Any]) -> None:
         job, found = made.get("job_id"), made.get("format", "none")
         if not isinstance(job, str):
             raise RecordInvalid(event=str(made.get("event_id")), problem="it names no job")
         reason = f"its record of version {made['version']} has format {found}, and this program reads {_READABLE}"
-        self._db.execute(_SpoolQueries.add_damage, (job, reason))
+        self._db.execute(_SPOOL_QUERIES.add_damage, (job, reason))
 
     def add_ids(self, events: Iterable[tuple[str, str]]) -> None:
         """Add only the fact that these events are recorded: the id of each, and its timestamp or day."""
         parts = ((*event_id.rpartition("-"), at) for event_id, at in events)
         rows = [(job, at, int(version), at, None) for job, _, version, at in parts if _is_number(version)]
-        self._db.executemany(_SpoolQueries.add_record, rows)
+        self._db.executemany(_SPOOL_QUERIES.add_record, rows)
 
     def __contains__(self, event: Event) -> bool:
         moments = (audit.timestamp(event.ts), day(event.ts))
-        return bool(self._db.execute(_SpoolQueries.is_there, (event.job_id, event.version, *moments)).fetchall())
+        return bool(self._db.execute(_SPOOL_QUERIES.is_there, (event.job_id, event.version, *moments)).fetchall())
 
     def __len__(self) -> int:
-        return self._db.execute(_SpoolQueries.count_records).fetchall()[0][0]
+        return self._db.execute(_SPOOL_QUERIES.count_records).fetchall()[0][0]
 
     def lives(self) -> Iterator[RecordedLife]:
         """Every job without damaged records, in the order of submission."""
         job, life = "", ""
-        while page := self._db.execute(_SpoolQueries.next_lives, (life, job, PAGE)).fetchall():
+        while page := self._db.execute(_SPOOL_QUERIES.next_lives, (life, job, PAGE)).fetchall():
             yield from (RecordedLife(JobId(job), life, bool(ended)) for job, life, ended in page)
             job, life, _ = page[-1]
 
     def acts(self) -> Iterator[list[AdminAct]]:
         """Every administrative act, a page at a time; raises RecordInvalid."""
         last = ""
-        while page := self._db.execute(_SpoolQueries.next_acts, (last, ACTS_MAX)).fetchall():
+        while page := self._db.execute(_SPOOL_QUERIES.next_acts, (last, ACTS_MAX)).fetchall():
             yield [audit.read_act(json.loads(body)) for _, body in page]
             last = page[-1][0]
 
     def damaged(self) -> Iterator[tuple[JobId, str]]:
         """Job ids whose records are damaged, with the reason."""
         job = ""
-        while page := self._db.execute(_SpoolQueries.next_damaged, (job, PAGE)).fetchall():
+        while page := self._db.execute(_SPOOL_QUERIES.next_damaged, (job, PAGE)).fetchall():
             yield from ((JobId(job), reason) for job, reason in page)
             job = page[-1][0]
 
     def records(self, job_id: JobId, submitted_at: str) -> list[RecordedEvent]:
         """Every record of one job, oldest first; raises RecordInvalid."""
-        found = self._db.execute(_SpoolQueries.records_of, (job_id, submitted_at))
+        found = self._db.execute(_SPOOL_QUERIES.records_of, (job_id, submitted_at))
         return [audit.read_record(json.loads(body)) for (body,) in found]
 
     def last_life(self, job_id: JobId) -> RecordedLife | None:
         """The newest job with this id; None if none is recorded."""
-        found = self._db.execute(_SpoolQueries.last_life, (job_id,)).fetchall()
+        found = self._db.execute(_SPOOL_QUERIES.last_life, (job_id,)).fetchall()
         return RecordedLife(JobId(found[0][0]), found[0][1], bool(found[0][2])) if found else None
 
     def rivals(self, life: RecordedLife) -> list[RecordedLife]:
@@ -178,7 +159,7 @@ class RecordSpool:
 
         A ledger holds only one of them at a time.
         """
-        found = self._db.execute(_SpoolQueries.rivals, {"job": life.job_id, "life": life.submitted_at})
+        found = self._db.execute(_SPOOL_QUERIES.rivals, {"job": life.job_id, "life": life.submitted_at})
         return [RecordedLife(JobId(job), at, bool(ended)) for job, at, ended in found]
 
 

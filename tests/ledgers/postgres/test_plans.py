@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.ledgers.conformance.rig import Rig, actor
-from trellis.ledgers.postgres.reads import ReadQueries
+from trellis.ledgers.postgres.reads import READ_QUERIES
 from trellis.lifecycles import Role
 
 pytestmark = pytest.mark.only("postgres")
@@ -38,10 +38,10 @@ async def test_events_of_a_sealed_partition_are_found_by_type_and_time_through_t
     await rig.admin_sql("SELECT setval('trellis.job_id_seq', $1::bigint)", PARTITION_JOBS - 3)
     jobs = await rig.submit(6)
     await rig.claim(6)
-    assert "event_0_type_at" not in await _plan(rig, ReadQueries.events_by_type, 2, None, 10)
+    assert "event_0_type_at" not in await _plan(rig, READ_QUERIES.events_by_type, 2, None, 10)
     await rig.sweep()
     assert await rig.admin_sql("SELECT 1 FROM pg_indexes WHERE indexname = 'event_0_type_at'")
-    assert "event_0_type_at" in await _plan(rig, ReadQueries.events_by_type, 2, None, 10)
+    assert "event_0_type_at" in await _plan(rig, READ_QUERIES.events_by_type, 2, None, 10)
     hot = [row[0] for row in await rig.admin_sql("SELECT indexdef FROM pg_indexes WHERE tablename = 'event_1'")]
     assert [index for index in hot if "brin (at)" in index], "the hot partition is found by time"
     assert not [index for index in hot if "(type" in index or "correlation" in index], "and pays for nothing else"
@@ -53,14 +53,14 @@ async def test_events_of_a_sealed_partition_are_found_by_type_and_time_through_t
 @pytest.mark.requirement("DJ-13")
 async def test_events_are_found_by_correlation_through_an_index(rig: Rig):
     await rig.submit(3, correlation_id="c")
-    assert "job_correlation" in await _plan(rig, ReadQueries.events_by_correlation, "c", None, 10, None)
+    assert "job_correlation" in await _plan(rig, READ_QUERIES.events_by_correlation, "c", None, 10, None)
 
 
 async def test_a_feed_without_plain_jobs_reads_no_event_of_one(rig: Rig):
     await rig.submit(3)
     await rig.submit(3, lifecycle="run")
     arguments = (1, 100, 1, 100, 0, 0, 0, [1, 2], 10, [1, 2, 3])
-    plan = await _plan(rig, ReadQueries.feed_infrequent_events, *arguments)
+    plan = await _plan(rig, READ_QUERIES.feed_infrequent_events, *arguments)
     assert "event_0_batch_idx" in re.findall(r'"Index Name": "(\w+)"', plan)
 
 
@@ -69,7 +69,7 @@ async def test_events_of_few_lifecycles_are_counted_and_sampled_without_reading_
     await rig.submit(3)
     await rig.submit(3, lifecycle="run")
     since = await rig.ledger.now()
-    for query, *more in ((ReadQueries.count_infrequent_events,), (ReadQueries.sample_events, 10)):
+    for query, *more in ((READ_QUERIES.count_infrequent_events,), (READ_QUERIES.sample_events, 10)):
         plan = await _plan(rig, query, [25, 29], since, 1, *more)
         used = {name for name in re.findall(r'"Index Name": "(\w+)"', plan) if name.startswith("event_")}
         assert "event_0_lifecycle_type_at_idx" in used
@@ -79,7 +79,7 @@ async def test_events_of_few_lifecycles_are_counted_and_sampled_without_reading_
 @pytest.mark.requirement("DJ-13")
 async def test_events_of_a_job_are_found_through_the_key(rig: Rig):
     await rig.submit(3)
-    plan = await _plan(rig, ReadQueries.events, "job-1")
+    plan = await _plan(rig, READ_QUERIES.events, "job-1")
     assert "job_job_id_key" in plan
     assert "event_0_pkey" in plan
 
@@ -96,7 +96,7 @@ async def test_the_claim_walks_its_index_in_order_without_sorting(rig: Rig):
 
 async def test_jobs_of_an_ended_state_are_listed_through_their_index(rig: Rig):
     await rig.cancel(await rig.submit_one())
-    plan = await _plan(rig, ReadQueries.jobs_ended, 100, 10, [4], None, None, None, [4], None)
+    plan = await _plan(rig, READ_QUERIES.jobs_ended, 100, 10, [4], None, None, None, [4], None)
     assert "ended_state" in plan
 
 
@@ -106,25 +106,25 @@ async def test_jobs_that_rest_in_a_state_are_listed_through_their_index_and_no_o
 ):
     """What is final rests for good: a look at what waits, or a page of it, must not cost more with every artifact."""
     await rig.submit(2, lifecycle="artifact")
-    plan = await _plan(rig, getattr(ReadQueries, query), before, 10, [8], None, None, None, [2], False, None)
+    plan = await _plan(rig, getattr(READ_QUERIES, query), before, 10, [8], None, None, None, [2], False, None)
     scans = [line for line in re.findall(r'"Index Name": "(\w+)"', plan) if line.startswith("resting")]
     assert scans[0] == "resting_state", "the others look up what was found"
 
 
 async def test_final_artifacts_are_paired_through_their_index(rig: Rig):
     await rig.submit(2, lifecycle="artifact")
-    assert "resting_state" in await _plan(rig, ReadQueries.unpaired, [2], [6], [8], [2])
+    assert "resting_state" in await _plan(rig, READ_QUERIES.unpaired, [2], [6], [8], [2])
 
 
 async def test_jobs_of_a_parent_are_listed_through_their_index(rig: Rig):
     await rig.submit(2, parent_id="p")
-    plan = await _plan(rig, ReadQueries.jobs_of_parent, 100, 10, "p", None, None, None, None, None, None, None, None)
+    plan = await _plan(rig, READ_QUERIES.jobs_of_parent, 100, 10, "p", None, None, None, None, None, None, None, None)
     assert "job_parent" in plan
 
 
 async def test_children_are_counted_through_their_index(rig: Rig):
     await rig.submit(2, parent_id="p")
-    plan = await _plan(rig, ReadQueries.children, "p", 100, 10)
+    plan = await _plan(rig, READ_QUERIES.children, "p", 100, 10)
     assert "job_parent" in plan
     assert "Seq Scan" not in plan
 

@@ -8,33 +8,33 @@ from tests.ledgers.sqlite.shell import Shell
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.ledgers.sqlite import claims, reads, sweep, turn
 from trellis.ledgers.sqlite.ledger import SqliteLedger
-from trellis.ledgers.sqlite.steps import StepQueries as StepSql
+from trellis.ledgers.sqlite.steps import STEP_QUERIES
 
 LOOKUPS = {
-    "events of a job": reads._ReadQueries.events,
-    "events by type and time": reads._ReadQueries.events_by_type,
-    "events by correlation": reads._ReadQueries.events_by_correlation,
-    "the feed": reads._ReadQueries.feed,
-    "jobs of a correlation": reads._ReadQueries.jobs_correlated,
-    "jobs of a parent": reads._ReadQueries.jobs_of_parent,
-    "children that are known": reads._ReadQueries.children_below,
-    "children that are new": reads._ReadQueries.children_above,
-    "jobs in a living state": reads._ReadQueries.jobs_in_places,
-    "jobs in a state of rest": reads._ReadQueries.jobs_resting,
-    "ready jobs": claims._ClaimQueries.ready_of_type,
-    "jobs to claim": claims._ClaimQueries.to_claim,
-    "standings": StepSql.standings,
-    "expired leases": sweep._SweepQueries.expired,
-    "due timers": sweep._SweepQueries.due,
-    "passed deadlines": sweep._SweepQueries.past_deadline,
-    "overdue cancels": sweep._SweepQueries.overdue_cancels,
-    "the next due time": sweep._SweepQueries.next_due,
-    "taken slots": StepSql.taken_slots,
-    "parked jobs": StepSql.parked_first,
-    "heads of what is ready": reads._ReadQueries.heads,
-    "held jobs by their ids": reads._ReadQueries.holds,
-    "leases that end soon": reads._ReadQueries.expiring,
-    "remarks about a job": turn._HolderQueries.put_remark,
+    "events of a job": reads._READ_QUERIES.events,
+    "events by type and time": reads._READ_QUERIES.events_by_type,
+    "events by correlation": reads._READ_QUERIES.events_by_correlation,
+    "the feed": reads._READ_QUERIES.feed,
+    "jobs of a correlation": reads._READ_QUERIES.jobs_correlated,
+    "jobs of a parent": reads._READ_QUERIES.jobs_of_parent,
+    "children that are known": reads._READ_QUERIES.children_below,
+    "children that are new": reads._READ_QUERIES.children_above,
+    "jobs in a living state": reads._READ_QUERIES.jobs_in_places,
+    "jobs in a state of rest": reads._READ_QUERIES.jobs_resting,
+    "ready jobs": claims._CLAIM_QUERIES.ready_of_type,
+    "jobs to claim": claims._CLAIM_QUERIES.to_claim,
+    "standings": STEP_QUERIES.standings,
+    "expired leases": sweep._SWEEP_QUERIES.expired,
+    "due timers": sweep._SWEEP_QUERIES.due,
+    "passed deadlines": sweep._SWEEP_QUERIES.past_deadline,
+    "overdue cancels": sweep._SWEEP_QUERIES.overdue_cancels,
+    "the next due time": sweep._SWEEP_QUERIES.next_due,
+    "taken slots": STEP_QUERIES.taken_slots,
+    "parked jobs": STEP_QUERIES.parked_first,
+    "heads of what is ready": reads._READ_QUERIES.heads,
+    "held jobs by their ids": reads._READ_QUERIES.holds,
+    "leases that end soon": reads._READ_QUERIES.expiring,
+    "remarks about a job": turn._HOLDER_QUERIES.put_remark,
 }
 BIG = ("trellis_job", "trellis_event", "trellis_submission", "trellis_signal")
 
@@ -107,21 +107,21 @@ def test_no_lookup_reads_a_whole_table(shell: Shell, name: str):
 @pytest.mark.requirement("DJ-13")
 def test_events_by_type_and_time_use_their_index(shell: Shell):
     values = {"type": 1, "since": 0, "limit": 1}
-    plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._ReadQueries.events_by_type}", values).fetchall()
+    plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._READ_QUERIES.events_by_type}", values).fetchall()
     assert any("trellis_event_type_at (type=? AND at>?)" in row[3] for row in plan)
 
 
 def test_jobs_of_a_parent_use_their_index(shell: Shell):
     values = dict.fromkeys(["lifecycle", "type", "states", "correlation", "key", "reason", "place"])
     bindings = values | {"parent": "p", "before": 1, "limit": 1}
-    plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._ReadQueries.jobs_of_parent}", bindings).fetchall()
+    plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._READ_QUERIES.jobs_of_parent}", bindings).fetchall()
     assert any("trellis_submission_parent (parent=?" in row[3] for row in plan)
 
 
 def test_children_are_read_from_their_index_alone_and_in_order(shell: Shell):
     """Whoever asks whether there are new ones must not pay for those that are known."""
-    below = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._ReadQueries.children_below}", ("p", 9)).fetchall()
-    above = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._ReadQueries.children_above}", ("p", 9, 1)).fetchall()
+    below = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._READ_QUERIES.children_below}", ("p", 9)).fetchall()
+    above = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._READ_QUERIES.children_above}", ("p", 9, 1)).fetchall()
     assert [row[3] for row in below] == [
         "SEARCH trellis_submission USING COVERING INDEX trellis_submission_parent (parent=? AND rowid<?)"
     ]
@@ -136,7 +136,7 @@ def test_jobs_of_a_state_of_rest_are_read_in_order_and_no_others(shell: Shell):
     bindings = values | {"only": 130, "states": "[130]", "before": 9, "limit": 1}
     page, any_place = (
         [row[3] for row in shell.db.execute(f"EXPLAIN QUERY PLAN {sql}", bindings).fetchall()]
-        for sql in (reads._ReadQueries.jobs_resting, reads._ReadQueries.jobs_in_places)
+        for sql in (reads._READ_QUERIES.jobs_resting, reads._READ_QUERIES.jobs_in_places)
     )
     assert any("trellis_job_standing (lifecycle=? AND state=? AND rowid<?)" in detail for detail in page)
     assert not any("TEMP B-TREE" in detail for detail in page)
@@ -147,18 +147,18 @@ def test_jobs_of_a_state_of_rest_are_read_in_order_and_no_others(shell: Shell):
 @pytest.mark.parametrize(
     "where, statement",
     [
-        (JobFilter(lifecycle="artifact", state="finalized"), reads._ReadQueries.jobs_resting),
-        (JobFilter(lifecycle="queue-job", state="PENDING"), reads._ReadQueries.jobs_resting),
-        (JobFilter(lifecycle="queue-job", state="QUEUED"), reads._ReadQueries.jobs_in_places),
-        (JobFilter(lifecycle="artifact", state="nowhere"), reads._ReadQueries.jobs_in_places),
-        (JobFilter(state="succeeded"), reads._ReadQueries.jobs),
+        (JobFilter(lifecycle="artifact", state="finalized"), reads._READ_QUERIES.jobs_resting),
+        (JobFilter(lifecycle="queue-job", state="PENDING"), reads._READ_QUERIES.jobs_resting),
+        (JobFilter(lifecycle="queue-job", state="QUEUED"), reads._READ_QUERIES.jobs_in_places),
+        (JobFilter(lifecycle="artifact", state="nowhere"), reads._READ_QUERIES.jobs_in_places),
+        (JobFilter(state="succeeded"), reads._READ_QUERIES.jobs),
         (
             JobFilter(lifecycle="bus-job", state="SCHEDULED", place=JobPlace.SCHEDULED),
-            reads._ReadQueries.jobs_in_places,
+            reads._READ_QUERIES.jobs_in_places,
         ),
-        (JobFilter(place=JobPlace.SCHEDULED), reads._ReadQueries.jobs_in_places),
-        (JobFilter(lifecycle="bus-job", place=JobPlace.READY), reads._ReadQueries.jobs_in_places),
-        (JobFilter(place=JobPlace.ENDED), reads._ReadQueries.jobs),
+        (JobFilter(place=JobPlace.SCHEDULED), reads._READ_QUERIES.jobs_in_places),
+        (JobFilter(lifecycle="bus-job", place=JobPlace.READY), reads._READ_QUERIES.jobs_in_places),
+        (JobFilter(place=JobPlace.ENDED), reads._READ_QUERIES.jobs),
     ],
 )
 def test_the_listing_is_the_one_whose_index_fits(where: JobFilter, statement: str):
@@ -167,7 +167,7 @@ def test_the_listing_is_the_one_whose_index_fits(where: JobFilter, statement: st
 
 def test_the_heads_of_a_type_are_read_in_order_from_the_index_of_claims(shell: Shell):
     values = {"lifecycle": 5, "each": 3, "limit": 10}
-    rows = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._ReadQueries.heads}", values).fetchall()
+    rows = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._READ_QUERIES.heads}", values).fetchall()
     (index,) = [row for row in rows if "trellis_job_ready (type=? AND prio=?)" in row[3]]
     beside = [row[3] for row in rows if row[1] == index[1]]
     assert beside == [index[3]], "nothing is sorted there"

@@ -1,32 +1,49 @@
-"""SQL by name: a file and the class that reads it must agree when they are imported."""
+"""SQL by name: the code uses exactly the queries that the files hold."""
 
-from typing import LiteralString
+import ast
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import trellis
 from trellis.ledgers.queries import NamedQueries, QueryFileError, parse
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, migrations
 
-FILE = "trellis.ledgers.sqlite:queries/migrate.sql"
+SOURCE = Path(trellis.__file__).parent
 
 
-def test_a_query_that_is_missing_is_found_at_import():
-    with pytest.raises(QueryFileError, match="missing \\['nobody_wrote_this'\\]"):
+def query_files(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The constants of a module that are `NamedQueries("package:file")`, with their files."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Name(id="NamedQueries"), args=[ast.Constant(value=str(file))]),
+            ):
+                yield name, file
 
-        class Wrong(NamedQueries, file=FILE):
-            has_meta: LiteralString
-            read_version: LiteralString
-            write_version: LiteralString
-            nobody_wrote_this: LiteralString
+
+def test_code_uses_exactly_the_queries_of_each_file():
+    texts = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+    trees = {path: ast.parse(text) for path, text in texts.items() if "_QUERIES" in text}
+    files = {(path, name): file for path, tree in trees.items() for name, file in query_files(tree)}
+    owners = {name: path for path, name in files if not name.startswith("_")}
+    used: dict[str, set[str]] = {file: set() for file in files.values()}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(value=ast.Name(id=name), attr=query) if name.endswith("_QUERIES"):
+                    used[files[path if (path, name) in files else owners[name], name]].add(query)
+    stored = {file: set(vars(NamedQueries(file))) - {"_file"} for file in used}
+    assert used == stored
+    assert len(files) >= 20
 
 
-def test_a_query_nobody_asks_for_is_found_at_import():
-    with pytest.raises(QueryFileError, match="not asked for \\['read_version', 'write_version'\\]"):
-
-        class Wrong(NamedQueries, file=FILE):
-            has_meta: LiteralString
-            nothing_is_restored: LiteralString
-            nobody_restores: LiteralString
+def test_query_that_its_file_does_not_have_is_refused_with_the_file():
+    file = "trellis.ledgers.sqlite:queries/migrate.sql"
+    with pytest.raises(AttributeError, match=f"{file} has no query missing"):
+        _ = NamedQueries(file).missing
 
 
 def test_a_file_is_split_by_name_without_its_comments():

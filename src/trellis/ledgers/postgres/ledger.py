@@ -250,7 +250,11 @@ class PostgresLedger(PostgresReads):
     ) -> list[Submitted | Mismatch]:
         """Submit in the transaction that stores the request's key."""
         change = partial(submit.submit_keyed, connection, actor, jobs, self._types, repeat=repeat, key=key)
-        return await request_keys.answer_once(connection, key, SUBMIT_ANSWERS, change)
+        answers = await request_keys.answer_once(connection, key, SUBMIT_ANSWERS, change)
+        if not repeat:
+            return answers
+        own = {job.job_id for job in jobs}  # with these ids, it was an earlier try of this call that made the jobs
+        return [replace(a, created=True) if isinstance(a, Submitted) and a.job_id in own else a for a in answers]
 
     async def _submit_batch(self, calls: Sequence[tuple[int, tuple[NewJob, ...]]]) -> list[list[Submitted | Mismatch]]:
         return await self._submit_lane.call(

@@ -21,7 +21,7 @@ from trellis.engine.text import storable
 from trellis.ledgers import refusals
 from trellis.ledgers.postgres import request_keys
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
-from trellis.ledgers.postgres.reads import ReadQueries, lifecycle_named, state_pairs
+from trellis.ledgers.postgres.reads import READ_QUERIES, lifecycle_named, state_pairs
 from trellis.ledgers.postgres.rows import STORED_PLACES
 from trellis.ledgers.refusals import check_death
 from trellis.lifecycles import BY_CODE, Phase, Role, Trigger
@@ -184,12 +184,12 @@ async def _requeueable(
     connection: PostgresConnection, where: JobFilter, limit: int, request_id: RequestId
 ) -> list[JobId]:
     """The jobs a filter selects. A repeated request id selects the jobs it took before, and no more."""
-    before = await connection.fetch(ReadQueries.requested, request_id)
+    before = await connection.fetch(READ_QUERIES.requested, request_id)
     if before:
         return [JobId(row["job_id"]) for row in before]
     pairs = state_pairs(where)
     rows = await connection.fetch(
-        ReadQueries.requeueable,
+        READ_QUERIES.requeueable,
         limit,
         lifecycle_named(where.lifecycle).code if where.lifecycle else None,
         [state for _, state in pairs] if pairs is not None else None,

@@ -143,65 +143,7 @@ COMPLETED = completed_states()
 FINAL = final_states()
 
 
-class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
-    """The queries of read.sql."""
-
-    job: LiteralString
-    acts: LiteralString
-    acts_unpublished: LiteralString
-    acts_unsealed: LiteralString
-    audit_head: LiteralString
-    jobs_any: LiteralString
-    jobs_of_parent: LiteralString
-    children: LiteralString
-    jobs_ended: LiteralString
-    jobs_open: LiteralString
-    jobs_oldest: LiteralString
-    events: LiteralString
-    events_of: LiteralString
-    events_of_jobs: LiteralString
-    payloads: LiteralString
-    events_by_type: LiteralString
-    count_events: LiteralString
-    count_infrequent_events: LiteralString
-    count_frequent_events: LiteralString
-    sample_events: LiteralString
-    events_by_correlation: LiteralString
-    feed_batches: LiteralString
-    feed_events: LiteralString
-    feed_infrequent_events: LiteralString
-    feed_end: LiteralString
-    signals: LiteralString
-    result: LiteralString
-    key_used: LiteralString
-    journal: LiteralString
-    dead_letters: LiteralString
-    dead_letter: LiteralString
-    dead_letters_of: LiteralString
-    requeueable: LiteralString
-    requested: LiteralString
-    queues: LiteralString
-    figures: LiteralString
-    declared_types: LiteralString
-    home_issuer: LiteralString
-    workers: LiteralString
-    followers: LiteralString
-    histories: LiteralString
-    keys_over: LiteralString
-    unpaired: LiteralString
-    alerts: LiteralString
-    alert: LiteralString
-    waiting_types: LiteralString
-    stage_steps: LiteralString
-    type_by_name: LiteralString
-    inspect: LiteralString
-    beside: LiteralString
-    submissions: LiteralString
-    idempotency_keys: LiteralString
-    dead_letters_at: LiteralString
-    heads: LiteralString
-    holds: LiteralString
-    expiring: LiteralString
+READ_QUERIES = NamedQueries("trellis.ledgers.postgres:read.sql")
 
 
 def lifecycle_named(name: str) -> Lifecycle:
@@ -234,7 +176,7 @@ class PostgresReads:
         return await self._read_lane.call("read", "", lambda connection, _: connection.fetch(sql, *args))
 
     async def job(self, job_id: JobId) -> Job | None:
-        found = await self.fetch(ReadQueries.job, job_id)
+        found = await self.fetch(READ_QUERIES.job, job_id)
         return rows.job(found[0]) if found else None
 
     async def jobs(
@@ -254,7 +196,7 @@ class PostgresReads:
             pairs = _states_by_place(where)
         if pairs is None:
             found = await self.fetch(
-                ReadQueries.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
+                READ_QUERIES.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
             )
         else:
             found = await self._jobs_in(pairs, before, limit, type_id, where)
@@ -267,7 +209,7 @@ class PostgresReads:
         after, type_id = 0 if cursor is None else _cursor(cursor), await self._type_of(where)
         lifecycles, states = [lc.code for lc, _ in pairs], [code for _, code in pairs]
         asked = (after, limit, lifecycles, type_id, where.correlation_id, where.concurrency_key, states, _move(pairs))
-        return _page(await self.fetch(ReadQueries.jobs_oldest, *asked, rows.STORED_PLACES[where.place]), limit)
+        return _page(await self.fetch(READ_QUERIES.jobs_oldest, *asked, rows.STORED_PLACES[where.place]), limit)
 
     async def _jobs_of_parent(
         self,
@@ -279,7 +221,7 @@ class PostgresReads:
         type_id: int | None,
     ) -> list[PostgresRow]:
         return await self.fetch(
-            ReadQueries.jobs_of_parent,
+            READ_QUERIES.jobs_of_parent,
             before,
             limit,
             where.parent_id,
@@ -313,9 +255,9 @@ class PostgresReads:
                 [c for _, c in of],
             ]
             found += await (
-                self.fetch(ReadQueries.jobs_ended, *args, where.reason_code)
+                self.fetch(READ_QUERIES.jobs_ended, *args, where.reason_code)
                 if ended
-                else self.fetch(ReadQueries.jobs_open, *args, _move(of), rows.STORED_PLACES[where.place])
+                else self.fetch(READ_QUERIES.jobs_open, *args, _move(of), rows.STORED_PLACES[where.place])
             )
         return sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
 
@@ -323,63 +265,63 @@ class PostgresReads:
         """The number of the filter's type; None for any, 0 for an unknown type."""
         if where.type is None:
             return None
-        found = await self.fetch(ReadQueries.type_by_name, where.type)
+        found = await self.fetch(READ_QUERIES.type_by_name, where.type)
         return found[0]["id"] if found else 0
 
     async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
         check_children(limit)
         before = ChildMark.read(since)
-        found = await self.fetch(ReadQueries.children, parent_id, before.last, limit)
+        found = await self.fetch(READ_QUERIES.children, parent_id, before.last, limit)
         anew = not before.stands(found[0]["many"], int(found[0]["total"]))
         if anew:
-            found = await self.fetch(ReadQueries.children, parent_id, 0, limit)
+            found = await self.fetch(READ_QUERIES.children, parent_id, 0, limit)
         new = [(row["id"], JobId(row["job_id"])) for row in found if row["id"] is not None]
         return children_after(before, new, anew=anew)
 
     async def peek_ready(self, lifecycle: str, *, each: int) -> list[Job]:
         check_peek_limit(each)
-        found = await self.fetch(ReadQueries.heads, lifecycle_named(lifecycle).code, each, HEADS_MAX)
+        found = await self.fetch(READ_QUERIES.heads, lifecycle_named(lifecycle).code, each, HEADS_MAX)
         return [rows.job(row) for row in found]
 
     async def holds(self, job_ids: Sequence[JobId]) -> list[HeldLease]:
         check_ids(job_ids)
-        return [rows.hold(row) for row in await self.fetch(ReadQueries.holds, list(job_ids))]
+        return [rows.hold(row) for row in await self.fetch(READ_QUERIES.holds, list(job_ids))]
 
     async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
         check_expiring(within_s, limit)
-        found = await self.fetch(ReadQueries.expiring, lifecycle_named(lifecycle).code, within_s, limit)
+        found = await self.fetch(READ_QUERIES.expiring, lifecycle_named(lifecycle).code, within_s, limit)
         return [rows.hold(row) for row in found]
 
     async def events(self, job_id: JobId) -> list[Event]:
-        return [rows.event(row) for row in await self.fetch(ReadQueries.events, job_id)]
+        return [rows.event(row) for row in await self.fetch(READ_QUERIES.events, job_id)]
 
     async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
         found: dict[JobId, list[Event]] = {}
-        for row in await self.fetch(ReadQueries.events_of_jobs, list(job_ids)):
+        for row in await self.fetch(READ_QUERIES.events_of_jobs, list(job_ids)):
             found.setdefault(JobId(row["job_id"]), []).append(rows.event(row))
         return found
 
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
-        return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(ReadQueries.payloads, list(job_ids))}
+        return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(READ_QUERIES.payloads, list(job_ids))}
 
     async def acts(
         self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
     ) -> list[AdminAct]:
-        query = ReadQueries.acts_unpublished if unpublished else ReadQueries.acts
-        query = ReadQueries.acts_unsealed if unsealed else query
+        query = READ_QUERIES.acts_unpublished if unpublished else READ_QUERIES.acts
+        query = READ_QUERIES.acts_unsealed if unsealed else query
         return [rows.act(row) for row in await self.fetch(query, after, min(limit, ACTS_MAX))]
 
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
-        return [rows.signal(row) for row in await self.fetch(ReadQueries.signals, job_id, limit)]
+        return [rows.signal(row) for row in await self.fetch(READ_QUERIES.signals, job_id, limit)]
 
     async def find_events(
         self, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
     ) -> list[Event]:
         code = event_code(type_) if type_ else None
         if correlation_id is not None:
-            found = await self.fetch(ReadQueries.events_by_correlation, correlation_id, since, limit, code)
+            found = await self.fetch(READ_QUERIES.events_by_correlation, correlation_id, since, limit, code)
         elif code is not None:
-            found = await self.fetch(ReadQueries.events_by_type, code, since, limit)
+            found = await self.fetch(READ_QUERIES.events_by_type, code, since, limit)
         else:
             raise OptionInvalid(option="type_", value=None, expected="a type or a correlation id")
         return [rows.event(row) for row in found]
@@ -389,10 +331,10 @@ class PostgresReads:
     ) -> dict[str, int]:
         codes = {event_code(type_): type_ for type_ in types}
         if lifecycle is None:
-            found = await self.fetch(ReadQueries.count_events, list(codes), since)
+            found = await self.fetch(READ_QUERIES.count_events, list(codes), since)
         else:
             code = lifecycle_named(lifecycle).code
-            few, many = ReadQueries.count_infrequent_events, ReadQueries.count_frequent_events
+            few, many = READ_QUERIES.count_infrequent_events, READ_QUERIES.count_frequent_events
             found = await self.fetch(many if code in FREQUENT else few, list(codes), since, code)
         counted = {row["type"]: row["many"] for row in found}
         return {type_: counted.get(code, 0) for code, type_ in codes.items()}
@@ -402,7 +344,7 @@ class PostgresReads:
     ) -> list[SampledEvent]:
         check_sample(lifecycle, limit)
         found, codes = LIFECYCLES[lifecycle], [event_code(type_) for type_ in dict.fromkeys(types)]
-        sampled = await self.fetch(ReadQueries.sample_events, codes, since, found.code, limit)
+        sampled = await self.fetch(READ_QUERIES.sample_events, codes, since, found.code, limit)
         return [rows.sampled_event(row, found) for row in sampled]
 
     async def feed(
@@ -413,9 +355,9 @@ class PostgresReads:
         codes = None if names is None else sorted(lifecycle_named(name).code for name in names)
         is_narrowed = codes is not None and FREQUENT.isdisjoint(codes)
         query, at_once = (
-            (ReadQueries.feed_infrequent_events, FEED_BATCHES_NARROWED)
+            (READ_QUERIES.feed_infrequent_events, FEED_BATCHES_NARROWED)
             if is_narrowed
-            else (ReadQueries.feed_events, FEED_BATCHES)
+            else (READ_QUERIES.feed_events, FEED_BATCHES)
         )
         places = at_once
         events: list[Event] = []
@@ -423,7 +365,7 @@ class PostgresReads:
         while len(events) < limit:
             # A position that was read to its end is not read again.
             read_to_end = after[1] == ID_MAX
-            batches = await self.fetch(ReadQueries.feed_batches, after[0] + read_to_end, places)
+            batches = await self.fetch(READ_QUERIES.feed_batches, after[0] + read_to_end, places)
             if not batches:
                 break
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
@@ -460,22 +402,22 @@ class PostgresReads:
         at = ([event.job_id for event in ended], [event.version for event in ended])
         return restore.recorded(
             events,
-            await self.fetch(ReadQueries.beside, *pairs),
-            await self.fetch(ReadQueries.submissions, new) if new else [],
-            await self.fetch(ReadQueries.idempotency_keys, new) if new else [],
-            await self.fetch(ReadQueries.dead_letters_at, *at) if ended else [],
+            await self.fetch(READ_QUERIES.beside, *pairs),
+            await self.fetch(READ_QUERIES.submissions, new) if new else [],
+            await self.fetch(READ_QUERIES.idempotency_keys, new) if new else [],
+            await self.fetch(READ_QUERIES.dead_letters_at, *at) if ended else [],
         )
 
     async def feed_end(self) -> str:
         await self.fetch("select sequence_feed()")
-        return _position_text(((await self.fetch(ReadQueries.feed_end))[0][0], ID_MAX, 0))
+        return _position_text(((await self.fetch(READ_QUERIES.feed_end))[0][0], ID_MAX, 0))
 
     async def result(self, job_id: JobId) -> bytes | None:
-        found = await self.fetch(ReadQueries.result, job_id)
+        found = await self.fetch(READ_QUERIES.result, job_id)
         return found[0]["body"] if found else None
 
     async def find_by_idempotency_key(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
-        found = await self.fetch(ReadQueries.key_used, CALLER_SCOPE + scope, key)
+        found = await self.fetch(READ_QUERIES.key_used, CALLER_SCOPE + scope, key)
         if not found:
             return None
         job_id = JobId(found[0]["job_id"])
@@ -486,7 +428,7 @@ class PostgresReads:
         return request_keys.stored_request(key, await self.fetch(request_keys.FIND, key.scope, key.key))
 
     async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
-        return {row["entry"]: row["body"] for row in await self.fetch(ReadQueries.journal, job_id)}
+        return {row["entry"]: row["body"] for row in await self.fetch(READ_QUERIES.journal, job_id)}
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
         before = ID_MAX
@@ -499,7 +441,7 @@ class PostgresReads:
                 raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
             before = found[0]["id"]
         found = await self.fetch(
-            ReadQueries.dead_letters,
+            READ_QUERIES.dead_letters,
             before,
             limit,
             where.type,
@@ -511,34 +453,34 @@ class PostgresReads:
         return [rows.dead_letter(row) for row in found]
 
     async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
-        found = await self.fetch(ReadQueries.dead_letter, job_id)
+        found = await self.fetch(READ_QUERIES.dead_letter, job_id)
         return rows.dead_letter(found[0]) if found else None
 
     async def figures(self) -> LedgerFigures:
-        return rows.figures(await self.fetch(ReadQueries.figures, DEAD_LETTERS_COUNTED_MAX))
+        return rows.figures(await self.fetch(READ_QUERIES.figures, DEAD_LETTERS_COUNTED_MAX))
 
     async def queues(self) -> list[QueueDepth]:
-        return [rows.queue_depth(row) for row in await self.fetch(ReadQueries.queues)]
+        return [rows.queue_depth(row) for row in await self.fetch(READ_QUERIES.queues)]
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
-        return [rows.type_options(row) for row in await self.fetch(ReadQueries.declared_types, type_, DECLARED_MAX)]
+        return [rows.type_options(row) for row in await self.fetch(READ_QUERIES.declared_types, type_, DECLARED_MAX)]
 
     async def home_issuer(self) -> str | None:
-        found = await self.fetch(ReadQueries.home_issuer)
+        found = await self.fetch(READ_QUERIES.home_issuer)
         return found[0]["value"] if found else None
 
     async def audit_head(self) -> AuditHead | None:
-        found = await self.fetch(ReadQueries.audit_head)
+        found = await self.fetch(READ_QUERIES.audit_head)
         return AuditHead(**dict(found[0])) if found else None
 
     async def workers(self) -> list[WorkerRecord]:
         return [
             WorkerRecord(name=row["name"], seen_at=row["seen_at"], held=row["held"], info=row["info"])
-            for row in await self.fetch(ReadQueries.workers)
+            for row in await self.fetch(READ_QUERIES.workers)
         ]
 
     async def waiting_types(self, *, limit: int) -> list[WaitingType]:
-        found = await self.fetch(ReadQueries.waiting_types, min(limit, ALERTS_MAX))
+        found = await self.fetch(READ_QUERIES.waiting_types, min(limit, ALERTS_MAX))
         return [
             WaitingType(
                 type=row["name"], lifecycle=BY_CODE[row["lifecycle"]].name, waited_s=max(0.0, row["waited_s"] or 0.0)
@@ -548,19 +490,19 @@ class PostgresReads:
 
     async def stage_steps(self, *, each: int) -> list[Event]:
         types = [event_code(type_) for type_ in STAGE_STEP_TYPES]
-        found = await self.fetch(ReadQueries.stage_steps, types, min(each, ALERTS_MAX))
+        found = await self.fetch(READ_QUERIES.stage_steps, types, min(each, ALERTS_MAX))
         return [rows.event(row) for row in found]
 
     async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
-        found = await self.fetch(ReadQueries.alerts, min(limit, ALERTS_MAX), not only_open)
+        found = await self.fetch(READ_QUERIES.alerts, min(limit, ALERTS_MAX), not only_open)
         return [alert_rows.alert(row) for row in found]
 
     async def alert(self, alert_id: str) -> Alert | None:
-        found = await self.fetch(ReadQueries.alert, alert_id)
+        found = await self.fetch(READ_QUERIES.alert, alert_id)
         return alert_rows.alert(found[0]) if found else None
 
     async def followers(self) -> list[SubscriberRecord]:
-        return [SubscriberRecord(**dict(row)) for row in await self.fetch(ReadQueries.followers)]
+        return [SubscriberRecord(**dict(row)) for row in await self.fetch(READ_QUERIES.followers)]
 
     async def now(self) -> datetime:
         return (await self.fetch("select trellis.now()"))[0][0]
@@ -590,15 +532,15 @@ class PostgresReads:
                 )
 
     async def keys_over(self) -> list[KeyOverLimit]:
-        return [KeyOverLimit(**dict(row)) for row in await self.fetch(ReadQueries.keys_over)]
+        return [KeyOverLimit(**dict(row)) for row in await self.fetch(READ_QUERIES.keys_over)]
 
     async def unpaired(self) -> list[UnpairedArtifact]:
         pairs = [list(column) for states in (COMPLETED, FINAL) for column in zip(*states, strict=True)]
-        found = await self.fetch(ReadQueries.unpaired, *pairs)
+        found = await self.fetch(READ_QUERIES.unpaired, *pairs)
         return [UnpairedArtifact(**dict(row)) for row in found]
 
     async def inspect(self) -> list[Finding]:
-        found = await self.fetch(ReadQueries.inspect)
+        found = await self.fetch(READ_QUERIES.inspect)
         return (
             findings(found[0])
             if found
@@ -611,12 +553,12 @@ async def _snapshot(
 ) -> tuple[list[PostgresRow], list[PostgresRow], list[PostgresRow]]:
     """Jobs, their events and their dead letters as of one moment, so that `verify` is reliable on a busy ledger."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        found = await connection.fetch(ReadQueries.histories, after, limit)
+        found = await connection.fetch(READ_QUERIES.histories, after, limit)
         keys = [row["id"] for row in found]
         return (
             found,
-            await connection.fetch(ReadQueries.events_of, keys),
-            await connection.fetch(ReadQueries.dead_letters_of, keys),
+            await connection.fetch(READ_QUERIES.events_of, keys),
+            await connection.fetch(READ_QUERIES.dead_letters_of, keys),
         )
 
 

@@ -25,34 +25,25 @@ DROP_MAX = 500
 """Most resolved alerts that one round removes."""
 
 
-class _AlertQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/alerts.sql"):
-    open_alerts: LiteralString
-    resolved_alerts: LiteralString
-    alert: LiteralString
-    see: LiteralString
-    raise_alert: LiteralString
-    resolve: LiteralString
-    drop_resolved: LiteralString
-    waiting_since: LiteralString
-    stage_steps: LiteralString
+_ALERT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/alerts.sql")
 
 
 def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertChange]:
     """Store what a round observed. Returns the alerts that it raised or resolved."""
-    opened = {(one.name, one.subject): one for one in _alerts(tx, _AlertQueries.open_alerts, OPEN_MAX)}
+    opened = {(one.name, one.subject): one for one in _alerts(tx, _ALERT_QUERIES.open_alerts, OPEN_MAX)}
     observed = {(one.name, one.subject): one for one in checked.observed}
     changes: list[AlertChange] = []
     for key, one in observed.items():
         if key in opened:
             values = {"value": one.value, "text": one.text, "now": tx.now, "open_id": opened[key].id}
-            tx.db.execute(_AlertQueries.see, values)
+            tx.db.execute(_ALERT_QUERIES.see, values)
         else:
             changes += _raised(tx, one, checked)
     for key, alert in opened.items():
         if key not in observed and _is_over(tx, alert, checked):
-            (row,) = tx.db.execute(_AlertQueries.resolve, (tx.now, alert.id)).fetchall()
+            (row,) = tx.db.execute(_ALERT_QUERIES.resolve, (tx.now, alert.id)).fetchall()
             changes.append(AlertChange(kind=AlertChangeKind.RESOLVED, alert=_alert(row)))
-    tx.db.execute(_AlertQueries.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
+    tx.db.execute(_ALERT_QUERIES.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
     reports = report_jobs(changes, checked.report_types)
     if reports:
         submit.submit(tx, actor, reports)
@@ -69,7 +60,7 @@ def _raised(tx: Transaction, one: AlertObservation, checked: AlertRound) -> list
         "now": tx.now,
         "read_at": rows.microseconds(checked.read_at),
     }
-    made = tx.db.execute(_AlertQueries.raise_alert, values).fetchall()
+    made = tx.db.execute(_ALERT_QUERIES.raise_alert, values).fetchall()
     return [AlertChange(kind=AlertChangeKind.RAISED, alert=_alert(row)) for row in made]
 
 
@@ -82,19 +73,19 @@ def _is_over(tx: Transaction, alert: Alert, checked: AlertRound) -> bool:
 
 def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:
     """Open alerts, then resolved ones, each newest first."""
-    found = _alerts(tx, _AlertQueries.open_alerts, limit)
+    found = _alerts(tx, _ALERT_QUERIES.open_alerts, limit)
     if not only_open and len(found) < limit:
-        found += _alerts(tx, _AlertQueries.resolved_alerts, limit - len(found))
+        found += _alerts(tx, _ALERT_QUERIES.resolved_alerts, limit - len(found))
     return found
 
 
 def alert(tx: Transaction, alert_id: str) -> Alert | None:
-    found = tx.db.execute(_AlertQueries.alert, (alert_id,)).fetchall()
+    found = tx.db.execute(_ALERT_QUERIES.alert, (alert_id,)).fetchall()
     return _alert(found[0]) if found else None
 
 
 def waiting_types(tx: Transaction, *, limit: int) -> list[WaitingType]:
-    found = tx.db.execute(_AlertQueries.waiting_since, (limit,)).fetchall()
+    found = tx.db.execute(_ALERT_QUERIES.waiting_since, (limit,)).fetchall()
     return [
         WaitingType(type=name, lifecycle=BY_CODE[lifecycle].name, waited_s=max(0.0, (tx.now - since) / US))
         for name, lifecycle, since in found
@@ -103,7 +94,7 @@ def waiting_types(tx: Transaction, *, limit: int) -> list[WaitingType]:
 
 def stage_steps(tx: Transaction, *, each: int) -> list[Event]:
     codes = [event_code(type_) for type_ in STAGE_STEP_TYPES]
-    return [rows.event(row) for code in codes for row in tx.db.execute(_AlertQueries.stage_steps, (code, each))]
+    return [rows.event(row) for code in codes for row in tx.db.execute(_ALERT_QUERIES.stage_steps, (code, each))]
 
 
 def _alerts(tx: Transaction, query: LiteralString, limit: int) -> list[Alert]:

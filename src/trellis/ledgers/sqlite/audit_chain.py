@@ -2,23 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import LiteralString
 
 from trellis.engine.records import AuditHead
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 
-
-class _ChainQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/audit_chain.sql"):
-    head: LiteralString
-    write_head: LiteralString
-    mark_sealed: LiteralString
+_CHAIN_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/audit_chain.sql")
 
 
 def head(tx: Transaction) -> AuditHead | None:
     """The newest block; None if nothing seals this ledger."""
-    for number, sha256, place, feed, at in tx.db.execute(_ChainQueries.head).fetchall():
+    for number, sha256, place, feed, at in tx.db.execute(_CHAIN_QUERIES.head).fetchall():
         return AuditHead(number=number, sha256=sha256, position=place, feed=feed, at=rows.moment(at))
     return None
 
@@ -30,8 +25,8 @@ def extend(tx: Transaction, new: AuditHead, *, after: AuditHead | None, acts: Se
         return True
     if stored != _undated(after):
         return False
-    tx.db.execute(_ChainQueries.write_head, (new.number, new.sha256, new.position, new.feed, tx.now))
-    tx.db.executemany(_ChainQueries.mark_sealed, [(number,) for number in acts])
+    tx.db.execute(_CHAIN_QUERIES.write_head, (new.number, new.sha256, new.position, new.feed, tx.now))
+    tx.db.executemany(_CHAIN_QUERIES.mark_sealed, [(number,) for number in acts])
     return True
 
 

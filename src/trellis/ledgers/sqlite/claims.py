@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import LiteralString, NamedTuple
+from typing import NamedTuple
 
 from trellis.engine.errors import NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, Priority, TypeClaim
@@ -13,22 +13,10 @@ from trellis.engine.retry_policy import runs_alone
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import HELD, PARKED, STATE_NAMES, STEPS, US, ActorRef, StepWrite, lease_length_us
-from trellis.ledgers.sqlite.steps import StepQueries, array, job_row, overtake, write_step
+from trellis.ledgers.sqlite.steps import STEP_QUERIES, array, job_row, overtake, write_step
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 
-
-class _ClaimQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/turn.sql"):
-    ready_of_type: LiteralString
-    ready_of_class: LiteralString
-    ready_job: LiteralString
-    died_and_claimable_or_held: LiteralString
-    to_claim: LiteralString
-    take_over: LiteralString
-    claim_before: LiteralString
-    record_claim: LiteralString
-    controls: LiteralString
-    spend_tokens: LiteralString
-    held_of_type: LiteralString
+_CLAIM_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/turn.sql")
 
 
 class _ReadyRow(NamedTuple):
@@ -87,7 +75,7 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
     if request.only is None:
         ids = _pick(tx, wanted, count, held_back, least_urgent_first=least_urgent_first)
     else:
-        ids = [key for (key,) in tx.db.execute(_ClaimQueries.ready_job, (only, held_back, count))]
+        ids = [key for (key,) in tx.db.execute(_CLAIM_QUERIES.ready_job, (only, held_back, count))]
     if not ids:
         return []
     by_type = {one.id: one for one in wanted}
@@ -95,7 +83,7 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
     claimed = _grant(tx, lifecycle, who, rows, by_type, request)
     _spend(tx, by_type, rows)
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
-    tx.db.execute(_ClaimQueries.record_claim, (request.claim_id, tx.now, leases))
+    tx.db.execute(_CLAIM_QUERIES.record_claim, (request.claim_id, tx.now, leases))
     return claimed
 
 
@@ -116,7 +104,7 @@ def _claimable_by(actor: Actor, who: ActorRef, name: str) -> Lifecycle:
 
 def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: int) -> list[_TypeDemand]:
     """The types of a claim that exist, are not paused and have rate-limit tokens left."""
-    controls = {row[0]: row[1:] for row in tx.db.execute(_ClaimQueries.controls)}
+    controls = {row[0]: row[1:] for row in tx.db.execute(_CLAIM_QUERIES.controls)}
     wanted: dict[int, _TypeDemand] = {}
     for one in request.types:
         number = tx.names.known_type(lifecycle.code, one.type)
@@ -128,7 +116,7 @@ def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: 
             left = min(burst, tokens + rate * (tx.now - filled_at) / US)
             room = min(count, int(left))
         if held_max is not None:
-            room = min(room, held_max - tx.db.execute(_ClaimQueries.held_of_type, (one.type,)).fetchall()[0][0])
+            room = min(room, held_max - tx.db.execute(_CLAIM_QUERIES.held_of_type, (one.type,)).fetchall()[0][0])
         if not paused and room > 0:
             wanted[number] = _TypeDemand(number, one, lease_length_us(one.lease_s, one.heartbeat_s), room, left)
     return list(wanted.values())
@@ -136,7 +124,7 @@ def _type_demands(tx: Transaction, lifecycle: Lifecycle, request: Claim, count: 
 
 def _held_back(tx: Transaction, lifecycle: Lifecycle, wanted: list[_TypeDemand]) -> list[int]:
     """Jobs that must run alone and cannot be claimed now: all but the first, or all while another such job is held."""
-    died = tx.db.execute(_ClaimQueries.died_and_claimable_or_held, (lifecycle.code,))
+    died = tx.db.execute(_CLAIM_QUERIES.died_and_claimable_or_held, (lifecycle.code,))
     alone = [
         (place, prio, pos, key, type_)
         for key, type_, place, prio, pos, deaths, max_deaths, attempt, max_attempts in died
@@ -154,14 +142,14 @@ def _pick(
     """Keys of ready jobs by priority and readiness, limited by the room of each type."""
     if least_urgent_first:
         return _pick_by_class(tx, wanted, count, held_back)
-    heads = [tx.db.execute(_ClaimQueries.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
+    heads = [tx.db.execute(_CLAIM_QUERIES.ready_of_type, (w.id, held_back, w.room)).fetchall() for w in wanted]
     merged: Iterable[tuple[int, int, int]] = heads[0] if len(heads) == 1 else heapq.merge(*heads)
     return [key for _, _, key in islice(merged, count)]
 
 
 def _overtaking(tx: Transaction, wanted: list[_TypeDemand], lifecycle: Lifecycle, job_id: JobId) -> JobKey | None:
     """The only job of a claim, if it is of a demanded type. If it waits for its key, it gets a slot that is not held."""
-    found = tx.db.execute(StepQueries.find_key_of_job, (job_id,)).fetchall()
+    found = tx.db.execute(STEP_QUERIES.find_key_of_job, (job_id,)).fetchall()
     row = job_row(tx, found[0][0]) if found else None
     if row is None or row.lifecycle != lifecycle.code or row.type not in {one.id for one in wanted}:
         return None
@@ -176,7 +164,7 @@ def _pick_by_class(tx: Transaction, wanted: list[_TypeDemand], count: int, held_
     room = {w.id: w.room for w in wanted}
     for priority in reversed(Priority):
         heads = [
-            tx.db.execute(_ClaimQueries.ready_of_class, (w, int(priority), held_back, left)).fetchall()
+            tx.db.execute(_CLAIM_QUERIES.ready_of_class, (w, int(priority), held_back, left)).fetchall()
             for w, left in room.items()
         ]
         for _, key, type_ in islice(heapq.merge(*heads), count - len(picked)):
@@ -186,14 +174,14 @@ def _pick_by_class(tx: Transaction, wanted: list[_TypeDemand], count: int, held_
 
 
 def _load(tx: Transaction, ids: list[int]) -> list[_ReadyRow]:
-    return [_ReadyRow._make(row) for row in tx.db.execute(_ClaimQueries.to_claim, (array(ids),))]
+    return [_ReadyRow._make(row) for row in tx.db.execute(_CLAIM_QUERIES.to_claim, (array(ids),))]
 
 
 def _spend(tx: Transaction, by_type: dict[int, _TypeDemand], rows: list[_ReadyRow]) -> None:
     for one in by_type.values():
         if one.tokens is not None:
             taken = sum(row.type == one.id for row in rows)
-            tx.db.execute(_ClaimQueries.spend_tokens, (one.tokens - taken, tx.now, one.claim.type))
+            tx.db.execute(_CLAIM_QUERIES.spend_tokens, (one.tokens - taken, tx.now, one.claim.type))
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -254,7 +242,7 @@ def _grant(
 
 
 def _take_over(tx: Transaction, who: ActorRef, jobs: list[int], length: int) -> None:
-    tx.db.execute(_ClaimQueries.take_over, (length, tx.now + length, who.actor, array(jobs)))
+    tx.db.execute(_CLAIM_QUERIES.take_over, (length, tx.now + length, who.actor, array(jobs)))
 
 
 def _claimed(row: _ReadyRow, lifecycle: Lifecycle, state: int, epoch: int, want: _TypeDemand, now: int) -> Claimed:
@@ -285,7 +273,7 @@ def _claimed_before(tx: Transaction, who: ActorRef, lifecycle: Lifecycle, reques
 
     They are in the order in which they were submitted, as on PostgreSQL, which does not keep the order of a claim.
     """
-    found = tx.db.execute(_ClaimQueries.claim_before, (request.claim_id,)).fetchall()
+    found = tx.db.execute(_CLAIM_QUERIES.claim_before, (request.claim_id,)).fetchall()
     if not found:
         return None
     leases: dict[int, int] = dict(json.loads(found[0][0]))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import LiteralString
 
 from trellis.auth.principals import check_held_limit, require_home_issuer
 from trellis.engine.admin_acts import (
@@ -29,20 +28,13 @@ from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ROLE_CODES, US
-from trellis.ledgers.sqlite.steps import StepQueries as StepSql
-from trellis.ledgers.sqlite.steps import promote
+from trellis.ledgers.sqlite.steps import STEP_QUERIES, promote
 from trellis.lifecycles.lifecycle import ROLES
 
 # Administrative acts: recorded in the transaction of their change, read by the projector, marked when published.
 
 
-class _ActQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/acts.sql"):
-    add: LiteralString
-    put_back: LiteralString
-    read: LiteralString
-    read_unpublished: LiteralString
-    read_unsealed: LiteralString
-    mark_published: LiteralString
+_ACT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/acts.sql")
 
 
 def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
@@ -62,7 +54,7 @@ def record(tx: Transaction, actor: Actor, act: NewAct) -> str:
         "id": act.id,
     }
     tx.appended = True
-    added = tx.db.execute(_ActQueries.add, values).fetchall()
+    added = tx.db.execute(_ACT_QUERIES.add, values).fetchall()
     return added[0][0] if added else (act.id or "")
 
 
@@ -71,20 +63,20 @@ def put_back(tx: Transaction, actor: Actor, lost: Sequence[AdminAct]) -> None:  
     for act in lost:
         who = (ROLE_CODES[act.role], tx.names.actor_id(act.actor, act.node or ""))
         about = (act.event, act.subject, act.source, act.target, act.cause, act.correlation_id, act.job_id)
-        tx.db.execute(_ActQueries.put_back, (act.id, rows.microseconds(act.at), *who, *about, facts_text(act.facts)))
+        tx.db.execute(_ACT_QUERIES.put_back, (act.id, rows.microseconds(act.at), *who, *about, facts_text(act.facts)))
 
 
 def read(
     tx: Transaction, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
 ) -> list[AdminAct]:
     """The next acts after this number."""
-    query = _ActQueries.read_unpublished if unpublished else _ActQueries.read
-    query = _ActQueries.read_unsealed if unsealed else query
+    query = _ACT_QUERIES.read_unpublished if unpublished else _ACT_QUERIES.read
+    query = _ACT_QUERIES.read_unsealed if unsealed else query
     return [_act(row) for row in tx.db.execute(query, (after, min(limit, ACTS_MAX)))]
 
 
 def mark_published(tx: Transaction, actor: Actor, published: Sequence[AdminAct]) -> None:  # noqa: ARG001 - not recorded
-    tx.db.executemany(_ActQueries.mark_published, [(act.no,) for act in published])
+    tx.db.executemany(_ACT_QUERIES.mark_published, [(act.no,) for act in published])
 
 
 def _act(row: rows.SqliteRow) -> AdminAct:
@@ -111,20 +103,7 @@ def _act(row: rows.SqliteRow) -> AdminAct:
 # value to what it already is records none.
 
 
-class _ControlQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/control.sql"):
-    control_of: LiteralString
-    pause: LiteralString
-    limit_rate: LiteralString
-    limit_held: LiteralString
-    follow: LiteralString
-    followed: LiteralString
-    is_waited_for: LiteralString
-    leave_behind: LiteralString
-    home_issuer: LiteralString
-    set_home_issuer: LiteralString
-    over_limit: LiteralString
-    ready_of_key: LiteralString
-    beat: LiteralString
+_CONTROL_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/control.sql")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +117,7 @@ class _TypeControl:
 
 
 def _control(tx: Transaction, type_: str) -> _TypeControl:
-    found = tx.db.execute(_ControlQueries.control_of, (type_,)).fetchall()
+    found = tx.db.execute(_CONTROL_QUERIES.control_of, (type_,)).fetchall()
     return _TypeControl(*found[0]) if found else _TypeControl()
 
 
@@ -154,7 +133,7 @@ def _note(
 def pause(tx: Transaction, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
     before, after = (ACTIVITY[bool(one)] for one in (_control(tx, type_).paused, paused))
     _note(tx, actor, PAUSED if paused else RESUMED, type_, (before, after), cause)
-    tx.db.execute(_ControlQueries.pause, (type_, int(paused), tx.names.actor_id(actor.name)))
+    tx.db.execute(_CONTROL_QUERIES.pause, (type_, int(paused), tx.names.actor_id(actor.name)))
     tx.woke |= not paused
 
 
@@ -170,40 +149,40 @@ def limit_rate(
     change = (rate_text(before.rate, before.burst), rate_text(per_second, burst))
     _note(tx, actor, RATE, type_, change, cause)
     values = {"name": type_, "rate": per_second, "burst": burst, "now": tx.now, "by": tx.names.actor_id(actor.name)}
-    tx.db.execute(_ControlQueries.limit_rate, values)
+    tx.db.execute(_CONTROL_QUERIES.limit_rate, values)
     tx.woke = True
 
 
 def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None, *, cause: str | None = None) -> None:
     check_held_limit(limit)
     _note(tx, actor, HELD_LIMIT, type_, (_control(tx, type_).held_max, limit), cause)
-    tx.db.execute(_ControlQueries.limit_held, (type_, limit, tx.names.actor_id(actor.name)))
+    tx.db.execute(_CONTROL_QUERIES.limit_held, (type_, limit, tx.names.actor_id(actor.name)))
     tx.woke = True
 
 
 def subscribe(tx: Transaction, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
     until = tx.now + int(lease_s * US)
     values = {"name": name, "actor": tx.names.actor_id(actor.name), "now": tx.now, "until": until, "reads": int(reads)}
-    rows = tx.db.execute(_ControlQueries.follow, values).fetchall()
+    rows = tx.db.execute(_CONTROL_QUERIES.follow, values).fetchall()
     return Subscription(name=name, epoch=Epoch(rows[0][0]), position=rows[0][1]) if rows else None
 
 
 def ack(tx: Transaction, following: Subscription, position: str | None, *, lease_s: float) -> bool:
     until = tx.now + int(lease_s * US)
     values = {"name": following.name, "epoch": following.epoch, "place": position, "until": until}
-    return bool(tx.db.execute(_ControlQueries.followed, values).fetchall())
+    return bool(tx.db.execute(_CONTROL_QUERIES.followed, values).fetchall())
 
 
 def release_retention(tx: Transaction, actor: Actor, name: str, *, cause: str | None = None) -> bool:
-    found = tx.db.execute(_ControlQueries.is_waited_for, (name,)).fetchall()
+    found = tx.db.execute(_CONTROL_QUERIES.is_waited_for, (name,)).fetchall()
     if found and found[0][0]:
-        tx.db.execute(_ControlQueries.leave_behind, (name,))
+        tx.db.execute(_CONTROL_QUERIES.leave_behind, (name,))
         _note(tx, actor, LEFT_BEHIND, name, ("waited for", "left behind"), cause)
     return bool(found)
 
 
 def home_issuer(tx: Transaction) -> str | None:
-    found = tx.db.execute(_ControlQueries.home_issuer).fetchall()
+    found = tx.db.execute(_CONTROL_QUERIES.home_issuer).fetchall()
     return None if not found else str(found[0][0])
 
 
@@ -214,7 +193,7 @@ def set_home_issuer(
     before = home_issuer(tx)
     if before not in {None, replaces}:
         return str(before)
-    tx.db.execute(_ControlQueries.set_home_issuer, (issuer,))
+    tx.db.execute(_CONTROL_QUERIES.set_home_issuer, (issuer,))
     if before is not None:
         _note(tx, actor, HOME_ISSUER, "issuer", (before, issuer), cause)
     return issuer
@@ -229,11 +208,11 @@ def limit_key(tx: Transaction, actor: Actor, key: str, limit: int, *, cause: str
         raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
     _note(tx, actor, KEY_LIMIT, key, (tx.names.key_limit(key), limit), cause)
     number = tx.names.set_key_limit(key, limit, actor.name)
-    over: int = tx.db.execute(_ControlQueries.over_limit, (number,)).fetchall()[0][0]
-    for (job,) in tx.db.execute(_ControlQueries.ready_of_key, (number, over)).fetchall():
-        tx.db.execute(StepSql.take_slot_back, (job,))
+    over: int = tx.db.execute(_CONTROL_QUERIES.over_limit, (number,)).fetchall()[0][0]
+    for (job,) in tx.db.execute(_CONTROL_QUERIES.ready_of_key, (number, over)).fetchall():
+        tx.db.execute(STEP_QUERIES.take_slot_back, (job,))
     promote(tx, [number])
 
 
 def heartbeat_worker(tx: Transaction, actor: Actor, info: bytes | None) -> None:
-    tx.db.execute(_ControlQueries.beat, (actor.name, tx.names.actor_id(actor.name), tx.now, info))
+    tx.db.execute(_CONTROL_QUERIES.beat, (actor.name, tx.names.actor_id(actor.name), tx.now, info))

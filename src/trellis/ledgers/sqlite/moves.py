@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import LiteralString
 
 from trellis.engine.event_data import CancelRequest, with_cancel_request
 from trellis.engine.jobs import (
@@ -42,8 +41,7 @@ from trellis.ledgers.sqlite.plan import (
     target_place,
 )
 from trellis.ledgers.sqlite.rows import moment_or_none
-from trellis.ledgers.sqlite.steps import StepBatch, find_job_row, job_id_of
-from trellis.ledgers.sqlite.steps import StepQueries as StepSql
+from trellis.ledgers.sqlite.steps import STEP_QUERIES, StepBatch, find_job_row, job_id_of
 from trellis.lifecycles import BY_CODE, Phase, Trigger, event_code
 from trellis.lifecycles.lifecycle import ROLES
 
@@ -52,13 +50,7 @@ STOP = "stop"
 """The trigger with which a holder follows a soft cancel."""
 
 
-class _MoveQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/moves.sql"):
-    made_before: LiteralString
-    jobs_of_request: LiteralString
-    ask_to_cancel: LiteralString
-    remember_wish: LiteralString
-    wish: LiteralString
-    requeueable: LiteralString
+_MOVE_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/moves.sql")
 
 
 def move(tx: Transaction, actor: Actor, move: Move) -> Moved | NotMoved:
@@ -167,10 +159,10 @@ def cancel(
         return _not_pulled(row, job_id, Trigger.CANCEL, actor)
     if mode is CancelMode.SOFT and row.place == HELD:
         if row.cancel_at is None:
-            tx.db.execute(_MoveQueries.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
+            tx.db.execute(_MOVE_QUERIES.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
             by = tx.names.actor_id(actor.name)
             told = (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause), tx.now)
-            tx.db.execute(_MoveQueries.remember_wish, told)
+            tx.db.execute(_MOVE_QUERIES.remember_wish, told)
         return CancelRequested(job_id=job_id, state=name, version=row.version)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
 
@@ -192,7 +184,7 @@ def ended_otherwise(tx: Transaction, row: JobRow, step: StoredStep, data: bytes 
 
 
 def _cancel_request(tx: Transaction, row: JobRow) -> CancelRequest | None:
-    rows = tx.db.execute(_MoveQueries.wish, (row.id, row.epoch)).fetchall() if row.cancel_at is not None else []
+    rows = tx.db.execute(_MOVE_QUERIES.wish, (row.id, row.epoch)).fetchall() if row.cancel_at is not None else []
     if not rows:
         return None
     name, role, cause, at = rows[0]
@@ -233,7 +225,7 @@ def _requeue_one(
 
 def _jobs_of_filter(tx: Transaction, where: JobFilter, request_id: RequestId, limit: int) -> list[JobId]:
     """The jobs a filter selects. A repeated request id selects the same jobs as the first time."""
-    rows = tx.db.execute(_MoveQueries.jobs_of_request, (request_id, REQUEUED)).fetchall()
+    rows = tx.db.execute(_MOVE_QUERIES.jobs_of_request, (request_id, REQUEUED)).fetchall()
     if not rows:
         states = [step.lifecycle * 16 + step.source for step in STEPS.values() if step.trigger == Trigger.REQUEUE]
         values = {
@@ -247,7 +239,7 @@ def _jobs_of_filter(tx: Transaction, where: JobFilter, request_id: RequestId, li
             "place": place_code(where.place),
             "limit": limit,
         }
-        rows = tx.db.execute(_MoveQueries.requeueable, values).fetchall()
+        rows = tx.db.execute(_MOVE_QUERIES.requeueable, values).fetchall()
     return [job_id_of(tx, key) for (key,) in rows]
 
 
@@ -256,7 +248,7 @@ def _states_named(states: list[int], name: str | None) -> list[int]:
 
 
 def _made_before(tx: Transaction, row: JobRow, job_id: JobId, request_id: RequestId) -> Moved | None:
-    rows = tx.db.execute(_MoveQueries.made_before, (row.id, request_id)).fetchall()
+    rows = tx.db.execute(_MOVE_QUERIES.made_before, (row.id, request_id)).fetchall()
     if not rows:
         return None
     version, source, target, epoch = rows[0]
@@ -274,7 +266,7 @@ def _made_before(tx: Transaction, row: JobRow, job_id: JobId, request_id: Reques
 def _key_is_full(tx: Transaction, row: JobRow) -> str | None:
     if row.ckey is None or row.slot is not None:
         return None
-    room: int = tx.db.execute(StepSql.key_room, (row.ckey,)).fetchall()[0][0]
+    room: int = tx.db.execute(STEP_QUERIES.key_room, (row.ckey,)).fetchall()[0][0]
     return None if room > 0 else refusals.KEY_IS_FULL
 
 

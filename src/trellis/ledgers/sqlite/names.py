@@ -5,23 +5,13 @@ looked up each time, because an unused key is removed and gets another number la
 rolled back are invalid: `forget` clears the cache.
 """
 
-from typing import LiteralString
-
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.connection import Database
 
 CACHED_MAX = 10_000
 
 
-class _NameQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/names.sql"):
-    find_type: LiteralString
-    add_type: LiteralString
-    find_actor: LiteralString
-    add_actor: LiteralString
-    find_key: LiteralString
-    key_limit: LiteralString
-    add_key: LiteralString
-    set_key_limit: LiteralString
+_NAME_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/names.sql")
 
 
 class NameNumbers:
@@ -45,7 +35,7 @@ class NameNumbers:
     def known_type(self, lifecycle: int, name: str) -> int | None:
         """The number of a type that was submitted before, or None."""
         known = self._types.get((lifecycle, name))
-        if known is None and (rows := self._db.execute(_NameQueries.find_type, (lifecycle, name)).fetchall()):
+        if known is None and (rows := self._db.execute(_NAME_QUERIES.find_type, (lifecycle, name)).fetchall()):
             known = self._types[lifecycle, name] = rows[0][0]
         return known
 
@@ -57,29 +47,29 @@ class NameNumbers:
 
     def key_id(self, name: str, limit: int) -> int:
         """The number of a concurrency key. A new key gets `limit`; a known key keeps its own."""
-        rows = self._db.execute(_NameQueries.find_key, (name,)).fetchall()
-        return rows[0][0] if rows else self._db.execute(_NameQueries.add_key, (name, limit)).fetchall()[0][0]
+        rows = self._db.execute(_NAME_QUERIES.find_key, (name,)).fetchall()
+        return rows[0][0] if rows else self._db.execute(_NAME_QUERIES.add_key, (name, limit)).fetchall()[0][0]
 
     def key_limit(self, name: str) -> int | None:
         """How many jobs of a concurrency key may be held; None for an unknown key."""
-        rows = self._db.execute(_NameQueries.key_limit, (name,)).fetchall()
+        rows = self._db.execute(_NAME_QUERIES.key_limit, (name,)).fetchall()
         return rows[0][0] if rows else None
 
     def set_key_limit(self, name: str, limit: int, actor: str) -> int:
         values = {"name": name, "limit": limit, "actor": self.actor_id(actor)}
-        return self._db.execute(_NameQueries.set_key_limit, values).fetchall()[0][0]
+        return self._db.execute(_NAME_QUERIES.set_key_limit, values).fetchall()[0][0]
 
     def _learn_type(self, lifecycle: int, name: str) -> int:
         self._bound(self._types)
-        rows = self._db.execute(_NameQueries.find_type, (lifecycle, name)).fetchall()
-        number = rows[0][0] if rows else self._db.execute(_NameQueries.add_type, (lifecycle, name)).fetchall()[0][0]
+        rows = self._db.execute(_NAME_QUERIES.find_type, (lifecycle, name)).fetchall()
+        number = rows[0][0] if rows else self._db.execute(_NAME_QUERIES.add_type, (lifecycle, name)).fetchall()[0][0]
         self._types[lifecycle, name] = number
         return number
 
     def _learn_actor(self, named: tuple[str, str]) -> int:
         self._bound(self._actors)
-        rows = self._db.execute(_NameQueries.find_actor, named).fetchall()
-        number = rows[0][0] if rows else self._db.execute(_NameQueries.add_actor, named).fetchall()[0][0]
+        rows = self._db.execute(_NAME_QUERIES.find_actor, named).fetchall()
+        number = rows[0][0] if rows else self._db.execute(_NAME_QUERIES.add_actor, named).fetchall()[0][0]
         self._actors[named] = number
         return number
 

@@ -64,59 +64,18 @@ COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed
 FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
 
 
-class _ReadQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/read.sql"):
-    job: LiteralString
-    asked_to_stop: LiteralString
-    ended_though_asked_to_stop: LiteralString
-    key_of: LiteralString
-    jobs: LiteralString
-    jobs_in_places: LiteralString
-    jobs_resting: LiteralString
-    jobs_oldest: LiteralString
-    jobs_correlated: LiteralString
-    jobs_of_parent: LiteralString
-    children_below: LiteralString
-    children_above: LiteralString
-    events: LiteralString
-    events_of: LiteralString
-    payloads: LiteralString
-    feed: LiteralString
-    feed_end: LiteralString
-    events_by_type: LiteralString
-    count_events: LiteralString
-    count_events_of_lifecycle: LiteralString
-    sample_events: LiteralString
-    events_by_correlation: LiteralString
-    signals: LiteralString
-    result: LiteralString
-    journal: LiteralString
-    dead_letters: LiteralString
-    dead_letter: LiteralString
-    dead_letters_of: LiteralString
-    dead_letter_counts: LiteralString
-    swept_at: LiteralString
-    depths: LiteralString
-    types: LiteralString
-    workers: LiteralString
-    followers: LiteralString
-    job_keys: LiteralString
-    keys_over: LiteralString
-    unpaired: LiteralString
-    any_ready: LiteralString
-    heads: LiteralString
-    holds: LiteralString
-    expiring: LiteralString
+_READ_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/read.sql")
 
 
 def job(tx: Transaction, job_id: JobId) -> Job | None:
-    found = tx.db.execute(_ReadQueries.job, (job_id,)).fetchall()
+    found = tx.db.execute(_READ_QUERIES.job, (job_id,)).fetchall()
     if not found:
         return None
     one = rows.job(found[0])
     if one.place is JobPlace.ENDED:
-        ends = tx.db.execute(_ReadQueries.ended_though_asked_to_stop, (job_id,)).fetchall()
+        ends = tx.db.execute(_READ_QUERIES.ended_though_asked_to_stop, (job_id,)).fetchall()
         return with_cancel_request_of(one, cancel_request_in(ends[0][0])) if ends else one
-    asked = tx.db.execute(_ReadQueries.asked_to_stop, (job_id,)).fetchall() if one.cancel_requested else []
+    asked = tx.db.execute(_READ_QUERIES.asked_to_stop, (job_id,)).fetchall() if one.cancel_requested else []
     if not asked:
         return one
     by, at, why = asked[0]
@@ -137,7 +96,7 @@ def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | 
     if not where.of_open_state:
         raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
     values = _filter(where) | {"after": 0 if cursor is None else _cursor(cursor), "limit": page_size(limit) + 1}
-    found = tx.db.execute(_ReadQueries.jobs_oldest, values).fetchall()
+    found = tx.db.execute(_READ_QUERIES.jobs_oldest, values).fetchall()
     page = found[:limit]
     more = len(found) > limit
     return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][27]) if more and page else None)
@@ -146,44 +105,44 @@ def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | 
 def children(tx: Transaction, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
     check_children(limit)
     before = ChildMark.read(since)
-    anew = not before.stands(*tx.db.execute(_ReadQueries.children_below, (parent_id, before.last)).fetchall()[0])
-    found = tx.db.execute(_ReadQueries.children_above, (parent_id, 0 if anew else before.last, limit)).fetchall()
+    anew = not before.stands(*tx.db.execute(_READ_QUERIES.children_below, (parent_id, before.last)).fetchall()[0])
+    found = tx.db.execute(_READ_QUERIES.children_above, (parent_id, 0 if anew else before.last, limit)).fetchall()
     return children_after(before, found, anew=anew)
 
 
 def peek_ready(tx: Transaction, lifecycle: str, *, each: int) -> list[Job]:
     check_peek_limit(each)
     values = {"lifecycle": lifecycle_code(lifecycle), "each": each, "limit": HEADS_MAX}
-    return [rows.job(row) for row in tx.db.execute(_ReadQueries.heads, values)]
+    return [rows.job(row) for row in tx.db.execute(_READ_QUERIES.heads, values)]
 
 
 def holds(tx: Transaction, job_ids: Sequence[JobId]) -> list[HeldLease]:
     check_ids(job_ids)
     wanted = json.dumps(sorted(set(job_ids)))
-    return [rows.hold(row, tx.now) for row in tx.db.execute(_ReadQueries.holds, (wanted,))]
+    return [rows.hold(row, tx.now) for row in tx.db.execute(_READ_QUERIES.holds, (wanted,))]
 
 
 def expiring(tx: Transaction, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
     check_expiring(within_s, limit)
     values = (lifecycle_code(lifecycle), tx.now + int(within_s * US), limit)
-    return [rows.hold(row, tx.now) for row in tx.db.execute(_ReadQueries.expiring, values)]
+    return [rows.hold(row, tx.now) for row in tx.db.execute(_READ_QUERIES.expiring, values)]
 
 
 def events(tx: Transaction, job_id: JobId) -> list[Event]:
     key = _key_of(tx, job_id)
-    return [] if key is None else [rows.event(row) for row in tx.db.execute(_ReadQueries.events, (key,))]
+    return [] if key is None else [rows.event(row) for row in tx.db.execute(_READ_QUERIES.events, (key,))]
 
 
 def events_of(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
     found: dict[JobId, list[Event]] = {}
-    for row in tx.db.execute(_ReadQueries.events_of, (json.dumps(job_ids),)):
+    for row in tx.db.execute(_READ_QUERIES.events_of, (json.dumps(job_ids),)):
         event = rows.event(row)
         found.setdefault(event.job_id, []).append(event)
     return found
 
 
 def payloads(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
-    return dict(tx.db.execute(_ReadQueries.payloads, (json.dumps(job_ids),)).fetchall())
+    return dict(tx.db.execute(_READ_QUERIES.payloads, (json.dumps(job_ids),)).fetchall())
 
 
 def feed(
@@ -194,18 +153,18 @@ def feed(
     With a filter its position is after all events it examined, so that rare lifecycles advance.
     """
     after = _position(position)
-    end: int = tx.db.execute(_ReadQueries.feed_end).fetchall()[0][0]
+    end: int = tx.db.execute(_READ_QUERIES.feed_end).fetchall()[0][0]
     if end <= after:
         return FeedPage(events=(), positions=(), position=_text(after))
     values = {"after": after, "end": end, "lifecycles": lifecycle_bits(lifecycle), "limit": page_size(limit)}
-    found = tx.db.execute(_ReadQueries.feed, values).fetchall()
+    found = tx.db.execute(_READ_QUERIES.feed, values).fetchall()
     reached = found[-1][15] if len(found) == limit else max(end, after)
     positions = tuple(_text(row[15]) for row in found)
     return FeedPage(events=tuple(map(rows.event, found)), positions=positions, position=_text(reached))
 
 
 def feed_end(tx: Transaction) -> str:
-    return _text(tx.db.execute(_ReadQueries.feed_end).fetchall()[0][0])
+    return _text(tx.db.execute(_READ_QUERIES.feed_end).fetchall()[0][0])
 
 
 def find_events(
@@ -218,11 +177,11 @@ def find_events(
         "limit": page_size(limit),
     }
     if correlation_id is not None:
-        return [rows.event(row) for row in tx.db.execute(_ReadQueries.events_by_correlation, values)]
+        return [rows.event(row) for row in tx.db.execute(_READ_QUERIES.events_by_correlation, values)]
     if type_ is None:
         raise OptionInvalid(option="type", value=None, expected="a type or a correlation id")
     del values["correlation"]
-    return [rows.event(row) for row in tx.db.execute(_ReadQueries.events_by_type, values)]
+    return [rows.event(row) for row in tx.db.execute(_READ_QUERIES.events_by_type, values)]
 
 
 def count_events(
@@ -231,10 +190,10 @@ def count_events(
     codes = {event_code(_known_type(type_)): type_ for type_ in types}
     values: dict[str, str | int | None] = {"types": json.dumps(list(codes)), "since": rows.microseconds(since)}
     if lifecycle is None or _is_sole_user(lifecycle, types):
-        counted = dict(tx.db.execute(_ReadQueries.count_events, values).fetchall())
+        counted = dict(tx.db.execute(_READ_QUERIES.count_events, values).fetchall())
     else:
         values["lifecycle"] = lifecycle_code(lifecycle)
-        counted = dict(tx.db.execute(_ReadQueries.count_events_of_lifecycle, values).fetchall())
+        counted = dict(tx.db.execute(_READ_QUERIES.count_events_of_lifecycle, values).fetchall())
     return {type_: counted.get(code, 0) for code, type_ in codes.items()}
 
 
@@ -256,7 +215,7 @@ def sample_events(
             "lifecycle": found.code,
             "limit": limit,
         }
-        sampled += [rows.sampled_event(row, found) for row in tx.db.execute(_ReadQueries.sample_events, values)]
+        sampled += [rows.sampled_event(row, found) for row in tx.db.execute(_READ_QUERIES.sample_events, values)]
     return sampled
 
 
@@ -268,30 +227,30 @@ def _known_type(type_: str) -> str:
 
 def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:
     key = _key_of(tx, job_id)
-    found = [] if key is None else tx.db.execute(_ReadQueries.signals, (key, page_size(limit))).fetchall()
+    found = [] if key is None else tx.db.execute(_READ_QUERIES.signals, (key, page_size(limit))).fetchall()
     return [Signal(job_id=job_id, type=type_, ts=rows.moment(at), data=data) for type_, at, data in found]
 
 
 def keys_over(tx: Transaction) -> list[KeyOverLimit]:
-    found = tx.db.execute(_ReadQueries.keys_over).fetchall()
+    found = tx.db.execute(_READ_QUERIES.keys_over).fetchall()
     return [KeyOverLimit(key=key, held=held, limit=limit) for key, held, limit in found]
 
 
 def unpaired(tx: Transaction) -> list[UnpairedArtifact]:
     values = {"completed": COMPLETED, "final": FINAL}
-    found = tx.db.execute(_ReadQueries.unpaired, values).fetchall()
+    found = tx.db.execute(_READ_QUERIES.unpaired, values).fetchall()
     return [UnpairedArtifact(job_id=job_id, complete=bool(done), artifacts=count) for job_id, done, count in found]
 
 
 def result(tx: Transaction, job_id: JobId) -> bytes | None:
     key = _key_of(tx, job_id)
-    found = [] if key is None else tx.db.execute(_ReadQueries.result, (key, tx.now)).fetchall()
+    found = [] if key is None else tx.db.execute(_READ_QUERIES.result, (key, tx.now)).fetchall()
     return found[0][0] if found else None
 
 
 def read_journal(tx: Transaction, job_id: JobId) -> dict[str, bytes]:
     key = _key_of(tx, job_id)
-    return {} if key is None else dict(tx.db.execute(_ReadQueries.journal, (key,)).fetchall())
+    return {} if key is None else dict(tx.db.execute(_READ_QUERIES.journal, (key,)).fetchall())
 
 
 def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
@@ -299,16 +258,16 @@ def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str |
     if before is None:
         raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
     values = _filter(where) | {"before": before, "limit": page_size(limit)}
-    return [rows.dead_letter(row) for row in tx.db.execute(_ReadQueries.dead_letters, values)]
+    return [rows.dead_letter(row) for row in tx.db.execute(_READ_QUERIES.dead_letters, values)]
 
 
 def dead_letter(tx: Transaction, job_id: JobId) -> DeadLetter | None:
-    found = tx.db.execute(_ReadQueries.dead_letter, (job_id,)).fetchall()
+    found = tx.db.execute(_READ_QUERIES.dead_letter, (job_id,)).fetchall()
     return rows.dead_letter(found[0]) if found else None
 
 
 def queues(tx: Transaction) -> list[QueueDepth]:
-    counted = {(type_, place): count for type_, place, count in tx.db.execute(_ReadQueries.depths)}
+    counted = {(type_, place): count for type_, place, count in tx.db.execute(_READ_QUERIES.depths)}
     return [
         QueueDepth(
             type=name,
@@ -321,13 +280,13 @@ def queues(tx: Transaction) -> list[QueueDepth]:
             oldest_ready_s=None if oldest is None else max(0.0, (tx.now - oldest) / US),
             rate_limit=rate,
         )
-        for type_, lifecycle, name, paused, rate, oldest in tx.db.execute(_ReadQueries.types)
+        for type_, lifecycle, name, paused, rate, oldest in tx.db.execute(_READ_QUERIES.types)
     ]
 
 
 def figures(tx: Transaction) -> LedgerFigures:
-    counted = tx.db.execute(_ReadQueries.dead_letter_counts, {"limit": DEAD_LETTERS_COUNTED_MAX}).fetchall()
-    swept = tx.db.execute(_ReadQueries.swept_at).fetchall()
+    counted = tx.db.execute(_READ_QUERIES.dead_letter_counts, {"limit": DEAD_LETTERS_COUNTED_MAX}).fetchall()
+    swept = tx.db.execute(_READ_QUERIES.swept_at).fetchall()
     return LedgerFigures(
         dead_letters=tuple(
             DeadLetterCount(type=name, lifecycle=BY_CODE[lifecycle].name, count=count)
@@ -338,7 +297,7 @@ def figures(tx: Transaction) -> LedgerFigures:
 
 
 def workers(tx: Transaction) -> list[WorkerRecord]:
-    found = tx.db.execute(_ReadQueries.workers).fetchall()
+    found = tx.db.execute(_READ_QUERIES.workers).fetchall()
     return [WorkerRecord(name=name, seen_at=rows.moment(at), held=held, info=info) for name, at, held, info in found]
 
 
@@ -351,25 +310,25 @@ def followers(tx: Transaction) -> list[SubscriberRecord]:
             waits=bool(waits),
             unread_since=None if since is None else rows.moment(since),
         )
-        for name, who, until, waits, since in tx.db.execute(_ReadQueries.followers)
+        for name, who, until, waits, since in tx.db.execute(_READ_QUERIES.followers)
     ]
 
 
 def histories(tx: Transaction, after: int, limit: int) -> tuple[list[JobHistory], int]:
     """A batch of jobs with all their events, and the key to continue after."""
-    found = tx.db.execute(_ReadQueries.job_keys, (after, limit)).fetchall()
+    found = tx.db.execute(_READ_QUERIES.job_keys, (after, limit)).fetchall()
     made: list[JobHistory] = []
     for key, job_id in found:
         one = job(tx, job_id)
         if one is not None:
-            past = tuple(rows.event(row) for row in tx.db.execute(_ReadQueries.events, (key,)))
-            letters = tuple(rows.dead_letter(row) for row in tx.db.execute(_ReadQueries.dead_letters_of, (key,)))
+            past = tuple(rows.event(row) for row in tx.db.execute(_READ_QUERIES.events, (key,)))
+            letters = tuple(rows.dead_letter(row) for row in tx.db.execute(_READ_QUERIES.dead_letters_of, (key,)))
             made.append(JobHistory(job=one, events=past, dead_letters=letters))
     return made, found[-1][0] if found else after
 
 
 def any_ready(tx: Transaction, types: list[str]) -> bool:
-    return bool(tx.db.execute(_ReadQueries.any_ready, (json.dumps(types),)).fetchall())
+    return bool(tx.db.execute(_READ_QUERIES.any_ready, (json.dumps(types),)).fetchall())
 
 
 # --- callers' filters ------------------------------------------------------------------------------------------------
@@ -384,16 +343,16 @@ def page_size(limit: int) -> int:
 def _listing(where: JobFilter) -> LiteralString:
     """The query whose index fits the filter best."""
     if where.parent_id is not None:
-        return _ReadQueries.jobs_of_parent
+        return _READ_QUERIES.jobs_of_parent
     if where.correlation_id is not None:
-        return _ReadQueries.jobs_correlated
+        return _READ_QUERIES.jobs_correlated
     codes = _states(where)
     meant = [BY_CODE[code // 16].state_of(code % 16) for code in codes or ()]
     if len(meant) == 1 and meant[0].phase is Phase.WAITING and not meant[0].claimable:
-        return _ReadQueries.jobs_resting
+        return _READ_QUERIES.jobs_resting
     if codes is None or any(state.success for state in meant):
-        return _ReadQueries.jobs
-    return _ReadQueries.jobs_in_places
+        return _READ_QUERIES.jobs
+    return _READ_QUERIES.jobs_in_places
 
 
 def _filter(where: JobFilter) -> dict[str, str | int | None]:
@@ -431,7 +390,7 @@ def _is_open(lifecycle: int, state: int) -> bool:
 
 
 def _key_of(tx: Transaction, job_id: JobId) -> int | None:
-    found = tx.db.execute(_ReadQueries.key_of, (job_id,)).fetchall()
+    found = tx.db.execute(_READ_QUERIES.key_of, (job_id,)).fetchall()
     return found[0][0] if found else None
 
 
@@ -458,11 +417,7 @@ def _text(position: int) -> str:
 # Events with all data stored beside them: a few statements per page of events.
 
 
-class _RecordQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/recorded.sql"):
-    beside: LiteralString
-    submissions: LiteralString
-    idempotency_keys: LiteralString
-    dead_letters_at: LiteralString
+_RECORD_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/recorded.sql")
 
 
 def recorded(tx: Transaction, events: Sequence[Event]) -> list[RecordedEvent]:
@@ -470,7 +425,7 @@ def recorded(tx: Transaction, events: Sequence[Event]) -> list[RecordedEvent]:
     if not events:
         return []
     wanted = _pairs(events)
-    beside = {(job_id, version): rest for job_id, version, *rest in tx.db.execute(_RecordQueries.beside, (wanted,))}
+    beside = {(job_id, version): rest for job_id, version, *rest in tx.db.execute(_RECORD_QUERIES.beside, (wanted,))}
     asked = _submissions(tx, [event.job_id for event in events if event.version == 1])
     letters = _dead_letters(tx, [event for event in events if may_have_letter(event)])
     return [
@@ -497,10 +452,10 @@ def _submissions(tx: Transaction, job_ids: list[JobId]) -> dict[str, Submission]
         return {}
     wanted = json.dumps(job_ids)
     keys: dict[str, list[IdempotencyKey]] = {}
-    for job_id, scope, key, fingerprint in tx.db.execute(_RecordQueries.idempotency_keys, (wanted,)):
+    for job_id, scope, key, fingerprint in tx.db.execute(_RECORD_QUERIES.idempotency_keys, (wanted,)):
         keys.setdefault(job_id, []).append(IdempotencyKey(scope=scope, key=key, fingerprint=fingerprint))
     return {
-        row[0]: _submission(row, keys.get(row[0], [])) for row in tx.db.execute(_RecordQueries.submissions, (wanted,))
+        row[0]: _submission(row, keys.get(row[0], [])) for row in tx.db.execute(_RECORD_QUERIES.submissions, (wanted,))
     }
 
 
@@ -525,5 +480,5 @@ def _submission(row: rows.SqliteRow, keys: list[IdempotencyKey]) -> Submission:
 def _dead_letters(tx: Transaction, events: Sequence[Event]) -> dict[str, DeadLetter]:
     if not events:
         return {}
-    found = map(rows.dead_letter, tx.db.execute(_RecordQueries.dead_letters_at, (_pairs(events),)))
+    found = map(rows.dead_letter, tx.db.execute(_RECORD_QUERIES.dead_letters_at, (_pairs(events),)))
     return {f"{letter.job_id}-{letter.version}": letter for letter in found}

@@ -1,7 +1,6 @@
 """Idempotency keys of changes in an SQLite ledger. They are written in the transaction of the change."""
 
 from collections.abc import Callable
-from typing import LiteralString
 
 from trellis.engine.jobs import RequestKey
 from trellis.engine.request_keys import KEY_S_MIN, AnswerT, StoredAnswers, StoredRequest, check_same_request
@@ -10,16 +9,11 @@ from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import US
 from trellis.ledgers.sqlite.steps import rows_changed
 
-
-class _RequestKeyQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/request_keys.sql"):
-    find: LiteralString
-    add: LiteralString
-    store_answer: LiteralString
-    drop_old: LiteralString
+_REQUEST_KEY_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/request_keys.sql")
 
 
 def find(tx: Transaction, key: RequestKey) -> StoredRequest | None:
-    rows = tx.db.execute(_RequestKeyQueries.find, (key.scope, key.key)).fetchall()
+    rows = tx.db.execute(_REQUEST_KEY_QUERIES.find, (key.scope, key.key)).fetchall()
     if not rows:
         return None
     fingerprint, about, answer = rows[0]
@@ -30,12 +24,12 @@ def take(tx: Transaction, key: RequestKey) -> StoredRequest | None:
     """Store a new key, or return what the same request stored. Raises IdempotencyMismatch."""
     found = find(tx, key)
     if found is None:
-        tx.db.execute(_RequestKeyQueries.add, (key.scope, key.key, tx.now, key.fingerprint, key.about))
+        tx.db.execute(_REQUEST_KEY_QUERIES.add, (key.scope, key.key, tx.now, key.fingerprint, key.about))
     return found
 
 
 def store_answer(tx: Transaction, key: RequestKey, answer: bytes) -> None:
-    tx.db.execute(_RequestKeyQueries.store_answer, (answer, key.scope, key.key))
+    tx.db.execute(_REQUEST_KEY_QUERIES.store_answer, (answer, key.scope, key.key))
 
 
 def answer_once(
@@ -56,5 +50,5 @@ def answer_once(
 
 def drop_old(tx: Transaction, limit: int) -> int:
     """Remove keys that are old enough, oldest first. Returns how many."""
-    tx.db.execute(_RequestKeyQueries.drop_old, (tx.now - int(KEY_S_MIN * US), limit))
+    tx.db.execute(_REQUEST_KEY_QUERIES.drop_old, (tx.now - int(KEY_S_MIN * US), limit))
     return rows_changed(tx)

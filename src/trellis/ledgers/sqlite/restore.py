@@ -11,7 +11,6 @@ Two rules are suspended inside the transaction while histories are written:
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import RESTORE_MAX, Actor, JobId
@@ -21,8 +20,7 @@ from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ENDED_OTHERWISE, ENDED_WELL, HELD, PARKED, READY, RESTING, ROLE_CODES
-from trellis.ledgers.sqlite.submit import SubmitQueries as SubmitSql
-from trellis.ledgers.sqlite.submit import existing, last_job
+from trellis.ledgers.sqlite.submit import SUBMIT_QUERIES, existing, last_job
 from trellis.lifecycles import Lifecycle, Phase, event_code
 
 LEASE_US = 1
@@ -30,20 +28,7 @@ LEASE_US = 1
 NO_LIMIT = 2**31 - 1
 
 
-class _RestoreQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/restore.sql"):
-    begin_restoring: LiteralString
-    end_restoring: LiteralString
-    add_job: LiteralString
-    begin_history: LiteralString
-    end_history: LiteralString
-    add_event: LiteralString
-    add_dead_letter: LiteralString
-    add_key: LiteralString
-    add_journal: LiteralString
-    comes_back: LiteralString
-    rest_is_over: LiteralString
-    limit_of_key: LiteralString
-    set_limit_of_key: LiteralString
+_RESTORE_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/restore.sql")
 
 
 def restore(tx: Transaction, actor: Actor, jobs: Sequence[JobToRestore]) -> list[bool]:  # noqa: ARG001 - events name theirs
@@ -57,14 +42,14 @@ def restore(tx: Transaction, actor: Actor, jobs: Sequence[JobToRestore]) -> list
     number = max(last_job(tx), tx.now)
     keys = _UnlimitedKeys(tx)
     answers: list[bool] = []
-    tx.db.execute(_RestoreQueries.begin_restoring)
+    tx.db.execute(_RESTORE_QUERIES.begin_restoring)
     for job, lifecycle in zip(jobs, lifecycles, strict=True):
         answers.append(job.job_id not in there)
         if answers[-1]:
             number += 1
             there[job.job_id] = number
             _put_back(tx, keys, job, lifecycle, number, there)
-    tx.db.execute(_RestoreQueries.end_restoring)
+    tx.db.execute(_RESTORE_QUERIES.end_restoring)
     keys.set_back()
     return answers
 
@@ -79,12 +64,14 @@ class _UnlimitedKeys:
     def number(self, name: str, limit: int) -> int:
         key = self._tx.names.key_id(name, limit)
         if key not in self._limits:
-            self._limits[key] = self._tx.db.execute(_RestoreQueries.limit_of_key, (key,)).fetchall()[0][0]
-            self._tx.db.execute(_RestoreQueries.set_limit_of_key, (NO_LIMIT, key))
+            self._limits[key] = self._tx.db.execute(_RESTORE_QUERIES.limit_of_key, (key,)).fetchall()[0][0]
+            self._tx.db.execute(_RESTORE_QUERIES.set_limit_of_key, (NO_LIMIT, key))
         return key
 
     def set_back(self) -> None:
-        self._tx.db.executemany(_RestoreQueries.set_limit_of_key, [(limit, key) for key, limit in self._limits.items()])
+        self._tx.db.executemany(
+            _RESTORE_QUERIES.set_limit_of_key, [(limit, key) for key, limit in self._limits.items()]
+        )
 
 
 def _put_back(
@@ -98,30 +85,30 @@ def _put_back(
     original = None if asked.compensates is None else _number_of(tx, asked.compensates, there)
     deadline = None if now.deadline_at is None else rows.microseconds(now.deadline_at)
     tx.db.execute(
-        _RestoreQueries.add_job,
+        _RESTORE_QUERIES.add_job,
         (number, lifecycle.code, type_id, int(asked.priority), now.max_attempts, deadline, ckey, original),
     )
-    tx.db.execute(SubmitSql.insert_submission, _submission(job, asked, number))
-    tx.db.execute(_RestoreQueries.begin_history, (number,))
+    tx.db.execute(SUBMIT_QUERIES.insert_submission, _submission(job, asked, number))
+    tx.db.execute(_RESTORE_QUERIES.begin_history, (number,))
     tx.appended = True
     for one in job.records:
         _write_event(tx, lifecycle, one, number, keyed=ckey is not None)
-    tx.db.execute(_RestoreQueries.end_history, (number,))
+    tx.db.execute(_RESTORE_QUERIES.end_history, (number,))
     at = rows.microseconds(first.ts)
     tx.db.executemany(
-        _RestoreQueries.add_key, [(key.scope, key.key, number, key.fingerprint, at) for key in asked.keys]
+        _RESTORE_QUERIES.add_key, [(key.scope, key.key, number, key.fingerprint, at) for key in asked.keys]
     )
     last = job.records[-1].event
     kept = [(number, entry, last.epoch, rows.microseconds(last.ts), body) for entry, body in job.journal.items()]
-    tx.db.executemany(_RestoreQueries.add_journal, kept)
+    tx.db.executemany(_RESTORE_QUERIES.add_journal, kept)
     _settle(tx, job.records[-1], now, number, keyed=ckey is not None)
 
 
 def _settle(tx: Transaction, last: RecordedEvent, now: RestoredPlace, number: int, *, keyed: bool) -> None:
-    tx.db.execute(_RestoreQueries.comes_back, {"job": number, "epoch": now.epoch, "deaths": now.deaths, "now": tx.now})
+    tx.db.execute(_RESTORE_QUERIES.comes_back, {"job": number, "epoch": now.epoch, "deaths": now.deaths, "now": tx.now})
     if now.place is JobPlace.READY:
         if last.due_at is not None:
-            tx.db.execute(_RestoreQueries.rest_is_over, {"job": number, "place": PARKED if keyed else READY})
+            tx.db.execute(_RESTORE_QUERIES.rest_is_over, {"job": number, "place": PARKED if keyed else READY})
         tx.woke = True
 
 
@@ -154,10 +141,10 @@ def _write_event(tx: Transaction, lifecycle: Lifecycle, one: RecordedEvent, numb
     if letter is not None:
         ended = None if letter.last_lease_expires_at is None else rows.microseconds(letter.last_lease_expires_at)
         told = (letter.reason_code.value, letter.stage.value, letter.last_error, letter.attempts, letter.last_owner)
-        tx.db.execute(_RestoreQueries.add_dead_letter, (number, event.version, *told, ended, at))
+        tx.db.execute(_RESTORE_QUERIES.add_dead_letter, (number, event.version, *told, ended, at))
     place, wait = _landing(lifecycle, event.target, one.due_at, at, keyed=keyed)
     tx.db.execute(
-        _RestoreQueries.add_event,
+        _RESTORE_QUERIES.add_event,
         (
             number,
             event.version,

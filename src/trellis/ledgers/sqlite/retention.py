@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import LiteralString
 
 from trellis.engine.admin_acts import LEDGER_SUBJECT, RETAINED, NewAct
 from trellis.engine.jobs import Actor
@@ -28,27 +27,7 @@ LOOK_AT_KEPT_US = 24 * 3600 * US
 """When to check again at the latest a job that is not over its time: the settings may have changed."""
 
 
-class _RetentionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/retain.sql"):
-    position: LiteralString
-    write_position: LiteralString
-    read_up_to: LiteralString
-    next_events: LiteralString
-    keep: LiteralString
-    kept: LiteralString
-    forget_kept: LiteralString
-    forget_position: LiteralString
-    check_kept_now: LiteralString
-    plan: LiteralString
-    purge: LiteralString
-    drop_results: LiteralString
-    drop_signals: LiteralString
-    keys_pruned_up_to: LiteralString
-    write_keys_pruned: LiteralString
-    next_keys: LiteralString
-    drop_unused_keys: LiteralString
-    drop_claims: LiteralString
-    drop_acts: LiteralString
-    drop_workers: LiteralString
+_RETENTION_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/retain.sql")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +58,7 @@ class _PurgeReport:
     """Ids of the removed jobs, by lifecycle and state."""
 
     def purge(self, tx: Transaction, one: _EndedJob, *, unread: bool) -> None:
-        tx.db.execute(_RetentionQueries.purge, (one.job,))
+        tx.db.execute(_RETENTION_QUERIES.purge, (one.job,))
         self.removed.setdefault(one.code, []).append(one.job_id)
         self.unread += unread
         self.jobs, self.events, self.keys = self.jobs + 1, self.events + one.version, self.keys + one.keys
@@ -97,7 +76,7 @@ class _RetentionHorizon:
 
     @classmethod
     def at(cls, tx: Transaction, options: RetentionOptions) -> "_RetentionHorizon":
-        read_up_to: int | None = tx.db.execute(_RetentionQueries.read_up_to).fetchall()[0][0]
+        read_up_to: int | None = tx.db.execute(_RETENTION_QUERIES.read_up_to).fetchall()[0][0]
         head = audit_chain.head(tx)
         sealed = None if head is None else int(head.position or 0)
         return cls(read_up_to, sealed, tx.now, int(options.unread_s * US), stored_ages(options))
@@ -128,20 +107,20 @@ class _RetentionHorizon:
 def retain(tx: Transaction, options: RetentionOptions, by: Actor) -> RetentionReport:
     """Remove at most one batch of each kind."""
     if options.from_the_start:
-        tx.db.execute(_RetentionQueries.forget_position)
-        tx.db.execute(_RetentionQueries.check_kept_now)
+        tx.db.execute(_RETENTION_QUERIES.forget_position)
+        tx.db.execute(_RETENTION_QUERIES.check_kept_now)
     horizon = _RetentionHorizon.at(tx, options)
     purged = _purge_ended(tx, options, horizon)
     _purge_kept(tx, options, horizon, purged)
-    tx.db.execute(_RetentionQueries.drop_results, (tx.now, options.batch))
+    tx.db.execute(_RETENTION_QUERIES.drop_results, (tx.now, options.batch))
     results = rows_changed(tx)
     before = tx.now - int(options.signals_s * US)
-    tx.db.execute(_RetentionQueries.drop_signals, {"before": before, "limit": options.batch})
+    tx.db.execute(_RETENTION_QUERIES.drop_signals, {"before": before, "limit": options.batch})
     signals = rows_changed(tx)
-    tx.db.execute(_RetentionQueries.drop_claims, (tx.now - int(CLAIM_S * US), options.batch))
+    tx.db.execute(_RETENTION_QUERIES.drop_claims, (tx.now - int(CLAIM_S * US), options.batch))
     claims = rows_changed(tx)
     acts = _drop_acts(tx, options)
-    tx.db.execute(_RetentionQueries.drop_workers, (tx.now - int(WORKER_S * US),))
+    tx.db.execute(_RETENTION_QUERIES.drop_workers, (tx.now - int(WORKER_S * US),))
     changes = request_keys.drop_old(tx, options.batch)
     full = options.batch in {results, signals, claims, changes}
     more = _prune_keys(tx, options.batch) or purged.more or full
@@ -166,7 +145,7 @@ def _drop_acts(tx: Transaction, options: RetentionOptions) -> list[str]:
         return []
     before = tx.now - int(options.ended_s * US)
     of_acts = {"before": before, "unread_before": before - int(options.unread_s * US), "limit": options.batch}
-    return [event for (event,) in tx.db.execute(_RetentionQueries.drop_acts, of_acts).fetchall()]
+    return [event for (event,) in tx.db.execute(_RETENTION_QUERIES.drop_acts, of_acts).fetchall()]
 
 
 def _record(tx: Transaction, options: RetentionOptions, by: Actor, purged: _PurgeReport, acts: int) -> None:
@@ -209,24 +188,24 @@ def plan(tx: Transaction, options: RetentionOptions) -> list[PlannedRemoval]:
         "read": horizon.read_up_to,
         "unread": horizon.unread,
     }
-    found = [PlannedGroup(*row) for row in tx.db.execute(_RetentionQueries.plan, values).fetchall()]
+    found = [PlannedGroup(*row) for row in tx.db.execute(_RETENTION_QUERIES.plan, values).fetchall()]
     keep_s = {code: age.keep_s for code, age in horizon.ages.items()}
     return planned_removals(found, keep_s, rows.moment)
 
 
 def _prune_keys(tx: Transaction, limit: int) -> bool:
     """Remove unused concurrency keys, some each time, in rotation. True when another pass would find more."""
-    stored = tx.db.execute(_RetentionQueries.keys_pruned_up_to).fetchall()
+    stored = tx.db.execute(_RETENTION_QUERIES.keys_pruned_up_to).fetchall()
     after: int = stored[0][0] if stored else 0
-    seen = tx.db.execute(_RetentionQueries.next_keys, (after, limit)).fetchall()
+    seen = tx.db.execute(_RETENTION_QUERIES.next_keys, (after, limit)).fetchall()
     if not seen and not after:
         return False
     if seen:
-        tx.db.execute(_RetentionQueries.drop_unused_keys, (after, seen[-1][0]))
+        tx.db.execute(_RETENTION_QUERIES.drop_unused_keys, (after, seen[-1][0]))
     dropped = rows_changed(tx) if seen else 0
     last = seen[-1][0] if len(seen) == limit else 0
     if last != after:
-        tx.db.execute(_RetentionQueries.write_keys_pruned, (last,))
+        tx.db.execute(_RETENTION_QUERIES.write_keys_pruned, (last,))
     return dropped > 0 and len(seen) == limit
 
 
@@ -235,12 +214,12 @@ def _purge_ended(tx: Transaction, options: RetentionOptions, horizon: _Retention
 
     A job that is not over its time, or whose idempotency key must still answer, is skipped and checked again later.
     """
-    stored = tx.db.execute(_RetentionQueries.position).fetchall()
+    stored = tx.db.execute(_RETENTION_QUERIES.position).fetchall()
     position: int = stored[0][0] if stored else 0
     done, ended_before = _PurgeReport(), horizon.ended_before
     if ended_before is None:
         return done
-    rows_ = tx.db.execute(_RetentionQueries.next_events, (position, options.batch)).fetchall()
+    rows_ = tx.db.execute(_RETENTION_QUERIES.next_events, (position, options.batch)).fetchall()
     for seq, at, job, version, code, job_id, has_letter, key_count, key_at in rows_:
         if at > ended_before or horizon.is_unsealed(seq):
             break
@@ -255,7 +234,7 @@ def _purge_ended(tx: Transaction, options: RetentionOptions, horizon: _Retention
         position = seq
     else:
         done.more = len(rows_) == options.batch
-    tx.db.execute(_RetentionQueries.write_position, (position,))
+    tx.db.execute(_RETENTION_QUERIES.write_position, (position,))
     return done
 
 
@@ -264,11 +243,11 @@ def _purge_or_keep(tx: Transaction, one: _EndedJob, horizon: _RetentionHorizon, 
     if over_at is None or over_at > tx.now:
         # A setting may change meanwhile, so the job is checked again before its time is over.
         again = tx.now + LOOK_AT_KEPT_US
-        tx.db.execute(_RetentionQueries.keep, (one.job, again if over_at is None else min(over_at, again)))
+        tx.db.execute(_RETENTION_QUERIES.keep, (one.job, again if over_at is None else min(over_at, again)))
     elif one.key_at is not None and one.key_at > tx.now - KEY_US_MIN:
-        tx.db.execute(_RetentionQueries.keep, (one.job, one.key_at + KEY_US_MIN))
+        tx.db.execute(_RETENTION_QUERIES.keep, (one.job, one.key_at + KEY_US_MIN))
     elif horizon.holds(one, over_at):
-        tx.db.execute(_RetentionQueries.keep, (one.job, tx.now + LOOK_AGAIN_US))
+        tx.db.execute(_RETENTION_QUERIES.keep, (one.job, tx.now + LOOK_AGAIN_US))
     else:
         done.purge(tx, one, unread=horizon.is_unread(one.seq))
 
@@ -278,10 +257,10 @@ def _purge_kept(tx: Transaction, options: RetentionOptions, horizon: _RetentionH
 
     A requeued one is met by the walk again after it has ended.
     """
-    found = tx.db.execute(_RetentionQueries.kept, (tx.now, options.batch)).fetchall()
+    found = tx.db.execute(_RETENTION_QUERIES.kept, (tx.now, options.batch)).fetchall()
     for job, place, seq, at, version, code, job_id, has_letter, key_count, key_at in found:
         if place < ENDED_WELL:
-            tx.db.execute(_RetentionQueries.forget_kept, (job,))
+            tx.db.execute(_RETENTION_QUERIES.forget_kept, (job,))
         else:
             one = _EndedJob(job, seq, at, version, code, job_id, bool(has_letter), key_count, key_at)
             _purge_or_keep(tx, one, horizon, done)

@@ -5,7 +5,6 @@ import re
 from dataclasses import astuple
 from functools import cache
 from importlib import resources
-from typing import LiteralString
 
 import apsw
 
@@ -28,39 +27,27 @@ ArrowRow = tuple[int, int, int, int, int, int, int]
 FinalizerRow = tuple[int, int, int, int, int, int]
 
 
-class _ContractQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/contract.sql"):
-    read_hash: LiteralString
-    write_hash: LiteralString
-    begin_loading: LiteralString
-    end_loading: LiteralString
-    stored_states: LiteralString
-    stored_event_types: LiteralString
-    put_lifecycle: LiteralString
-    put_role: LiteralString
-    put_event_type: LiteralString
-    put_state: LiteralString
-    put_finalizer: LiteralString
-    put_arrow: LiteralString
+_CONTRACT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/contract.sql")
 
 
 def load_contract(connection: Database, url: str) -> None:
     """Update the contract tables to this program's lifecycles. The caller holds a write transaction."""
     wanted = contract_hash()
-    if connection.execute(_ContractQueries.read_hash).fetchall() == [(wanted,)]:
+    if connection.execute(_CONTRACT_QUERIES.read_hash).fetchall() == [(wanted,)]:
         return
     _refuse_other_meanings(connection, url)
-    connection.execute(_ContractQueries.begin_loading)
+    connection.execute(_CONTRACT_QUERIES.begin_loading)
     connection.executemany(
-        _ContractQueries.put_lifecycle,
+        _CONTRACT_QUERIES.put_lifecycle,
         [(row.lifecycle, row.name, row.version, row.swept_by) for row in lifecycle_rows()],
     )
-    connection.executemany(_ContractQueries.put_role, [(role.code, role.value) for role in Role])
-    connection.executemany(_ContractQueries.put_event_type, list(enumerate(EVENT_TYPES, start=1)))
-    connection.executemany(_ContractQueries.put_state, [_state(row) for row in state_rows()])
-    connection.executemany(_ContractQueries.put_arrow, arrow_rows())
-    connection.executemany(_ContractQueries.put_finalizer, finalizer_rows())
-    connection.execute(_ContractQueries.end_loading)
-    connection.execute(_ContractQueries.write_hash, (wanted,))
+    connection.executemany(_CONTRACT_QUERIES.put_role, [(role.code, role.value) for role in Role])
+    connection.executemany(_CONTRACT_QUERIES.put_event_type, list(enumerate(EVENT_TYPES, start=1)))
+    connection.executemany(_CONTRACT_QUERIES.put_state, [_state(row) for row in state_rows()])
+    connection.executemany(_CONTRACT_QUERIES.put_arrow, arrow_rows())
+    connection.executemany(_CONTRACT_QUERIES.put_finalizer, finalizer_rows())
+    connection.execute(_CONTRACT_QUERIES.end_loading)
+    connection.execute(_CONTRACT_QUERIES.write_hash, (wanted,))
 
 
 @cache
@@ -136,8 +123,8 @@ def _state(row: StateRow) -> tuple[int, int, str, int, int, int, int]:
 def _refuse_other_meanings(connection: Database, url: str) -> None:
     """Refuse a ledger whose stored numbers have another meaning: an incompatible program wrote it."""
     ours = {(row.lifecycle * 16 + row.state): row.name for row in state_rows()}
-    states = connection.execute(_ContractQueries.stored_states).fetchall()
-    types = connection.execute(_ContractQueries.stored_event_types).fetchall()
+    states = connection.execute(_CONTRACT_QUERIES.stored_states).fetchall()
+    types = connection.execute(_CONTRACT_QUERIES.stored_event_types).fetchall()
     clash = [name for code, name in states if ours.get(code, name) != name]
     clash += [name for code, name in types if code <= len(EVENT_TYPES) and EVENT_TYPES[code - 1] != name]
     if clash:
@@ -149,12 +136,7 @@ def _refuse_other_meanings(connection: Database, url: str) -> None:
 _NUMBERED = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
 
 
-class _SchemaQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/migrate.sql"):
-    has_meta: LiteralString
-    read_version: LiteralString
-    write_version: LiteralString
-    nothing_is_restored: LiteralString
-    nobody_restores: LiteralString
+_SCHEMA_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/migrate.sql")
 
 
 @cache
@@ -192,8 +174,8 @@ def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> 
         try:
             found = _apply(connection, url)
             load_contract(connection, url)
-            connection.execute(_SchemaQueries.nothing_is_restored)
-            connection.execute(_SchemaQueries.nobody_restores)
+            connection.execute(_SCHEMA_QUERIES.nothing_is_restored)
+            connection.execute(_SCHEMA_QUERIES.nobody_restores)
             if found != SCHEMA_VERSION and (by is not None or found):
                 _record(connection, by or migrated_by(cause=OPENED), found)
         except BaseException:
@@ -212,9 +194,9 @@ def _record(connection: Database, by: MigratedBy, before: int) -> None:
 
 def stored_version(connection: Database) -> int:
     """The schema version of a file; 0 when it holds no ledger."""
-    if not connection.execute(_SchemaQueries.has_meta).fetchall():
+    if not connection.execute(_SCHEMA_QUERIES.has_meta).fetchall():
         return 0
-    rows = connection.execute(_SchemaQueries.read_version).fetchall()
+    rows = connection.execute(_SCHEMA_QUERIES.read_version).fetchall()
     return rows[0][0] if rows else 0
 
 
@@ -225,7 +207,7 @@ def _apply(connection: Database, url: str) -> int:
     for number, sql in sorted(migrations().items()):
         if number > found:
             connection.execute(sql)
-            connection.execute(_SchemaQueries.write_version, (number,))
+            connection.execute(_SCHEMA_QUERIES.write_version, (number,))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import LiteralString
 
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import DeadLetterReason, JobId, JobKey
@@ -27,30 +26,7 @@ PROMOTED_MAX = 1_000
 """The most jobs of one key that get slots at once. The sweep hands out the rest."""
 
 
-class StepQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/steps.sql"):
-    standing: LiteralString
-    standings: LiteralString
-    insert_events: LiteralString
-    insert_dead_letter: LiteralString
-    name_artifact: LiteralString
-    artifact_of: LiteralString
-    final_artifact_of: LiteralString
-    spare_attempt: LiteralString
-    start_anew: LiteralString
-    put_result: LiteralString
-    drop_result: LiteralString
-    job_id_of: LiteralString
-    find_key_of_job: LiteralString
-    last_steps_of_epoch: LiteralString
-    unasked_step_of_epoch: LiteralString
-    step_at: LiteralString
-    key_room: LiteralString
-    key_limit: LiteralString
-    taken_slots: LiteralString
-    parked_first: LiteralString
-    ready_last: LiteralString
-    give_slot: LiteralString
-    take_slot_back: LiteralString
+STEP_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/steps.sql")
 
 
 @dataclass(slots=True)
@@ -88,18 +64,18 @@ class StepBatch:
     def write(self, tx: Transaction) -> None:
         """Write all steps and their consequences: recorded compensations, slots handed on."""
         for key, death in self.deaths:
-            tx.db.execute(StepQueries.insert_dead_letter, _dead_letter_row(key, death, tx.now))
+            tx.db.execute(STEP_QUERIES.insert_dead_letter, _dead_letter_row(key, death, tx.now))
         if self.finalized:
-            tx.db.executemany(StepQueries.name_artifact, self.finalized)
+            tx.db.executemany(STEP_QUERIES.name_artifact, self.finalized)
         for act, jobs in self.acts.items():
             write_step(tx, act, jobs)
         if self.results:
-            tx.db.executemany(StepQueries.put_result, self.results)
+            tx.db.executemany(STEP_QUERIES.put_result, self.results)
         for key in self.spared:
-            tx.db.execute(StepQueries.spare_attempt, (key,))
+            tx.db.execute(STEP_QUERIES.spare_attempt, (key,))
         for key in self.restarted:
-            tx.db.execute(StepQueries.start_anew, {"job": key, "now": tx.now})
-            tx.db.execute(StepQueries.drop_result, (key,))
+            tx.db.execute(STEP_QUERIES.start_anew, {"job": key, "now": tx.now})
+            tx.db.execute(STEP_QUERIES.drop_result, (key,))
         for row, who in self.compensated:
             _record_compensation(tx, row, who)
         promote(tx, self.keys)
@@ -107,25 +83,25 @@ class StepBatch:
 
 def write_step(tx: Transaction, act: StepWrite, jobs: Sequence[int]) -> None:
     """Insert the events of jobs that make the same step. Triggers of the database move the jobs."""
-    tx.db.execute(StepQueries.insert_events, act.bindings(tx.now, array(jobs)))
+    tx.db.execute(STEP_QUERIES.insert_events, act.bindings(tx.now, array(jobs)))
     tx.woke |= act.place == READY
     tx.appended = True
 
 
 def job_row(tx: Transaction, key: int) -> JobRow:
     """The row of one job. Its key must exist."""
-    return JobRow._make(tx.db.execute(StepQueries.standing, (key,)).fetchall()[0])
+    return JobRow._make(tx.db.execute(STEP_QUERIES.standing, (key,)).fetchall()[0])
 
 
 def job_rows(tx: Transaction, keys: Iterable[int]) -> dict[int, JobRow]:
     """The rows of jobs, by key. Unknown keys are left out."""
-    rows = tx.db.execute(StepQueries.standings, (array(keys),))
+    rows = tx.db.execute(STEP_QUERIES.standings, (array(keys),))
     return {row[0]: JobRow._make(row) for row in rows}
 
 
 def find_job_row(tx: Transaction, job_id: JobId) -> JobRow:
     """The row of the job with this id. Raises JobNotFound."""
-    rows = tx.db.execute(StepQueries.find_key_of_job, (job_id,)).fetchall()
+    rows = tx.db.execute(STEP_QUERIES.find_key_of_job, (job_id,)).fetchall()
     if not rows:
         raise JobNotFound(job_id=job_id)
     return job_row(tx, rows[0][0])
@@ -137,7 +113,7 @@ def rows_changed(tx: Transaction) -> int:
 
 
 def job_id_of(tx: Transaction, key: int) -> JobId:
-    return tx.db.execute(StepQueries.job_id_of, (key,)).fetchall()[0][0]
+    return tx.db.execute(STEP_QUERIES.job_id_of, (key,)).fetchall()[0][0]
 
 
 def promote(tx: Transaction, keys: Iterable[int]) -> int:
@@ -146,15 +122,15 @@ def promote(tx: Transaction, keys: Iterable[int]) -> int:
 
 
 def _promote_one(tx: Transaction, key: int) -> int:
-    limit: int = tx.db.execute(StepQueries.key_limit, (key,)).fetchall()[0][0]
-    taken: set[int] = {slot for (slot,) in tx.db.execute(StepQueries.taken_slots, (key,))}
+    limit: int = tx.db.execute(STEP_QUERIES.key_limit, (key,)).fetchall()[0][0]
+    taken: set[int] = {slot for (slot,) in tx.db.execute(STEP_QUERIES.taken_slots, (key,))}
     room = min(limit - len(taken), PROMOTED_MAX)
     promoted = 0
     if room > 0:
-        heads = tx.db.execute(StepQueries.parked_first, (key, room)).fetchall()
+        heads = tx.db.execute(STEP_QUERIES.parked_first, (key, room)).fetchall()
         free = (slot for slot in range(limit) if slot not in taken)
         for (job, _), slot in zip(heads, free, strict=False):
-            tx.db.execute(StepQueries.give_slot, (slot, job))
+            tx.db.execute(STEP_QUERIES.give_slot, (slot, job))
             promoted += 1
     tx.woke |= promoted > 0
     return promoted + _let_urgent_pass(tx, key)
@@ -163,24 +139,24 @@ def _promote_one(tx: Transaction, key: int) -> int:
 def _let_urgent_pass(tx: Transaction, key: int) -> int:
     """Give the slot of a ready, unclaimed job to a parked job of a more urgent priority."""
     for passed in range(PROMOTED_MAX):
-        first = tx.db.execute(StepQueries.parked_first, (key, 1)).fetchall()
-        last = tx.db.execute(StepQueries.ready_last, (key,)).fetchall() if first else []
+        first = tx.db.execute(STEP_QUERIES.parked_first, (key, 1)).fetchall()
+        last = tx.db.execute(STEP_QUERIES.ready_last, (key,)).fetchall() if first else []
         if not last or first[0][1] >= last[0][1]:
             return passed
-        tx.db.execute(StepQueries.take_slot_back, (last[0][0],))
-        tx.db.execute(StepQueries.give_slot, (last[0][2], first[0][0]))
+        tx.db.execute(STEP_QUERIES.take_slot_back, (last[0][0],))
+        tx.db.execute(STEP_QUERIES.give_slot, (last[0][2], first[0][0]))
     return PROMOTED_MAX
 
 
 def overtake(tx: Transaction, row: JobRow) -> None:
     """Give a parked job the slot of the last ready, unclaimed job of its key, if there is one."""
-    last = tx.db.execute(StepQueries.ready_last, (row.ckey,)).fetchall()
+    last = tx.db.execute(STEP_QUERIES.ready_last, (row.ckey,)).fetchall()
     if not last:
         return
-    limit: int = tx.db.execute(StepQueries.key_limit, (row.ckey,)).fetchall()[0][0]
-    tx.db.execute(StepQueries.take_slot_back, (last[0][0],))
-    taken = {slot for (slot,) in tx.db.execute(StepQueries.taken_slots, (row.ckey,))}
-    tx.db.execute(StepQueries.give_slot, (next(slot for slot in range(limit) if slot not in taken), row.id))
+    limit: int = tx.db.execute(STEP_QUERIES.key_limit, (row.ckey,)).fetchall()[0][0]
+    tx.db.execute(STEP_QUERIES.take_slot_back, (last[0][0],))
+    taken = {slot for (slot,) in tx.db.execute(STEP_QUERIES.taken_slots, (row.ckey,))}
+    tx.db.execute(STEP_QUERIES.give_slot, (next(slot for slot in range(limit) if slot not in taken), row.id))
 
 
 def _dead_letter_row(key: JobKey, death: DeadLetterReason, at: int) -> dict[str, str | int | None]:

@@ -6,7 +6,7 @@ An idempotency key makes a unique job: a second submit with the same key returns
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, LiteralString, Protocol
+from typing import Any, Protocol
 
 from trellis.engine.admin_acts import TYPE_OPTIONS, NewAct, this_node
 from trellis.engine.errors import JobNotFound, LedgerNotMigrated, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
@@ -50,10 +50,7 @@ from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
 # Declared type options: written by workers, read by every submit.
 
 
-class _TypeOptionQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/type_options.sql"):
-    declared: LiteralString
-    every_declared: LiteralString
-    declare: LiteralString
+_TYPE_OPTION_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/type_options.sql")
 
 
 def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
@@ -62,21 +59,21 @@ def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only
     by = tx.names.actor_id(actor.name)
     for one in types:
         row = _row(one)
-        found = tx.db.execute(_TypeOptionQueries.declared, (row[1], one.type)).fetchall()
+        found = tx.db.execute(_TYPE_OPTION_QUERIES.declared, (row[1], one.type)).fetchall()
         if not found or (not only_new and found[0] != row):
-            tx.db.execute(_TypeOptionQueries.declare, (*row, by, tx.now))
+            tx.db.execute(_TYPE_OPTION_QUERIES.declare, (*row, by, tx.now))
             before = options_text(_options(found[0])) if found else None
             act = NewAct(event=TYPE_OPTIONS, subject=one.type, source=before, target=options_text(one), cause=DECLARED)
             control.record(tx, actor, act)
 
 
 def declared(tx: Transaction, lifecycle: int, type_: str) -> TypeOptions | None:
-    rows = tx.db.execute(_TypeOptionQueries.declared, (lifecycle, type_)).fetchall()
+    rows = tx.db.execute(_TYPE_OPTION_QUERIES.declared, (lifecycle, type_)).fetchall()
     return _options(rows[0]) if rows else None
 
 
 def every_declared(tx: Transaction, type_: str | None = None) -> list[TypeOptions]:
-    rows = tx.db.execute(_TypeOptionQueries.every_declared, {"type": type_, "limit": DECLARED_MAX}).fetchall()
+    rows = tx.db.execute(_TYPE_OPTION_QUERIES.every_declared, {"type": type_, "limit": DECLARED_MAX}).fetchall()
     return [_options(row) for row in rows]
 
 
@@ -133,16 +130,7 @@ CALLER_SCOPE = "key:"
 """The prefix of every caller's scope."""
 
 
-class SubmitQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/submit.sql"):
-    existing: LiteralString
-    existing_one: LiteralString
-    same_request: LiteralString
-    find_key: LiteralString
-    insert_key: LiteralString
-    last_job: LiteralString
-    insert_jobs: LiteralString
-    insert_submission: LiteralString
-    waiting: LiteralString
+SUBMIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/submit.sql")
 
 
 @dataclass(slots=True)
@@ -198,13 +186,13 @@ def _submit_step(actor: Actor, job: NewJob) -> StoredStep:
 def existing(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, int]:
     """The numbers of those jobs that exist."""
     if len(job_ids) == 1:
-        return dict(tx.db.execute(SubmitQueries.existing_one, (job_ids[0],)).fetchall())
-    return dict(tx.db.execute(SubmitQueries.existing, (json.dumps(job_ids),)).fetchall())
+        return dict(tx.db.execute(SUBMIT_QUERIES.existing_one, (job_ids[0],)).fetchall())
+    return dict(tx.db.execute(SUBMIT_QUERIES.existing, (json.dumps(job_ids),)).fetchall())
 
 
 def last_job(tx: Transaction) -> int:
     """The highest number ever given to a job."""
-    return tx.db.execute(SubmitQueries.last_job).fetchall()[0][0]
+    return tx.db.execute(SUBMIT_QUERIES.last_job).fetchall()[0][0]
 
 
 def _earlier(tx: Transaction, job: NewJob, known: dict[JobId, int], new: _NewRows) -> Submitted | Mismatch | None:
@@ -233,7 +221,7 @@ def _refuse_full(tx: Transaction, job: NewJob, new: _NewRows) -> None:
     if key is None:
         return
     if job.waiting_max is not None:
-        waiting = tx.db.execute(SubmitQueries.waiting, (key,)).fetchall()[0][0] + new.waiting.get(key, 0)
+        waiting = tx.db.execute(SUBMIT_QUERIES.waiting, (key,)).fetchall()[0][0] + new.waiting.get(key, 0)
         if waiting >= job.waiting_max:
             raise QueueFull(key=key, waiting=waiting, limit=job.waiting_max)
     new.waiting[key] = new.waiting.get(key, 0) + 1
@@ -258,7 +246,7 @@ def find_by_idempotency_key(tx: Transaction, scope: str, key: str, fingerprint: 
 
 
 def _used(tx: Transaction, scope: str, key: str) -> tuple[bytes, JobId] | None:
-    rows = tx.db.execute(SubmitQueries.find_key, (scope, key)).fetchall()
+    rows = tx.db.execute(SUBMIT_QUERIES.find_key, (scope, key)).fetchall()
     return (rows[0][1], rows[0][2]) if rows else None
 
 
@@ -270,11 +258,11 @@ def _repeated_answer(key: str, found: tuple[bytes, JobId], fingerprint: bytes) -
 
 def _by_id(tx: Transaction, job: NewJob, key: int) -> Submitted | Mismatch:
     """The answer for a known id. A chosen id is compared by fingerprint, a generated one by the request itself."""
-    rows = tx.db.execute(SubmitQueries.find_key, (GIVEN_ID_SCOPE, job.job_id)).fetchall()
+    rows = tx.db.execute(SUBMIT_QUERIES.find_key, (GIVEN_ID_SCOPE, job.job_id)).fetchall()
     if rows:
         same = rows[0][1] == job.fingerprint
     else:
-        same = tx.db.execute(SubmitQueries.same_request, (key,)).fetchall()[0] == _request(job)
+        same = tx.db.execute(SUBMIT_QUERIES.same_request, (key,)).fetchall()[0] == _request(job)
     return _same_id(job, same=same)
 
 
@@ -341,7 +329,7 @@ def _delay_us(job: NewJob, now: int) -> int | None:
 
 
 def _original(tx: Transaction, job_id: JobId) -> int:
-    rows = tx.db.execute(SubmitQueries.existing_one, (job_id,)).fetchall()
+    rows = tx.db.execute(SUBMIT_QUERIES.existing_one, (job_id,)).fetchall()
     if not rows:
         raise JobNotFound(job_id=job_id)
     return rows[0][1]
@@ -349,12 +337,12 @@ def _original(tx: Transaction, job_id: JobId) -> int:
 
 def _write(tx: Transaction, new: _NewRows) -> None:
     for alike, keys in new.jobs.items():
-        tx.db.execute(SubmitQueries.insert_jobs, (*alike, array(keys)))
+        tx.db.execute(SUBMIT_QUERIES.insert_jobs, (*alike, array(keys)))
     if new.keys:
-        tx.db.executemany(SubmitQueries.insert_key, new.keys)
+        tx.db.executemany(SUBMIT_QUERIES.insert_key, new.keys)
     if not new.jobs:
         return
-    tx.db.executemany(SubmitQueries.insert_submission, new.submissions)
+    tx.db.executemany(SUBMIT_QUERIES.insert_submission, new.submissions)
     for act, keys in new.acts.items():
         write_step(tx, act, keys)
     promote(tx, new.concurrency)

@@ -4,7 +4,6 @@
 """
 
 import json
-from typing import LiteralString
 
 from trellis.engine.decide import Decision, Fact, Occasion
 from trellis.engine.jobs import Actor, DeadLetterReason, JobKey
@@ -36,31 +35,13 @@ DEADLINE_STATES = json.dumps(
 )
 
 
-class _SweepQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/sweep.sql"):
-    last_tick: LiteralString
-    write_tick: LiteralString
-    is_quiet: LiteralString
-    amnesty: LiteralString
-    overdue_cancels: LiteralString
-    expired: LiteralString
-    due: LiteralString
-    past_deadline: LiteralString
-    count_death: LiteralString
-    lose_in_place: LiteralString
-    take_position: LiteralString
-    goes_behind: LiteralString
-    becomes_claimable: LiteralString
-    rests_on: LiteralString
-    keys_with_parked: LiteralString
-    healed_up_to: LiteralString
-    write_healed: LiteralString
-    next_due: LiteralString
+_SWEEP_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/sweep.sql")
 
 
 def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
     """One pass. Does nothing when another sweep ran less than an interval ago, or when nothing is due."""
     interval = int(options.interval_s * US)
-    rows = tx.db.execute(_SweepQueries.last_tick).fetchall()
+    rows = tx.db.execute(_SWEEP_QUERIES.last_tick).fetchall()
     gap = tx.now - rows[0][0] if rows else None
     if options.elect and gap is not None and 0 <= gap < interval:
         return SweepReport(elected=False, next_due_s=(interval - gap) / US)
@@ -72,7 +53,7 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
     due, run_out = _pull_timers(tx, actor, options)
     deadlines = _pass_deadlines(tx, actor, options)
     promoted = _heal_keys(tx, options.batch)
-    tx.db.execute(_SweepQueries.write_tick, (tx.now,))
+    tx.db.execute(_SWEEP_QUERIES.write_tick, (tx.now,))
     return SweepReport(
         elected=True,
         amnesty=forgiven,
@@ -88,7 +69,7 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
 
 def _is_quiet(tx: Transaction, interval: int) -> bool:
     """Whether nothing falls due before the next sweep."""
-    return bool(tx.db.execute(_SweepQueries.is_quiet, {"soon": tx.now + interval}).fetchall()[0][0])
+    return bool(tx.db.execute(_SWEEP_QUERIES.is_quiet, {"soon": tx.now + interval}).fetchall()[0][0])
 
 
 def _amnesty(tx: Transaction, gap: int | None, interval: int) -> int:
@@ -99,25 +80,25 @@ def _amnesty(tx: Transaction, gap: int | None, interval: int) -> int:
     late = int(2.5 * interval)
     if gap is None or gap <= late:
         return 0
-    tx.db.execute(_SweepQueries.amnesty, {"now": tx.now, "last": tx.now - gap, "late": late})
+    tx.db.execute(_SWEEP_QUERIES.amnesty, {"now": tx.now, "last": tx.now - gap, "late": late})
     return rows_changed(tx)
 
 
 def _harden_cancels(tx: Transaction, actor: Actor, options: SweepOptions) -> int:
-    keys = tx.db.execute(_SweepQueries.overdue_cancels, (tx.now, options.batch)).fetchall()
+    keys = tx.db.execute(_SWEEP_QUERIES.overdue_cancels, (tx.now, options.batch)).fetchall()
     return _apply_verdicts(tx, actor, options, [key for (key,) in keys], Occasion.CANCEL_GRACE_OVER)
 
 
 def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int, int]:
     """End expired leases. Returns how many expired, ran out of attempts, or ended in a requested cancel."""
-    max_deaths: dict[int, int] = dict(tx.db.execute(_SweepQueries.expired, (tx.now, options.batch)).fetchall())
+    max_deaths: dict[int, int] = dict(tx.db.execute(_SWEEP_QUERIES.expired, (tx.now, options.batch)).fetchall())
     made = {Trigger.EXPIRE: 0, Trigger.EXHAUST: 0, Trigger.CANCEL: 0}
     batch = StepBatch()
     in_place: list[JobKey] = []
     for row in job_rows(tx, max_deaths).values():
         what, step = _on_lease_lost(row, max_deaths[row.id])
         if what.counts_death:
-            tx.db.execute(_SweepQueries.count_death, (row.id,))
+            tx.db.execute(_SWEEP_QUERIES.count_death, (row.id,))
         if step is None:
             _lose_in_place(tx, batch, row)
             in_place.append(row.id)
@@ -128,7 +109,7 @@ def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[i
         made[Trigger.EXPIRE if step is None else step.trigger] += 1
     batch.write(tx)
     for key in in_place:  # after the slots were handed out: a job that lost its lease has no claim to be first
-        tx.db.execute(_SweepQueries.goes_behind, (_take_position(tx), key))
+        tx.db.execute(_SWEEP_QUERIES.goes_behind, (_take_position(tx), key))
     return made[Trigger.EXPIRE], made[Trigger.EXHAUST], made[Trigger.CANCEL]
 
 
@@ -151,7 +132,7 @@ def _on_lease_lost(row: JobRow, max_deaths: int) -> tuple[Decision, StoredStep |
 
 def _lose_in_place(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
     """Let the job keep its state and be claimable there. Its slot goes to the next job of its key."""
-    tx.db.execute(_SweepQueries.lose_in_place, (READY if row.ckey is None else PARKED, row.id))
+    tx.db.execute(_SWEEP_QUERIES.lose_in_place, (READY if row.ckey is None else PARKED, row.id))
     if row.ckey is None:
         tx.woke = True
     else:
@@ -160,7 +141,7 @@ def _lose_in_place(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
 
 def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int]:
     """Handle due timers. Returns how many waits ended, and how many jobs exhausted their attempts."""
-    keys = tx.db.execute(_SweepQueries.due, (tx.now, options.batch)).fetchall()
+    keys = tx.db.execute(_SWEEP_QUERIES.due, (tx.now, options.batch)).fetchall()
     due = exhausted = 0
     batch = StepBatch()
     position: int | None = None
@@ -182,7 +163,7 @@ def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[
 
 def _take_position(tx: Transaction) -> int:
     """A position behind all ready jobs, for a job that becomes claimable without an event."""
-    return int(tx.db.execute(_SweepQueries.take_position).fetchall()[0][0])
+    return int(tx.db.execute(_SWEEP_QUERIES.take_position).fetchall()[0][0])
 
 
 def _facts_when_due(row: JobRow, now: int) -> Fact:
@@ -193,18 +174,18 @@ def _facts_when_due(row: JobRow, now: int) -> Fact:
 def _end_rest(tx: Transaction, batch: StepBatch, row: JobRow, position: int) -> None:
     """End a wait without a step: the job becomes claimable, or keeps waiting where a timer has no meaning."""
     if not state_of(row.lifecycle, row.state).claimable:
-        tx.db.execute(_SweepQueries.rests_on, (row.id,))
+        tx.db.execute(_SWEEP_QUERIES.rests_on, (row.id,))
     elif row.ckey is None:
-        tx.db.execute(_SweepQueries.becomes_claimable, (READY, position, row.id))
+        tx.db.execute(_SWEEP_QUERIES.becomes_claimable, (READY, position, row.id))
         tx.woke = True
     else:
-        tx.db.execute(_SweepQueries.becomes_claimable, (PARKED, position, row.id))
+        tx.db.execute(_SWEEP_QUERIES.becomes_claimable, (PARKED, position, row.id))
         batch.keys.add(row.ckey)
 
 
 def _pass_deadlines(tx: Transaction, actor: Actor, options: SweepOptions) -> int:
     values = {"now": tx.now, "states": DEADLINE_STATES, "limit": options.batch}
-    keys = tx.db.execute(_SweepQueries.past_deadline, values).fetchall()
+    keys = tx.db.execute(_SWEEP_QUERIES.past_deadline, values).fetchall()
     return _apply_verdicts(tx, actor, options, [key for (key,) in keys], Occasion.DEADLINE)
 
 
@@ -213,11 +194,11 @@ def _heal_keys(tx: Transaction, limit: int) -> int:
 
     Every exit already hands on its slot; this is a safety net.
     """
-    rows = tx.db.execute(_SweepQueries.healed_up_to).fetchall()
-    keys = tx.db.execute(_SweepQueries.keys_with_parked, (rows[0][0] if rows else 0, limit)).fetchall()
+    rows = tx.db.execute(_SWEEP_QUERIES.healed_up_to).fetchall()
+    keys = tx.db.execute(_SWEEP_QUERIES.keys_with_parked, (rows[0][0] if rows else 0, limit)).fetchall()
     reached = keys[-1][0] if len(keys) == limit else 0
     if reached != (rows[0][0] if rows else 0):
-        tx.db.execute(_SweepQueries.write_healed, (reached,))
+        tx.db.execute(_SWEEP_QUERIES.write_healed, (reached,))
     return promote(tx, [key for (key,) in keys])
 
 
@@ -268,5 +249,5 @@ def _rest_us(step: StoredStep, options: SweepOptions) -> int | None:
 
 
 def _next_due_s(tx: Transaction, options: SweepOptions) -> float:
-    at = tx.db.execute(_SweepQueries.next_due, (tx.now,)).fetchall()[0][0]
+    at = tx.db.execute(_SWEEP_QUERIES.next_due, (tx.now,)).fetchall()[0][0]
     return options.interval_s if at is None else min(max(at - tx.now, 0) / US, options.interval_s)

@@ -5,7 +5,6 @@ changes nothing.
 """
 
 from collections.abc import Sequence
-from typing import LiteralString
 
 from trellis.engine.decide import Occasion
 from trellis.engine.errors import InvalidTransition, UnknownLifecycle
@@ -44,21 +43,13 @@ from trellis.ledgers.sqlite.plan import (
     sweeping_role,
     target_place,
 )
-from trellis.ledgers.sqlite.steps import StepBatch, StepQueries, job_rows
+from trellis.ledgers.sqlite.steps import STEP_QUERIES, StepBatch, job_rows
 from trellis.lifecycles import LIFECYCLES, Trigger
 
 # A holder's writes besides steps: heartbeats, checkpoints, journal entries, signals, all fenced. And remarks by others.
 
 
-class _HolderQueries(NamedQueries, file="trellis.ledgers.sqlite:queries/holder.sql"):
-    renew: LiteralString
-    note_renewal: LiteralString
-    version_held: LiteralString
-    put_checkpoint: LiteralString
-    journal_entry: LiteralString
-    put_journal: LiteralString
-    put_signal: LiteralString
-    put_remark: LiteralString
+_HOLDER_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/holder.sql")
 
 
 def renew(
@@ -70,10 +61,10 @@ def renew(
     answers: list[Renewed | LeaseLost] = []
     for lease in leases:
         values = {"now": tx.now, "job": lease.key, "epoch": lease.epoch}
-        rows = tx.db.execute(_HolderQueries.renew, values).fetchall()
+        rows = tx.db.execute(_HOLDER_QUERIES.renew, values).fetchall()
         answers.append(Renewed(cancel=bool(rows[0][0])) if rows else LeaseLost(lease))
     kept = {lease.key for lease, answer in zip(leases, answers, strict=True) if isinstance(answer, Renewed)}
-    tx.db.executemany(_HolderQueries.note_renewal, [{"job": key, "now": tx.now} for key in kept])
+    tx.db.executemany(_HOLDER_QUERIES.note_renewal, [{"job": key, "now": tx.now} for key in kept])
     return answers
 
 
@@ -81,7 +72,7 @@ def save_checkpoint(tx: Transaction, lease: Lease, body: bytes) -> StepApplied |
     version = _version_held(tx, lease)
     if version is None:
         return LeaseLost(lease)
-    tx.db.execute(_HolderQueries.put_checkpoint, (lease.key, lease.epoch, tx.now, body))
+    tx.db.execute(_HOLDER_QUERIES.put_checkpoint, (lease.key, lease.epoch, tx.now, body))
     return StepApplied(version)
 
 
@@ -89,10 +80,10 @@ def journal(tx: Transaction, lease: Lease, entry: str, body: bytes) -> bytes | L
     """The first body under a name stays and is returned."""
     if _version_held(tx, lease) is None:
         return LeaseLost(lease)
-    rows = tx.db.execute(_HolderQueries.journal_entry, (lease.key, entry)).fetchall()
+    rows = tx.db.execute(_HOLDER_QUERIES.journal_entry, (lease.key, entry)).fetchall()
     if rows:
         return rows[0][0]
-    tx.db.execute(_HolderQueries.put_journal, (lease.key, entry, lease.epoch, tx.now, body))
+    tx.db.execute(_HOLDER_QUERIES.put_journal, (lease.key, entry, lease.epoch, tx.now, body))
     return body
 
 
@@ -101,18 +92,18 @@ def signal(tx: Transaction, lease: Lease, signals: Sequence[tuple[str, bytes | N
     version = _version_held(tx, lease)
     if version is None:
         return LeaseLost(lease)
-    tx.db.executemany(_HolderQueries.put_signal, [(lease.key, type_, tx.now, data) for type_, data in signals])
+    tx.db.executemany(_HOLDER_QUERIES.put_signal, [(lease.key, type_, tx.now, data) for type_, data in signals])
     return StepApplied(version)
 
 
 def annotate(tx: Transaction, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:  # noqa: ARG001 - not recorded
     check_annotation(type_, body)
     values = {"type": type_, "now": tx.now, "data": body, "job_id": job_id, "most": REMARKS_MAX}
-    return bool(tx.db.execute(_HolderQueries.put_remark, values).fetchall())
+    return bool(tx.db.execute(_HOLDER_QUERIES.put_remark, values).fetchall())
 
 
 def _version_held(tx: Transaction, lease: Lease) -> int | None:
-    rows = tx.db.execute(_HolderQueries.version_held, (lease.key, lease.epoch)).fetchall()
+    rows = tx.db.execute(_HOLDER_QUERIES.version_held, (lease.key, lease.epoch)).fetchall()
     return rows[0][0] if rows else None
 
 
@@ -183,14 +174,14 @@ def _staged(tx: Transaction, actor: Actor, advance: Advance, step: StoredStep) -
 
     It must be staged and belong to the job; otherwise nothing of the turn is written.
     """
-    found = tx.db.execute(StepQueries.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
+    found = tx.db.execute(STEP_QUERIES.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
     if not found:
         raise _refusal(actor, advance, step.target_name, f"{advance.finalizes} is no artifact of this job")
     artifact, lifecycle, state = found[0]
     if (lifecycle, state, Trigger.FINALIZE) not in STEPS:
         stands = f"artifact {advance.finalizes} is {STATE_NAMES[lifecycle, state]}"
         raise _refusal(actor, advance, step.target_name, stands)
-    final = tx.db.execute(StepQueries.final_artifact_of, (advance.lease.key,)).fetchall()
+    final = tx.db.execute(STEP_QUERIES.final_artifact_of, (advance.lease.key,)).fetchall()
     if final:
         raise _refusal(actor, advance, step.target_name, f"artifact {final[0][0]} of this job is final")
     return artifact
@@ -268,9 +259,9 @@ def _repeated_or_lost(
         return LeaseLost(lease)
     if advance.version is None:
         holders = HOLDERS_STEPS[step.lifecycle]
-        rows = tx.db.execute(StepQueries.last_steps_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
+        rows = tx.db.execute(STEP_QUERIES.last_steps_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
     else:
-        rows = tx.db.execute(StepQueries.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
+        rows = tx.db.execute(STEP_QUERIES.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
     versions = [version for version, *rest in rows if tuple(rest) == made]
     if versions and (advance.finalizes is None or _is_final(tx, advance)):
         return StepApplied(versions[0], repeated=True)
@@ -287,7 +278,7 @@ def _cancelled_instead(tx: Transaction, who: ActorRef, advance: Advance, step: S
         return None
     made = (cancel.source, cancel.target, cancel.event)
     lease = advance.lease
-    for version, *rest in tx.db.execute(StepQueries.unasked_step_of_epoch, (lease.key, lease.epoch + 1, who.actor)):
+    for version, *rest in tx.db.execute(STEP_QUERIES.unasked_step_of_epoch, (lease.key, lease.epoch + 1, who.actor)):
         if tuple(rest) == made and advance.version in {None, version - 1}:
             return StepApplied(version, repeated=True)
     return None
@@ -295,5 +286,5 @@ def _cancelled_instead(tx: Transaction, who: ActorRef, advance: Advance, step: S
 
 def _is_final(tx: Transaction, advance: Advance) -> bool:
     """Whether this artifact was finalized by the job's completion. A job has one final artifact."""
-    found = tx.db.execute(StepQueries.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
+    found = tx.db.execute(STEP_QUERIES.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
     return bool(found) and found[0][1:] in FINAL_STATES
