@@ -11,7 +11,7 @@ from shutil import disk_usage
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct, checked_act, this_node
-from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
+from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertMark, AlertRound
 from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
@@ -465,6 +465,9 @@ class SqliteLedger:
     async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
         most = min(limit, ALERTS_MAX)
         return await self._reader.run(lambda tx: alert_rows.alerts(tx, limit=most, only_open=only_open))
+
+    async def alert_mark(self) -> AlertMark:
+        return await self._reader.run(alert_rows.mark)
 
     async def alert(self, alert_id: str) -> Alert | None:
         return await self._reader.run(lambda tx: alert_rows.alert(tx, alert_id))
