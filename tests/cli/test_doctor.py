@@ -8,6 +8,10 @@ import pytest
 from tests.cli.test_explain import job
 from trellis.engine.records import Finding, FindingSeverity, JobPlace, QueueDepth, SubscriberRecord, WorkerRecord
 from trellis.operations.doctor import (
+    GIB,
+    clock_finding,
+    disk_finding,
+    driving_findings,
     error_finding,
     follower_findings,
     has_errors,
@@ -137,3 +141,37 @@ def test_a_follower_that_has_read_enough_or_was_left_behind_is_no_trouble():
     (left,) = follower_findings([follower(behind_s=9 * 86_400, waits=False)], NOW)
     assert (left.severity, left.remedy) == (FindingSeverity.OK, "")
     assert "left behind" in left.detail
+
+
+def test_a_clock_that_differs_from_the_ledgers_is_named_with_its_direction():
+    assert clock_finding(NOW + timedelta(seconds=5), NOW).severity is FindingSeverity.OK
+    ahead, behind = (clock_finding(NOW + timedelta(seconds=skew_s), NOW) for skew_s in (90.0, -90.0))
+    assert (ahead.severity, ahead.detail) == (
+        FindingSeverity.WARNING,
+        "this machine's clock is 1 min 30 s ahead of the ledger's",
+    )
+    assert "1 min 30 s behind the ledger's" in behind.detail
+    assert "NTP" in behind.remedy
+
+
+def test_a_disk_that_fills_up_is_a_warning_and_then_an_error():
+    found = [disk_finding("/data", free=free, total=10 * GIB) for free in (GIB, GIB - 1, GIB // 10 - 1)]
+    assert [one.severity for one in found] == [FindingSeverity.OK, FindingSeverity.WARNING, FindingSeverity.ERROR]
+    assert found[0].detail == "/data: 1.0 of 10.0 GiB free"
+    assert [bool(one.remedy) for one in found] == [False, True, True]
+
+
+def test_runs_that_nobody_drives_are_noticed_with_what_to_do():
+    waiting = replace(queue(ready=2, oldest_ready_s=61.0), type="agent-run", lifecycle="run")
+    up = SubscriberRecord(name="projector", actor="p", until=NOW + timedelta(seconds=1), waits=True, unread_since=None)
+    (alone,) = driving_findings([waiting], [replace(up, until=NOW)], NOW)
+    assert alone.detail == "2 jobs are ready, the oldest for 1 min 1 s, and nobody drives them"
+    assert "start `trellis up`" in alone.remedy
+    (busy,) = driving_findings([waiting], [up], NOW)
+    assert "look in the log" in busy.remedy
+    quiet = [
+        replace(waiting, oldest_ready_s=60.0),
+        replace(waiting, paused=True),
+        replace(waiting, lifecycle="leased-job"),
+    ]
+    assert driving_findings(quiet, [], NOW) == []

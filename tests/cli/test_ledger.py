@@ -390,6 +390,27 @@ def test_doctor_says_what_is_at_the_address_of_the_nlm_backend(
     assert told["severity"] == severity, told
 
 
+def test_doctor_looks_at_clock_disk_keys_and_provider(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    local("migrate")
+    key = tmp_path / "callback.key"
+    key.write_text("0" * 64)
+    key.chmod(0o644)
+    monkeypatch.setenv("TRELLIS_CALLBACK_KEY_FILE", str(key))
+    monkeypatch.setenv("TRELLIS_NLM", "openai")
+    answer = local("doctor", "--json")
+    found = {one["check"]: one for one in answer.records}
+    assert (found["clock"]["severity"], answer.code) == ("ok", 1)
+    assert "GiB free" in found["disk"]["detail"]
+    assert found["key callback.key"]["severity"] == "error"
+    assert f"others can read {key}" in found["key callback.key"]["detail"]
+    assert "TRELLIS_CALLBACK_KEY_FILE" in found["key callback.key"]["remedy"]
+    assert (found["nlm provider"]["severity"], "TRELLIS_NLM" in found["nlm provider"]["remedy"]) == ("error", True)
+    key.chmod(0o600)
+    monkeypatch.delenv("TRELLIS_NLM")
+    again = {one["check"]: one["severity"] for one in local("doctor", "--json").records}
+    assert (again["key callback.key"], "nlm provider" in again) == ("ok", False)
+
+
 def test_doctor_names_jobs_that_the_projector_set_aside(local: Terminal, tmp_path: Path):
     def published() -> dict[str, str]:
         records = local.bare("doctor", "--json", "--data", str(tmp_path)).records

@@ -8,7 +8,7 @@ import time
 import tomllib
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,6 +48,8 @@ from trellis.operations.doctor import (
     QUEUE_STATES,
     aside_finding,
     behind_s,
+    clock_finding,
+    driving_findings,
     error_finding,
     follower_findings,
     has_errors,
@@ -258,6 +260,9 @@ async def doctor(
 
             found += await bus_findings(settings, url)
             found += await _nlm(settings)
+            from trellis.cli.machine_checks import machine_findings  # only the doctor needs it
+
+            found += await machine_findings(settings, url)
     cli.out.listing(sorted(found, key=lambda one: _ORDER.index(one.severity)), CHECK_COLUMNS, empty="")
     if settings_too:
         _show_settings(cli, settings)
@@ -324,7 +329,10 @@ async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
         letters = await ledger.dead_letters(JobFilter(), limit=LETTERS_COUNTED)
         found.append(letters_finding(len(letters), LETTERS_COUNTED))
         found += await _queue_jobs(ledger)
-        found += follower_findings(await ledger.followers(), await ledger.now())
+        followers, now = await ledger.followers(), await ledger.now()
+        found += follower_findings(followers, now)
+        found += driving_findings(await ledger.queues(), followers, now)
+        found.append(clock_finding(datetime.now(UTC), await ledger.now()))
         found += _operator(url)
     except TrellisError as error:
         return [_failed("ledger", error, url)]

@@ -1,7 +1,7 @@
 """How long each call of a step took: requests to a model, tool calls, questions to the NLM, reads of the memory (OBS-3).
 
-The file of a run's step lists them. A call whose answer is journaled keeps its time in the journal, beside the answer:
-a driver that continues after a crash lists the time that the first one measured.
+The file of a run's step lists those of the try that succeeded. A call whose answer is journaled keeps its time in the
+journal, beside the answer: a later try, or a driver that continues after a crash, lists the time that was measured then.
 """
 
 from collections.abc import Generator
@@ -55,7 +55,7 @@ class CallTimer:
 
 @dataclass(kw_only=True)
 class CallTimes:
-    """The calls of one step, in the order in which they ended. Tries of the step that failed are included."""
+    """The calls of one try of a step, in the order in which they ended."""
 
     clock: Clock
     calls: list[CallTime] = field(default_factory=list[CallTime])

@@ -7,6 +7,7 @@ from trellis.engine.records import Finding, FindingSeverity, Job, JobPlace, Queu
 from trellis.engine.service import RETENTION_DEFAULT
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.lifecycles.run import RUN
 from trellis.operations.explain import (
     SERVICE_SLOW_S,
     WORKER_SILENT_S,
@@ -22,6 +23,9 @@ READY_S_WARN = 60.0
 """If a job is ready for longer than this although workers serve its type, there are too few workers."""
 FOLLOWER_BEHIND_S = 600.0
 """A follower with unread events older than this is stuck, or no longer runs."""
+CLOCK_SKEW_S_MAX = 5.0
+GIB = 1024**3
+DISK_BYTES_WARN, DISK_BYTES_ERROR = GIB, GIB // 10
 QUEUE_STATES = ("PENDING", "QUEUED", "RETRY_BACKOFF", "FAILED", "DEAD")
 """States of queue jobs that wait or have failed."""
 _IN_TROUBLE = ("FAILED", "DEAD")
@@ -59,6 +63,46 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
     found += [_paused(queue) for queue in queues if queue.paused]
     found += [_slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN]
     return found
+
+
+def driving_findings(
+    queues: Sequence[QueueDepth], followers: Sequence[SubscriberRecord], now: datetime
+) -> list[Finding]:
+    """Reports runs and queue jobs that are ready and that no orchestrator claims; empty if none waits so long."""
+    late = [queue for queue in queues if _waits_for_service(queue)]
+    is_up = any(seen.until > now for seen in followers)
+    remedy = "look in the log of `trellis up`: its orchestrators fail, or drive as many as TRELLIS_RUNS allows"
+    return [
+        _warning(
+            f"type {queue.type}",
+            detail=f"{_ready(queue)} ready, the oldest for {duration(queue.oldest_ready_s or 0)}, and nobody drives them",
+            remedy=remedy if is_up else "start `trellis up`, or its role orchestrator: no service of it runs",
+        )
+        for queue in late
+    ]
+
+
+def clock_finding(here: datetime, ledger: datetime) -> Finding:
+    """Compares this machine's clock with the ledger's."""
+    ahead_s = (here - ledger).total_seconds()
+    if abs(ahead_s) <= CLOCK_SKEW_S_MAX:
+        return _ok("clock", f"within {CLOCK_SKEW_S_MAX:g} s of the ledger's")
+    return _warning(
+        "clock",
+        detail=f"this machine's clock is {duration(ahead_s)} {'ahead of' if ahead_s > 0 else 'behind'} the ledger's",
+        remedy="let NTP set it: tokens that one machine issues and another checks are refused as too new or expired",
+    )
+
+
+def disk_finding(place: str, *, free: int, total: int) -> Finding:
+    """Checks the free space of the file system that holds this file or folder."""
+    detail = f"{place}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    if free >= DISK_BYTES_WARN:
+        return _ok("disk", detail)
+    remedy = "free some space, or move it to a larger disk: when it is full, nothing can be submitted or settled"
+    if free >= DISK_BYTES_ERROR:
+        return _warning("disk", detail=detail, remedy=remedy)
+    return error_finding("disk", detail, remedy)
 
 
 def letters_finding(count: int, limit: int) -> Finding:
@@ -165,6 +209,12 @@ def _is_for_workers(queue: QueueDepth) -> bool:
     """Whether workers claim such jobs. Other jobs are claimed by services of `trellis up`."""
     claims = [t for t in LIFECYCLES[queue.lifecycle].transitions if t.trigger == Trigger.CLAIM]
     return any(Role.WORKER in claim.actors for claim in claims)
+
+
+def _waits_for_service(queue: QueueDepth) -> bool:
+    """Whether a job that a service of `trellis up` claims has been ready for long."""
+    is_driven = queue.lifecycle in {RUN.name, QUEUE_JOB.name}
+    return is_driven and bool(queue.ready) and not queue.paused and (queue.oldest_ready_s or 0.0) > READY_S_WARN
 
 
 def _unserved(queue: QueueDepth) -> Finding:

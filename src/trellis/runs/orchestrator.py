@@ -223,8 +223,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
 
         If another driver journaled the step first, its bytes are used.
         """
-        calls = CallTimes(clock=self._driver.clock)
-        result, began, ended = await self._with_retries(number, calls)
+        result, calls, began, ended = await self._with_retries(number)
         if result.output is not None:
             self._journal[run_documents.OUTPUT_ENTRY] = await self.keep(run_documents.OUTPUT_ENTRY, result.output)
         body = encode(
@@ -244,10 +243,11 @@ class _RunDrive(JobDrive[str | None, StepError]):
         self._journal[_entry(number)] = kept
         return kept
 
-    async def _with_retries(self, number: int, calls: CallTimes) -> tuple[StepResult, datetime, datetime]:
+    async def _with_retries(self, number: int) -> tuple[StepResult, CallTimes, datetime, datetime]:
+        """The result of the try that succeeded, its calls, and when it began and ended."""
         delays, upstream_tries = iter(self._driver.options.retry_delays_s), 0
         while True:
-            began = await self._look()
+            began, calls = await self._look(), CallTimes(clock=self._driver.clock)
             try:
                 result = await self._once_over(number, calls)
             except StepError as error:
@@ -264,7 +264,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
                 await self._driver.clock.sleep(delay_s)
             else:
                 await self._go_on(began.now)
-                return result, began.now, await self._end_of(began)
+                return result, calls, began.now, await self._end_of(began)
 
     async def _upstream_pause_s(self, problem: str, since: datetime, tries: int) -> float:
         """The pause after a try that failed upstream: the retry delays in turn, then doubled each time."""

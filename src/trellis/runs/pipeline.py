@@ -44,8 +44,6 @@ PRIORITY = "normal"
 """The priority of a run's proposals. A person can set another one; a model cannot."""
 APPLY_PATIENCE_S = 60.0
 """How long a step waits for its memory update. Longer than the lease of an apply engine that died during it."""
-MEMORY_READ = "memory.read"
-"""The name of a read of the agent's memory in the list of a step's calls."""
 KEPT_PROPOSALS = "proposals"
 """Journal entry with the bodies of a run's proposals, so that a repeated step stores the same ones."""
 STORED = "proposals/stored"
@@ -89,7 +87,7 @@ class RunSteps:
         definition = _runnable(found.body, slug)
         with context.calls.timed("sources", CallKind.STORE):
             sources = await Catalog(self.objects, counter=self.counter).sources(slug, definition)
-        with context.calls.timed(MEMORY_READ, CallKind.MEMORY):
+        with context.calls.timed("memory.read", CallKind.MEMORY):
             view = await self._memory(slug, definition.context.mode)
         notes = await read_annotations(self.objects, slug)
         logic = await self.objects.get(object_key("agents", slug, proposal.LOGIC_FILE))
@@ -219,10 +217,7 @@ class RunSteps:
             for body in bodies
         ]
         updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
-        memory: Mapping[str, str] = {}
-        if updates:
-            with context.calls.timed(MEMORY_READ, CallKind.MEMORY):
-                memory = await self._remembered(context.request.agent_slug)
+        memory: Mapping[str, str] = await self._remembered(context.request.agent_slug) if updates else {}
         settled = [body for body in bodies if _is_done(body) or _is_remembered(body, memory)]
         done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in settled}
         new = [one for one in new if one.id not in done]

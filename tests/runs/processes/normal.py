@@ -1,7 +1,7 @@
 """What a run left behind, in a form in which two runs of the same request are equal byte for byte.
 
-Only what must differ is replaced, and each by a name that says what it is: the run's id, its proposals' ids, moments, commits of the
-memory, and the digest of a file that holds any of these. A digest is replaced only if it is the digest of that very file, and a
+Only what must differ is replaced, and each by a name that says what it is: the run's id, its proposals' ids, moments, durations, commits
+of the memory, and the digest of a file that holds any of these. A digest is replaced only if it is the digest of that very file, and a
 proposal's version only if it is the number of its events, so that a wrong one stays and shows.
 """
 
@@ -20,6 +20,7 @@ from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.objects.store import ObjectStore
 
 MOMENT = re.compile(rb"(\d{4}-\d{2}-\d{2}T)?\d{2}:\d{2}:\d{2}(\.\d+)?(Z|\+00:00)")
+DURATION = re.compile(rb'(?<="duration_ms": )\d+')
 LOST = "lease expired"
 """The cause of an event that a dead holder's job got from the sweep."""
 PAGE = 1_000
@@ -101,7 +102,7 @@ def _names(left: Left) -> list[tuple[bytes, bytes]]:
 
 
 def _renamed(text: bytes, names: Sequence[tuple[bytes, bytes]]) -> bytes:
-    text = MOMENT.sub(b"<moment>", text)
+    text = DURATION.sub(b"<duration>", MOMENT.sub(b"<moment>", text))
     for old, new in names:
         text = text.replace(old, new)
     return text

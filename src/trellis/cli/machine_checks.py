@@ -1,0 +1,92 @@
+"""Checks of `trellis doctor` for this machine: free space, key files, and the provider of grounded answers."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from trellis.app.settings import PREFIX, Settings
+from trellis.cli.invocation import sqlite_path
+from trellis.engine.errors import KeyUnusable, TrellisError
+from trellis.engine.private_files import read_private
+from trellis.engine.records import Finding, FindingSeverity
+from trellis.operations.doctor import disk_finding, error_finding
+
+KEY_FILES = ("token_key_file", "callback_key_file", "bus_key_file")
+"""Settings that name a file with a secret."""
+PROVIDER_S = 5.0
+"""How long the doctor waits for the provider."""
+
+
+async def machine_findings(settings: Settings, url: str) -> list[Finding]:
+    """Findings about this machine. Only what is configured is checked, and nothing is written."""
+    return [*disk_findings(settings, url), *key_findings(settings), *await provider_findings(settings)]
+
+
+def disk_findings(settings: Settings, url: str) -> list[Finding]:
+    """The free space of each file system that holds a ledger, objects or a memory."""
+    from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
+    from trellis.storage.objects.address import read_address
+
+    paths: list[object] = [sqlite_path(url)]
+    try:
+        where = storage_locations(settings, url)
+        paths += [sqlite_path(settings.nlm_ledger_of(url)), read_address(where.objects), where.memory]
+    except TrellisError:
+        pass  # errors in them are reported by other checks
+    found: dict[int, Finding] = {}
+    for path in (one for one in paths if isinstance(one, Path)):
+        there = next((one for one in (path, *path.absolute().parents) if one.exists()), None)
+        if there is not None and (device := there.stat().st_dev) not in found:
+            usage = shutil.disk_usage(there)
+            found[device] = disk_finding(str(there), free=usage.free, total=usage.total)
+    return list(found.values())
+
+
+def key_findings(settings: Settings) -> list[Finding]:
+    """Key files that cannot be read, or that others can read or replace."""
+    found: list[Finding] = []
+    for name in KEY_FILES:
+        path: Path | None = getattr(settings, name)
+        if path is None:
+            continue
+        check, variable = f"key {path.name}", f"{PREFIX}{name.upper()}"
+        try:
+            read_private(path)
+        except KeyUnusable as error:
+            remedy = f"let {variable} name a file that belongs to this user and that others cannot read (chmod 600)"
+            found.append(error_finding(check, str(error.data["reason"]), remedy))
+        else:
+            detail = f"{path} ({variable}) belongs to this user and others cannot read it"
+            found.append(Finding(check=check, severity=FindingSeverity.OK, detail=detail))
+    return found
+
+
+async def provider_findings(settings: Settings) -> list[Finding]:
+    """Whether the provider that this machine's settings name would answer; none for the built-in one."""
+    from trellis.app.fleet import nlm_key
+    from trellis.app.wiring import SystemClock
+    from trellis.nlm.open import DEFAULT, open_provider
+
+    if settings.nlm == DEFAULT:
+        return []
+    check, remedy = "nlm provider", f"correct {PREFIX}NLM and the settings beside it, or start its server"
+    try:
+        provider = open_provider(
+            settings.nlm,
+            clock=SystemClock(),
+            base_url=settings.nlm_base_url,
+            model=settings.nlm_model,
+            key=nlm_key(settings),
+        )
+    except TrellisError as error:
+        return [error_finding(check, str(error), remedy)]
+    try:
+        async with asyncio.timeout(PROVIDER_S):
+            health = await provider.health()
+    except TimeoutError:
+        return [error_finding(check, f"{settings.nlm} does not answer within {PROVIDER_S:g} s", remedy)]
+    finally:
+        await provider.close()
+    if not health.ok:
+        return [error_finding(check, f"{settings.nlm} would not answer: {health.detail}", remedy)]
+    return [Finding(check=check, severity=FindingSeverity.OK, detail=f"{settings.nlm} would answer")]
