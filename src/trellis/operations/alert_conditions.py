@@ -34,7 +34,7 @@ IN_A_ROW = 3
 """How many failures in a row make an alert (document 000, 5.4)."""
 STEPS_READ = 100
 """How many steps out of each stage are searched for a row of failures."""
-CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
+CONTEXT, WRITE = "CONTEXT_ASSEMBLY", "ARTIFACT_WRITE"
 ERROR_EVENT = "job_retry_scheduled"
 """The event of a stage that was left with an error, or given back. Every other step out of a stage is a success."""
 CONTEXT_TIMEOUT = "CONTEXT_TIMEOUT"
