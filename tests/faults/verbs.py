@@ -495,9 +495,7 @@ async def _observed(rig: Rig) -> AlertRound:
     """A round that raises one alert, and has it reported."""
     name = str(rig.new_id("alert"))
     seen = AlertObservation(id=name, name="jobs-wait", subject=name, value=301.0, text="it waits")
-    return AlertRound(
-        read_at=await rig.ledger.now(), scopes=(), observed=(seen,), report_types=("trellis.alert.webhook",)
-    )
+    return AlertRound(mark=0, scopes=(), observed=(seen,), report_types=("trellis.alert.webhook",))
 
 
 async def _reported(rig: Rig, checked: AlertRound) -> float:

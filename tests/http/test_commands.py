@@ -161,7 +161,7 @@ async def raise_and_resolve(url: str) -> None:
         by, scopes = Actor(role=Role.CONTROL_PLANE, name="up"), tuple(AlertScope(name=one.name) for one in seen)
         for observed in (seen, seen[1:]):
             await ledger.observe_alerts(
-                by, AlertRound(read_at=await ledger.now(), scopes=scopes, observed=tuple(observed))
+                by, AlertRound(mark=(await ledger.alert_mark()).mark, scopes=scopes, observed=tuple(observed))
             )
     finally:
         await ledger.close()

@@ -3,7 +3,8 @@
 Invariants, kept by the database for any number of evaluators:
 - There is at most one open alert of a name and a subject. It is raised once, and resolved once.
 - A round resolves an alert only if it has checked that alert's name and subject, and nobody has seen the cause since
-  the round began to read. A round that read before an alert was resolved does not raise it again.
+  the round began to read. A round that read before an alert was resolved does not raise it again. The ledger numbers
+  the rounds that it stores, and a round says after which number it began to read: no clock decides.
 - The jobs that report a change are submitted in the transaction of the change.
 """
 
@@ -70,11 +71,21 @@ class AlertScope:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AlertMark:
+    """Where a round begins."""
+
+    mark: int
+    """The number of the last round that the ledger has stored."""
+    has_open: bool
+    """Whether an alert is open."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AlertRound:
     """One round of an evaluator: what it checked, and every condition that it found to hold."""
 
-    read_at: datetime
-    """The ledger's time before the first condition was read."""
+    mark: int
+    """The mark that the ledger gave before the first condition was read."""
     scopes: tuple[AlertScope, ...]
     observed: tuple[AlertObservation, ...]
     report_types: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Protocol
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
-from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
+from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertMark, AlertRound
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -482,6 +482,10 @@ class Ledger(Protocol):
 
     async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
         """Open alerts, then resolved ones while they are kept, each newest first; at most ALERTS_MAX."""
+        ...
+
+    async def alert_mark(self) -> AlertMark:
+        """Where a round of an evaluator begins. Take it before the first condition is read."""
         ...
 
     async def alert(self, alert_id: str) -> Alert | None:

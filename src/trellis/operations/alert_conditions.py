@@ -35,7 +35,9 @@ IN_A_ROW = 3
 """How many failures in a row make an alert (document 000, 5.4)."""
 STEPS_READ = 100
 """How many steps out of each stage are searched for a row of failures."""
-CONTEXT, CALL, WRITE = "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"
+CONTEXT, WRITE = "CONTEXT_ASSEMBLY", "ARTIFACT_WRITE"
+ERROR_EVENT = "job_retry_scheduled"
+"""The event of a stage that was left with an error, or given back. Every other step out of a stage is a success."""
 CONTEXT_TIMEOUT = "CONTEXT_TIMEOUT"
 STAGING_REFUSED = "STAGING_REFUSED"
 PROJECTOR = "projector"
@@ -171,7 +173,7 @@ def _row(steps: Sequence[Event], *, counts: Callable[[Event], bool]) -> list[Eve
     """The failures that count since the last success, newest first. Other failures neither count nor end the row."""
     found: list[Event] = []
     for step in sorted(steps, key=lambda one: one.ts, reverse=True):
-        if _code(step) is None and not _is_error(step):
+        if step.type != ERROR_EVENT:
             break
         if counts(step):
             found.append(step)
@@ -188,10 +190,6 @@ def _in_a_row(row: Sequence[Event], what: str) -> list[ConditionMet]:
 def _failed(step: Event) -> bool:
     """Whether a step out of a stage has an error. A holder that drains puts its job back without one."""
     return _code(step) is not None
-
-
-def _is_error(step: Event) -> bool:
-    return step.type == "job_retry_scheduled"
 
 
 def _code(step: Event) -> str | None:

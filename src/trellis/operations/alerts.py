@@ -253,7 +253,7 @@ class AlertEvaluator:
 
     async def run_once(self) -> AlertReport:
         """Run one round. Raises LedgerError when the ledger does not answer."""
-        read_at = await self.ledger.now()
+        began, read_at = await self.ledger.alert_mark(), await self.ledger.now()
         scopes: list[AlertScope] = []
         observed: list[AlertObservation] = []
         now = self.clock.monotonic()
@@ -263,10 +263,10 @@ class AlertEvaluator:
                 scopes.append(AlertScope(name=name, prefix=prefix))
                 observed += [self._observation(name, one) for one in met[:SUBJECTS_MAX]]
         self._counted_at = now if is_counting else self._counted_at
-        if not observed and now - self._tidied_at < TIDY_S and not await self.ledger.alerts(limit=1, only_open=True):
+        if not observed and not began.has_open and now - self._tidied_at < TIDY_S:
             return AlertReport()
         checked = AlertRound(
-            read_at=read_at,
+            mark=began.mark,
             scopes=tuple(scopes),
             observed=tuple(observed),
             report_types=self.options.report_types,

@@ -116,7 +116,7 @@ async def _an_act_is_recorded(rig: Rig) -> bool:
 
 async def _observe(rig: Rig, by: Actor) -> object:
     seen = AlertObservation(id="alert-1", name="jobs-wait", subject="work", value=301.0, text="it waits")
-    return await rig.ledger.observe_alerts(by, AlertRound(read_at=await rig.ledger.now(), scopes=(), observed=(seen,)))
+    return await rig.ledger.observe_alerts(by, AlertRound(mark=0, scopes=(), observed=(seen,)))
 
 
 async def _an_alert_is_open(rig: Rig) -> bool:

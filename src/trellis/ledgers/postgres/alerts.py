@@ -21,7 +21,7 @@ async def observe(
         rows = await connection.fetch(
             OBSERVE,
             actor,
-            checked.read_at,
+            checked.mark,
             [one.id for one in observed],
             [one.name for one in observed],
             [one.subject for one in observed],

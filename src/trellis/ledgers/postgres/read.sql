@@ -346,6 +346,10 @@ union all
 (select e.* from alert e where $2::boolean and e.resolved_at is not null order by e.resolved_at desc, e.id limit $1)
 limit $1
 
+-- name: alert_mark
+select coalesce((select m.value::bigint from meta m where m.name = 'alert_round'), 0) as mark,
+       exists (select from alert o where o.resolved_at is null) as has_open
+
 -- name: alert
 select o.* from alert o where o.id = $1
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import LiteralString
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
-from trellis.engine.alerts import ALERTS_MAX, STAGE_STEP_TYPES, Alert
+from trellis.engine.alerts import ALERTS_MAX, STAGE_STEP_TYPES, Alert, AlertMark
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, RequestKey, Submitted, TypeOptions
 from trellis.engine.records import (
@@ -496,6 +496,10 @@ class PostgresReads:
     async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
         found = await self.fetch(READ_QUERIES.alerts, min(limit, ALERTS_MAX), not only_open)
         return [alert_rows.alert(row) for row in found]
+
+    async def alert_mark(self) -> AlertMark:
+        (found,) = await self.fetch(READ_QUERIES.alert_mark)
+        return AlertMark(mark=found["mark"], has_open=found["has_open"])
 
     async def alert(self, alert_id: str) -> Alert | None:
         found = await self.fetch(READ_QUERIES.alert, alert_id)

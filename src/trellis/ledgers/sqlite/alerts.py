@@ -7,6 +7,7 @@ from trellis.engine.alerts import (
     Alert,
     AlertChange,
     AlertChangeKind,
+    AlertMark,
     AlertObservation,
     AlertRound,
     report_jobs,
@@ -30,18 +31,20 @@ _ALERT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/alerts.sql")
 
 def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertChange]:
     """Store what a round observed. Returns the alerts that it raised or resolved."""
+    ((number,),) = tx.db.execute(_ALERT_QUERIES.next_round).fetchall()
+    unseen = {row[0] for row in tx.db.execute(_ALERT_QUERIES.not_seen_after, (checked.mark,))}
     opened = {(one.name, one.subject): one for one in _alerts(tx, _ALERT_QUERIES.open_alerts, OPEN_MAX)}
     observed = {(one.name, one.subject): one for one in checked.observed}
     changes: list[AlertChange] = []
     for key, one in observed.items():
         if key in opened:
-            values = {"value": one.value, "text": one.text, "now": tx.now, "open_id": opened[key].id}
+            values = {"value": one.value, "text": one.text, "now": tx.now, "round": number, "open_id": opened[key].id}
             tx.db.execute(_ALERT_QUERIES.see, values)
         else:
-            changes += _raised(tx, one, checked)
+            changes += _raised(tx, one, checked, number)
     for key, alert in opened.items():
-        if key not in observed and _is_over(tx, alert, checked):
-            (row,) = tx.db.execute(_ALERT_QUERIES.resolve, (tx.now, alert.id)).fetchall()
+        if key not in observed and _is_over(tx, alert, checked, is_unseen=alert.id in unseen):
+            (row,) = tx.db.execute(_ALERT_QUERIES.resolve, (tx.now, number, alert.id)).fetchall()
             changes.append(AlertChange(kind=AlertChangeKind.RESOLVED, alert=_alert(row)))
     tx.db.execute(_ALERT_QUERIES.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
     reports = report_jobs(changes, checked.report_types)
@@ -50,7 +53,7 @@ def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertCha
     return changes
 
 
-def _raised(tx: Transaction, one: AlertObservation, checked: AlertRound) -> list[AlertChange]:
+def _raised(tx: Transaction, one: AlertObservation, checked: AlertRound, number: int) -> list[AlertChange]:
     values = {
         "id": one.id,
         "name": one.name,
@@ -58,17 +61,26 @@ def _raised(tx: Transaction, one: AlertObservation, checked: AlertRound) -> list
         "value": one.value,
         "text": one.text,
         "now": tx.now,
-        "read_at": rows.microseconds(checked.read_at),
+        "round": number,
+        "mark": checked.mark,
     }
     made = tx.db.execute(_ALERT_QUERIES.raise_alert, values).fetchall()
     return [AlertChange(kind=AlertChangeKind.RAISED, alert=_alert(row)) for row in made]
 
 
-def _is_over(tx: Transaction, alert: Alert, checked: AlertRound) -> bool:
-    """Whether an alert that this round did not observe is to be resolved."""
-    seen_at = rows.microseconds(alert.last_seen_at)
+def _is_over(tx: Transaction, alert: Alert, checked: AlertRound, *, is_unseen: bool) -> bool:
+    """Whether an alert that this round did not observe is to be resolved.
+
+    `is_unseen` says that no other round has seen it since this one began to read.
+    """
     in_scope = any(one.name == alert.name and alert.subject.startswith(one.prefix) for one in checked.scopes)
-    return (in_scope and seen_at <= rows.microseconds(checked.read_at)) or seen_at < tx.now - int(checked.unseen_s * US)
+    is_old = rows.microseconds(alert.last_seen_at) < tx.now - int(checked.unseen_s * US)
+    return (in_scope and is_unseen) or is_old
+
+
+def mark(tx: Transaction) -> AlertMark:
+    ((number, has_open),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
+    return AlertMark(mark=number, has_open=bool(has_open))
 
 
 def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:

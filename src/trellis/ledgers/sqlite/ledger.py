@@ -191,6 +191,7 @@ class SqliteLedger:
     queues = _reading(reads.queues)
     figures = _reading(reads.figures)
     alert = _reading(alert_rows.alert)
+    alert_mark = _reading(alert_rows.mark)
     audit_head = _reading(audit_chain.head)
     declared_types = _reading(submits.every_declared)
     home_issuer = _reading(control.home_issuer)

@@ -3,7 +3,9 @@
 create table alert (
   id text collate "C" primary key check (length(id) <= 100), name text collate "C" not null check (length(name) <= 100),
   subject text collate "C" not null check (length(subject) <= 300), value float8 not null, text text not null check (length(text) <= 1000),
-  raised_at timestamptz not null, last_seen_at timestamptz not null, resolved_at timestamptz
+  raised_at timestamptz not null, last_seen_at timestamptz not null, resolved_at timestamptz,
+  -- the numbers of the rounds that saw it last and that resolved it
+  seen_in bigint not null, resolved_in bigint
 );
 create unique index alert_open on alert (name, subject) where resolved_at is null;
 create index alert_resolved on alert (resolved_at) where resolved_at is not null;

@@ -2,7 +2,8 @@
 CREATE TABLE trellis_alert (
   id TEXT PRIMARY KEY CHECK (length(id) <= 100), name TEXT NOT NULL CHECK (length(name) <= 100),
   subject TEXT NOT NULL CHECK (length(subject) <= 300), value REAL NOT NULL, text TEXT NOT NULL CHECK (length(text) <= 1000),
-  raised_at INTEGER NOT NULL, last_seen_at INTEGER NOT NULL, resolved_at INTEGER
+  raised_at INTEGER NOT NULL, last_seen_at INTEGER NOT NULL, resolved_at INTEGER,
+  seen_in INTEGER NOT NULL, resolved_in INTEGER   -- the numbers of the rounds that saw it last and that resolved it
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX trellis_alert_open ON trellis_alert (name, subject) WHERE resolved_at IS NULL;
 CREATE INDEX trellis_alert_resolved ON trellis_alert (resolved_at) WHERE resolved_at IS NOT NULL;

@@ -11,20 +11,29 @@ WHERE resolved_at IS NOT NULL ORDER BY resolved_at DESC, id LIMIT ?;
 -- name: alert
 SELECT id, name, subject, value, text, raised_at, last_seen_at, resolved_at FROM trellis_alert WHERE id = ?;
 
+-- name: mark
+SELECT coalesce((SELECT value FROM trellis_meta WHERE key = 'alert_round'), 0),
+  EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_at IS NULL);
+
+-- name: next_round
+INSERT INTO trellis_meta (key, value) VALUES ('alert_round', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value;
+
+-- name: not_seen_after
+SELECT id FROM trellis_alert WHERE resolved_at IS NULL AND seen_in <= ?;
+
 -- name: see
-UPDATE trellis_alert SET value = :value, text = :text, last_seen_at = :now WHERE id = :open_id;
+UPDATE trellis_alert SET value = :value, text = :text, last_seen_at = :now, seen_in = :round WHERE id = :open_id;
 
 -- A cause that somebody found to be over after this round had read it is not raised again.
 -- name: raise_alert
-INSERT INTO trellis_alert (id, name, subject, value, text, raised_at, last_seen_at)
-SELECT :id, :name, :subject, :value, :text, :now, :now
-WHERE NOT EXISTS (SELECT 1 FROM trellis_alert INDEXED BY trellis_alert_resolved
-  WHERE resolved_at > :read_at AND name = :name AND subject = :subject)
+INSERT INTO trellis_alert (id, name, subject, value, text, raised_at, last_seen_at, seen_in)
+SELECT :id, :name, :subject, :value, :text, :now, :now, :round
+WHERE NOT EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_in > :mark AND name = :name AND subject = :subject)
 ON CONFLICT DO NOTHING
 RETURNING id, name, subject, value, text, raised_at, last_seen_at, resolved_at;
 
 -- name: resolve
-UPDATE trellis_alert SET resolved_at = ? WHERE id = ?
+UPDATE trellis_alert SET resolved_at = ?, resolved_in = ? WHERE id = ?
 RETURNING id, name, subject, value, text, raised_at, last_seen_at, resolved_at;
 
 -- name: drop_resolved
