@@ -63,6 +63,9 @@ class ChainBlock:
     records: tuple[SealedRecord, ...]
     restarts: bool = False
     """Whether the blocks before it were lost with the object store, which a rebuild then made again."""
+    late: bool = False
+    """Whether it is the first block of an instance that had published records before. Those of jobs that had left the
+    ledger by then are in no block."""
 
     def to_bytes(self) -> bytes:
         """The block as it is stored: the same block always gives the same bytes."""
@@ -76,6 +79,7 @@ class ChainBlock:
             "to": self.end,
             "count": len(self.records),
             **({"restarts": True} if self.restarts else {}),
+            **({"late": True} if self.late else {}),
             "records": [[one.event_id, one.day, one.sha256, one.position] for one in self.records],
         }
         return json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -95,6 +99,7 @@ class ChainBlock:
                 end=made["to"],
                 records=records,
                 restarts=made.get("restarts", False),
+                late=made.get("late", False),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RecordInvalid(event=key, problem=f"it is no block of the audit chain: {error}") from error
@@ -259,7 +264,13 @@ class AuditSealer:
 
 
 def _next_block(
-    head: AuditHead, records: Sequence[SealedRecord], *, at: datetime, end: str | None, restarts: bool = False
+    head: AuditHead,
+    records: Sequence[SealedRecord],
+    *,
+    at: datetime,
+    end: str | None,
+    restarts: bool = False,
+    late: bool = False,
 ) -> ChainBlock:
     return ChainBlock(
         number=head.number + 1,
@@ -270,6 +281,7 @@ def _next_block(
         end=end,
         records=tuple(records),
         restarts=restarts,
+        late=late,
     )
 
 
@@ -290,11 +302,23 @@ async def continue_chain(ledger: Ledger, objects: ObjectStore, actor: Actor, cha
     if last is not None:
         body, block = last
         first = replace(_head_of(block, body), position=None, feed=block.feed + 1)
+    elif (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
+        first = await _begin_late(ledger, objects, first, chain)
     if await ledger.extend_audit_chain(actor, first, after=None):
         return first
     head = await ledger.audit_head()
     assert head is not None, "another process stored it"
     return head
+
+
+async def _begin_late(ledger: Ledger, objects: ObjectStore, before: AuditHead, chain: str) -> AuditHead:
+    """Write the first block of an instance that has published records before, which says so."""
+    body = _next_block(before, (), at=await ledger.now(), end=None, late=True).to_bytes()
+    key = ids.block_key(chain, 1)
+    if not isinstance(await objects.put(key, body, when=CREATE), PutStored):
+        there = await objects.get(key)
+        body = b"" if there is None else there.body
+    return _head_of(ChainBlock.read(key, body), body)
 
 
 async def restart_chain(ledger: Ledger, objects: ObjectStore, actor: Actor, chain: str = INSTANCE_CHAIN) -> None:
