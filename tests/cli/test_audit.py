@@ -27,7 +27,8 @@ def used(local: Terminal) -> Terminal:
     """An instance with a job that ended, one that waits, and a paused type; all of it published and sealed."""
     local.submit("greet", '"world"', "--id", "first")
     local.submit("greet", '"later"', "--id", "second", "--delay", "1h")
-    assert local("job", "cancel", "first", "--cause", "not needed").code == 0
+    for job_id in ("first", local.submit("greet")):
+        assert local("job", "cancel", job_id, "--cause", "not needed").code == 0
     assert local("queues", "pause", "greet", "--reason", "stocktaking").code == 0
     asyncio.run(_publish(local.url))
     return local
@@ -39,7 +40,8 @@ def test_verify_is_clean_and_then_names_what_was_changed(used: Terminal):
     assert (answer.code, "no violation" in answer.out) == (0, True), answer.out + answer.err
     path = sqlite_path(used.url)
     assert path is not None
-    SqliteTampering(path)._run(("UPDATE trellis_event SET cause = 'another' WHERE cause = 'not needed'", ()))
+    first = "(SELECT id FROM trellis_submission WHERE job_id = 'first')"
+    SqliteTampering(path)._run((f"UPDATE trellis_event SET cause = 'another' WHERE version = 2 AND job = {first}", ()))
     changed = used("audit", "verify", "--json")
     assert changed.code == 1
     first, counts = changed.records
@@ -72,12 +74,14 @@ def test_head_of_an_instance_that_seals_nothing_says_who_does(local: Terminal):
 @pytest.mark.requirement("D61")
 def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatch: pytest.MonkeyPatch):
     (row,) = used("retention", "plan", "--json").records
-    assert (row["lifecycle"], row["state"], row["ended"], row["removable"]) == ("leased-job", "cancelled", 1, 0)
+    assert (row["lifecycle"], row["state"], row["ended"], row["removable"]) == ("leased-job", "cancelled", 2, 0)
     monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "off")
     assert "for ever" in used("retention", "plan").out
     assert used("retention", "run", "--json").record["jobs"] == 0
     monkeypatch.setenv("TRELLIS_RETENTION_STATES", "leased-job.cancelled=0")
-    assert used("retention", "plan", "--json").records[0]["removable"] == 1
+    row = used("retention", "plan", "--json").records[0]
+    assert (row["removable"], row["keys"]) == (1, 1), "the id that was given answers for a day"
+    assert "1 by their idempotency key" in " ".join(used("retention", "plan").out.split())
     assert used("retention", "run", "--reason", "spring cleaning").out.startswith("1 job removed with 2 events")
     asyncio.run(_publish(used.url))
     answer = used("audit", "verify")
