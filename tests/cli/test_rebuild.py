@@ -15,10 +15,12 @@ VIOLIN = "archivist-violin"
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What is published; the store's own locks are not, and a rebuild's own record is made by it."""
+    """What is published; the store's own locks are not. A rebuild's own record, and the chain it begins, are made by it."""
     found = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
     published = {name: file for name, file in found.items() if not name.startswith(".trellis/")}
-    return {name: file.read_bytes() for name, file in published.items() if "-rebuilt-" not in name}
+    return {
+        name: file.read_bytes() for name, file in published.items() if "-rebuilt-" not in name and "/chain/" not in name
+    }
 
 
 def lose_ledger(folder: Path) -> None:

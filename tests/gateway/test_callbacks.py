@@ -70,7 +70,7 @@ class Callbacks:
         instance = self.door.instance
         objects = instance.objects
         await ActRecorder(instance.ledger, instance.actor(Role.PROJECTOR), DocumentPublisher(objects)).publish_new()
-        found = [await objects.get(info.key) for info in (await objects.list("audit/")).items]
+        found = [await objects.get(info.key) for info in (await objects.list("audit/2")).items]
         made = [json.loads(one.body) for one in found if one is not None]
         return [one for one in made if one["event"].startswith("callback.")]
 

@@ -18,7 +18,7 @@ async def _records(rig: Rig) -> list[dict[str, Any]]:
     """The audit records about callbacks."""
     projector = rig.instance.actor(Role.PROJECTOR)
     await ActRecorder(rig.instance.ledger, projector, DocumentPublisher(rig.instance.objects)).publish_new()
-    found = [await rig.instance.objects.get(info.key) for info in (await rig.instance.objects.list("audit/")).items]
+    found = [await rig.instance.objects.get(info.key) for info in (await rig.instance.objects.list("audit/2")).items]
     told = [json.loads(one.body) for one in found if one is not None]
     return [one for one in told if one["event"].startswith("callback.")]
 

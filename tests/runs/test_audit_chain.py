@@ -214,7 +214,26 @@ async def test_two_sealers_at_once_do_not_fork_the_chain(world: World):
         await two.seal(end, at_once=True)
     assert (one.head, (await audited(stand.ledger, objects)).violations) == (two.head, ())
     numbers = [int(key[-17:-5]) for key in await keys(objects, "audit/chain/")]
-    assert numbers == [1, 2, 3]
+    assert numbers == [1, 2, 3, 4], "the first one says that records were published before"
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_records_from_before_the_chain_are_counted_and_no_others(world: World):
+    """An instance that published without sealing, and removed a job, is upgraded."""
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    old = sealing_projector(stand.ledger, objects, world.clock)
+    old.sealer = None
+    await publish(old)
+    world.clock.advance(40 * DAY_S)
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
+    await work(stand, 1, type_="late")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    report = await audited(stand.ledger, objects)
+    assert (report.violations, report.unproven, report.sealed) == ((), 8, 5)
+    tampering = ObjectTampering(objects)
+    await tampering._put(next(key for key in await keys(objects) if "segments" in key and "late" in key), None)
+    assert not (await audited(stand.ledger, objects)).ok
 
 
 @pytest.mark.requirement("OBS-1")

@@ -102,7 +102,8 @@ def _print(cli: Cli, report: AuditReport, limit: int) -> None:
         cli.out.note(f"the chain began again with block {number}, after the object store was lost and rebuilt")
     if report.unproven:
         cli.out.note(
-            f"{counted(report.unproven, 'record')} of NLM jobs not judged: run it where TRELLIS_NLM_LEDGER can be opened"
+            f"{counted(report.unproven, 'record')} not judged: older than the chain, or of NLM jobs whose ledger"
+            " (TRELLIS_NLM_LEDGER) cannot be opened here"
         )
     told = counted(report.found, "violation") if report.found else "no violation"
     sealed = f"{counted(report.blocks, 'block')}, {counted(report.sealed, 'record')} sealed, {report.unsealed} not yet"

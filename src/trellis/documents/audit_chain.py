@@ -10,9 +10,11 @@
 """
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, cast
 
 from trellis.documents import audit, ids
@@ -22,7 +24,7 @@ from trellis.engine.clock import Clock
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import AuditHead, RecordedEvent
+from trellis.engine.records import AuditHead, Event, RecordedEvent
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored
 
@@ -33,6 +35,8 @@ NLM_CHAIN = "nlm"
 NO_BLOCK = "0" * 64
 """The hash that the first block names as its predecessor."""
 PAGE = 500
+QUEUED_MAX = 20_000
+"""The most records that wait in memory for their block. Beyond it they are read from the ledger."""
 
 _log = log_of("trellis.audit_chain")
 
@@ -63,6 +67,9 @@ class ChainBlock:
     records: tuple[SealedRecord, ...]
     restarts: bool = False
     """Whether the blocks before it were lost with the object store, which a rebuild then made again."""
+    late: bool = False
+    """Whether it is the first block of an instance that had published records before. Those of jobs that had left the
+    ledger by then are in no block."""
 
     def to_bytes(self) -> bytes:
         """The block as it is stored: the same block always gives the same bytes."""
@@ -76,6 +83,7 @@ class ChainBlock:
             "to": self.end,
             "count": len(self.records),
             **({"restarts": True} if self.restarts else {}),
+            **({"late": True} if self.late else {}),
             "records": [[one.event_id, one.day, one.sha256, one.position] for one in self.records],
         }
         return json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -95,6 +103,7 @@ class ChainBlock:
                 end=made["to"],
                 records=records,
                 restarts=made.get("restarts", False),
+                late=made.get("late", False),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RecordInvalid(event=key, problem=f"it is no block of the audit chain: {error}") from error
@@ -111,13 +120,18 @@ def _text_or_none(value: Any) -> str | None:
 
 def day_of(at: datetime) -> str:
     """The day of a record, as its folder is named."""
-    return ids.audit_folder(at).rpartition("/")[2]
+    there = at.astimezone(UTC)
+    return f"{there.year:04}{there.month:02}{there.day:02}"
 
 
 def sealed_event(record: RecordedEvent, position: str) -> SealedRecord:
     """An event as a block lists it."""
-    event = record.event
-    return SealedRecord(event.id, day_of(event.ts), sha256(audit.to_line(record)), position)
+    return sealed_line(record.event, audit.to_line(record), position)
+
+
+def sealed_line(event: Event, line: bytes, position: str) -> SealedRecord:
+    """An event whose line is known, as a block lists it."""
+    return SealedRecord(event.id, day_of(event.ts), sha256(line), position)
 
 
 def sealed_act(act: AdminAct) -> SealedRecord:
@@ -154,12 +168,29 @@ class AuditSealer:
     _read_up_to: str | None = None
     """Where sealed events end. Beyond the newest block only positions without events follow."""
     _due_at: float | None = None
+    _queue: deque[SealedRecord] = field(default_factory=deque[SealedRecord])
+    """Published records in feed order that need not be read from the ledger again."""
+    _queued_from: str | None = None
+    _queued_to: str | None = None
 
     async def begin(self) -> AuditHead:
         """Read the newest block. A ledger without one continues the chain of the object store, or begins one."""
         head = await continue_chain(self.ledger, self.objects, self.actor, self.chain)
         self.head, self._read_up_to, self._acts_wait, self._due_at = head, head.position, True, None
+        self._queue.clear()
+        self._queued_from = self._queued_to = None
         return head
+
+    def note(self, start: str | None, end: str, records: Sequence[SealedRecord]) -> None:
+        """Take over the records of a page of the feed that is being published: all events between two positions.
+
+        Records that are not taken over, because too many wait or the process began with them, are read from the ledger.
+        """
+        if self._queued_to is None or start != self._queued_to or len(self._queue) + len(records) > QUEUED_MAX:
+            self._queue.clear()
+            self._queued_from = start or ""
+        self._queue.extend(records)
+        self._queued_to = end
 
     def act_published(self) -> None:
         """Note that the record of an administrative act was written."""
@@ -190,7 +221,7 @@ class AuditSealer:
         head = self.head
         assert head is not None, "begin() has read it"
         acts = await self.ledger.acts(unsealed=True)
-        events, end = await self._events(head.position, up_to, self.options.records_max)
+        events, end = await self._next_events(head.position, up_to)
         if not events and not acts:
             self._acts_wait, self._read_up_to, self._due_at = False, end, None
             return 0
@@ -208,6 +239,20 @@ class AuditSealer:
 
     def _key(self, block: ChainBlock) -> str:
         return ids.block_key(self.chain, block.number)
+
+    async def _next_events(self, after: str | None, up_to: str | None) -> tuple[list[SealedRecord], str | None]:
+        """The next events to seal: those that were taken over, and others from the ledger."""
+        limit, begins = self.options.records_max, self._queued_from
+        if up_to is None or begins is None or self._queued_to is None:
+            return await self._events(after, up_to, limit)
+        if (after or "") < begins:
+            return await self._events(after, min(up_to, begins), limit)
+        while self._queue and (self._queue[0].position or "") <= (after or ""):
+            self._queue.popleft()
+        if (after or "") >= self._queued_to:
+            return await self._events(after, up_to, limit)
+        found = [one for one in islice(self._queue, limit) if (one.position or "") <= up_to]
+        return found, found[-1].position if len(found) == limit else min(up_to, self._queued_to)
 
     async def _events(self, after: str | None, up_to: str | None, limit: int) -> tuple[list[SealedRecord], str | None]:
         """The next events up to a position, at most `limit`, and the position they reach."""
@@ -259,7 +304,13 @@ class AuditSealer:
 
 
 def _next_block(
-    head: AuditHead, records: Sequence[SealedRecord], *, at: datetime, end: str | None, restarts: bool = False
+    head: AuditHead,
+    records: Sequence[SealedRecord],
+    *,
+    at: datetime,
+    end: str | None,
+    restarts: bool = False,
+    late: bool = False,
 ) -> ChainBlock:
     return ChainBlock(
         number=head.number + 1,
@@ -270,6 +321,7 @@ def _next_block(
         end=end,
         records=tuple(records),
         restarts=restarts,
+        late=late,
     )
 
 
@@ -290,11 +342,23 @@ async def continue_chain(ledger: Ledger, objects: ObjectStore, actor: Actor, cha
     if last is not None:
         body, block = last
         first = replace(_head_of(block, body), position=None, feed=block.feed + 1)
+    elif (await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)).items:
+        first = await _begin_late(ledger, objects, first, chain)
     if await ledger.extend_audit_chain(actor, first, after=None):
         return first
     head = await ledger.audit_head()
     assert head is not None, "another process stored it"
     return head
+
+
+async def _begin_late(ledger: Ledger, objects: ObjectStore, before: AuditHead, chain: str) -> AuditHead:
+    """Write the first block of an instance that has published records before, which says so."""
+    body = _next_block(before, (), at=await ledger.now(), end=None, late=True).to_bytes()
+    key = ids.block_key(chain, 1)
+    if not isinstance(await objects.put(key, body, when=CREATE), PutStored):
+        there = await objects.get(key)
+        body = b"" if there is None else there.body
+    return _head_of(ChainBlock.read(key, body), body)
 
 
 async def restart_chain(ledger: Ledger, objects: ObjectStore, actor: Actor, chain: str = INSTANCE_CHAIN) -> None:

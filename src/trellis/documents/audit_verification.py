@@ -84,7 +84,8 @@ class AuditReport:
     unsealed: int = 0
     """Number of events in the ledger that no block has yet."""
     unproven: int = 0
-    """Number of records of a ledger that cannot be opened from here and that no block has."""
+    """Number of records that no block has and that cannot be judged: they are older than the chain, or of a ledger that
+    cannot be opened from here."""
     restarts: tuple[int, ...] = ()
     """Numbers of the blocks with which the chain began again after the object store was lost."""
     found: int = 0
@@ -128,18 +129,18 @@ async def verify_audit(
         return comparison.report(unread)
 
 
-_VERIFICATION_QUERIES = NamedQueries("trellis.documents:audit_verification.sql")
+_AUDIT_QUERIES = NamedQueries("trellis.documents:audit_verification.sql")
 
 
 _TABLES = (
-    _VERIFICATION_QUERIES.create_sealed,
-    _VERIFICATION_QUERIES.create_sealed_record,
-    _VERIFICATION_QUERIES.create_stray,
-    _VERIFICATION_QUERIES.create_stray_record,
-    _VERIFICATION_QUERIES.create_removed,
-    _VERIFICATION_QUERIES.create_removed_job,
-    _VERIFICATION_QUERIES.create_segments,
-    _VERIFICATION_QUERIES.create_rebuilt,
+    _AUDIT_QUERIES.create_sealed,
+    _AUDIT_QUERIES.create_sealed_record,
+    _AUDIT_QUERIES.create_stray,
+    _AUDIT_QUERIES.create_stray_record,
+    _AUDIT_QUERIES.create_removed,
+    _AUDIT_QUERIES.create_removed_job,
+    _AUDIT_QUERIES.create_segments,
+    _AUDIT_QUERIES.create_rebuilt,
 )
 
 
@@ -185,6 +186,8 @@ class _Comparison:
         self._blocks = self._sealed = self._unsealed = self._records = 0
         self._restarts: list[int] = []
         self._all_rebuilt_listed = True
+        self._late = ""
+        """When the chain of an instance with earlier records began. Whether those were changed cannot be judged."""
 
     def close(self) -> None:
         """Close the connection, which deletes the file."""
@@ -212,6 +215,7 @@ class _Comparison:
                     detail = f"block {block.number} does not follow the newest block of the ledger"
                     self._add(place="chain", block=block.number, key=key, detail=detail)
                 break  # written, and not yet stored as the newest block
+            self._late = max(self._late, block.at if block.late else "")
             if block.restarts and not number:
                 number, previous, self._restarts = block.number - 1, block.previous, [*self._restarts, block.number]
             problem = _problem(block, key == ids.block_key(name, block.number), number, previous)
@@ -246,7 +250,7 @@ class _Comparison:
         for one in block.records:
             job = None if one.position is None else one.event_id.rpartition("-")[0]
             row = (name, block.number, block.feed, one.event_id, one.day, one.sha256, one.position, job)
-            self._db.execute(_VERIFICATION_QUERIES.add_sealed, row)
+            self._db.execute(_AUDIT_QUERIES.add_sealed, row)
         self._db.execute("COMMIT")
         self._blocks += 1
         self._sealed += len(block.records)
@@ -322,11 +326,11 @@ class _Comparison:
             if order is not None:
                 last, low = max(last, order), order if low < 0 else min(low, order)
         if low >= 0:
-            self._db.execute(_VERIFICATION_QUERIES.add_segment, (key, key.split("/")[1], low, last))
+            self._db.execute(_AUDIT_QUERIES.add_segment, (key, key.split("/")[1], low, last))
 
     def _add_unreadable(self, key: str, event_id: str | None, detail: str) -> None:
         day = key.split("/")[1]
-        found = self._db.execute(_VERIFICATION_QUERIES.find_other, (event_id or "", day, "")).fetchall()
+        found = self._db.execute(_AUDIT_QUERIES.find_other, (event_id or "", day, "")).fetchall()
         order, position, block = found[0] if found else (LATER, None, None)
         facts = {"event_id": event_id, "position": position, "block": block, "order": order}
         self._add(place="objects", key=key, detail=detail, **facts)
@@ -335,20 +339,19 @@ class _Comparison:
         """Note where a record lies. Returns its place in the chain, if the order of its segment can be judged by it."""
         self._records += 1
         which = (record.event_id, record.day, record.sha256)
-        rows = self._db.execute(_VERIFICATION_QUERIES.find, which).fetchall()
+        rows = self._db.execute(_AUDIT_QUERIES.find, which).fetchall()
         self._note_act(record.made, rows[0][4] if rows else None, rows[0][0] if rows else LATER)
         if not rows:
             self._db.execute(
-                _VERIFICATION_QUERIES.add_stray,
-                (key, *which, record.line, cast("str | None", record.made.get("lifecycle"))),
+                _AUDIT_QUERIES.add_stray, (key, *which, record.line, cast("str | None", record.made.get("lifecycle")))
             )
             return None
         order, feed, met, _, chain = rows[0]
         if met:
             self._add_at(record, "objects", key, "the record is there twice")
-        self._db.execute(_VERIFICATION_QUERIES.mark_met, which)
+        self._db.execute(_AUDIT_QUERIES.mark_met, which)
         if record.made.get("event") == RETAINED:  # retention removes its own acts without another act
-            self._db.execute(_VERIFICATION_QUERIES.mark_in_ledger, (*which, chain))
+            self._db.execute(_AUDIT_QUERIES.mark_in_ledger, (*which, chain))
         began = self._chains[chain].began.get(feed)
         return None if began is not None and record.ts < began else order
 
@@ -364,14 +367,14 @@ class _Comparison:
             keys = cast("list[str]", written)
             self._all_rebuilt_listed &= len(keys) < audit_log.KEYS_MAX
             for key in keys:
-                self._db.execute(_VERIFICATION_QUERIES.add_rebuilt, (str(key),))
+                self._db.execute(_AUDIT_QUERIES.add_rebuilt, (str(key),))
         if made["event"] == RETAINED and chain is not None:
             self._note_retention(made, chain, order)
 
     def _note_retention(self, made: dict[str, Any], name: str, order: int) -> None:
         """Note which jobs and acts a pass of retention removed from the ledger of this chain."""
         for job in cast("list[str]", made.get("jobs", [])):
-            self._db.execute(_VERIFICATION_QUERIES.add_removed, (str(job), order))
+            self._db.execute(_AUDIT_QUERIES.add_removed, (str(job), order))
         chain, cut = self._chains[name], str(made.get("acts_before") or "")[:10].replace("-", "")
         chain.acts_before = max(chain.acts_before, cut)
 
@@ -402,16 +405,16 @@ class _Comparison:
 
     def _compare(self, name: str, head: AuditHead | None, sealed: SealedRecord, line: bytes) -> None:
         which = (sealed.event_id, sealed.day, sealed.sha256)
-        rows = self._db.execute(_VERIFICATION_QUERIES.find, which).fetchall()
+        rows = self._db.execute(_AUDIT_QUERIES.find, which).fetchall()
         position = sealed.position
         if not rows:
             if head is not None and head.position is not None and position is not None and position <= head.position:
                 self._add_changed(name, sealed, line)
                 return
             self._unsealed += 1
-            self._db.execute(_VERIFICATION_QUERIES.forget_stray, which)
+            self._db.execute(_AUDIT_QUERIES.forget_stray, which)
             return
-        self._db.execute(_VERIFICATION_QUERIES.mark_in_ledger, (*which, name))
+        self._db.execute(_AUDIT_QUERIES.mark_in_ledger, (*which, name))
         if head is not None:
             own = [row for row in rows if row[1] == head.feed]
             if own and all(row[3] != position for row in own):
@@ -423,38 +426,38 @@ class _Comparison:
 
     def _add_changed(self, name: str, sealed: SealedRecord, line: bytes) -> None:
         """Report an event or act of the ledger that was not sealed as it is now."""
-        other = self._db.execute(_VERIFICATION_QUERIES.find_other, (sealed.event_id, sealed.day, name)).fetchall()
+        other = self._db.execute(_AUDIT_QUERIES.find_other, (sealed.event_id, sealed.day, name)).fetchall()
         if not other:
             detail = "no block has this event, and the blocks go beyond its position"
             facts = {"event_id": sealed.event_id, "position": sealed.position}
             self._add(place="ledger", detail=detail, **facts)
             return
         order, position, block = other[0]
-        self._db.execute(_VERIFICATION_QUERIES.mark_in_ledger, (*self._which(order), name))
+        self._db.execute(_AUDIT_QUERIES.mark_in_ledger, (*self._which(order), name))
         detail = "the ledger has another record of it than the one that was sealed"
-        stray = self._db.execute(_VERIFICATION_QUERIES.strays_of, (sealed.event_id, sealed.day)).fetchall()
+        stray = self._db.execute(_AUDIT_QUERIES.strays_of, (sealed.event_id, sealed.day)).fetchall()
         if stray:
             detail += f", and so has the object store; they differ in {_difference(stray[0][1], line)}"
         facts = {"event_id": sealed.event_id, "position": position, "block": block, "order": order}
         self._add(place="ledger", detail=detail, **facts)
 
     def _which(self, order: int) -> tuple[str, str, str]:
-        row = self._db.execute(_VERIFICATION_QUERIES.record_at, (order,)).fetchall()[0]
+        row = self._db.execute(_AUDIT_QUERIES.record_at, (order,)).fetchall()[0]
         return row[0], row[1], row[2]
 
     def _add_changed_object(self, sealed: SealedRecord, line: bytes, row: Any) -> None:
         """Report a record that the ledger still has and the object store has not, or not so."""
-        stray = self._db.execute(_VERIFICATION_QUERIES.strays_of, (sealed.event_id, sealed.day)).fetchall()
-        block, position = self._db.execute(_VERIFICATION_QUERIES.block_of, (row[0],)).fetchall()[0]
+        stray = self._db.execute(_AUDIT_QUERIES.strays_of, (sealed.event_id, sealed.day)).fetchall()
+        block, position = self._db.execute(_AUDIT_QUERIES.block_of, (row[0],)).fetchall()[0]
         facts = {"event_id": sealed.event_id, "position": position, "block": block, "order": row[0]}
         if stray:
             key, there = stray[0]
             detail = f"the record is not the one that was sealed: it differs in {_difference(there, line)}"
             self._add(place="objects", key=key, detail=detail, **facts)
-            self._db.execute(_VERIFICATION_QUERIES.forget_stray_at, (key, sealed.event_id))
+            self._db.execute(_AUDIT_QUERIES.forget_stray_at, (key, sealed.event_id))
         else:
             self._add(place="objects", detail="the record is missing", **facts)
-        self._db.execute(_VERIFICATION_QUERIES.mark_met, (sealed.event_id, sealed.day, sealed.sha256))
+        self._db.execute(_AUDIT_QUERIES.mark_met, (sealed.event_id, sealed.day, sealed.sha256))
 
     async def _read_acts(self, name: str, ledger: Ledger) -> None:
         last = 0
@@ -467,26 +470,26 @@ class _Comparison:
 
     def _compare_act(self, name: str, act: AdminAct) -> None:
         sealed, line = sealed_act(act), audit.act_to_line(act)
-        if self._db.execute(_VERIFICATION_QUERIES.find_other, (sealed.event_id, sealed.day, name)).fetchall():
-            if self._db.execute(_VERIFICATION_QUERIES.find, (sealed.event_id, sealed.day, sealed.sha256)).fetchall():
+        if self._db.execute(_AUDIT_QUERIES.find_other, (sealed.event_id, sealed.day, name)).fetchall():
+            if self._db.execute(_AUDIT_QUERIES.find, (sealed.event_id, sealed.day, sealed.sha256)).fetchall():
                 self._compare(name, None, sealed, line)
             else:
                 self._add_changed(name, sealed, line)
             return
         self._note_act(audit.act_document(act), name)
-        self._db.execute(_VERIFICATION_QUERIES.forget_stray, (sealed.event_id, sealed.day, sealed.sha256))
+        self._db.execute(_AUDIT_QUERIES.forget_stray, (sealed.event_id, sealed.day, sealed.sha256))
 
     def _find_missing(self, name: str, head: AuditHead | None) -> None:
         feed = 0 if head is None else head.feed
         for order, event_id, _, position, block in self._db.execute(
-            _VERIFICATION_QUERIES.missing_events, (name, feed, VIOLATIONS_MAX)
+            _AUDIT_QUERIES.missing_events, (name, feed, VIOLATIONS_MAX)
         ).fetchall():
             detail = "the event is missing, and retention did not remove its job"
             facts = {"event_id": event_id, "position": position, "block": block, "order": order}
             self._add(place="ledger", detail=detail, **facts)
         before = self._chains[name].acts_before
         for order, event_id, _, block in self._db.execute(
-            _VERIFICATION_QUERIES.missing_acts, (name, feed, before, VIOLATIONS_MAX)
+            _AUDIT_QUERIES.missing_acts, (name, feed, before, VIOLATIONS_MAX)
         ).fetchall():
             detail = "the administrative act is missing, and retention did not remove it"
             self._add(place="ledger", event_id=event_id, block=block, order=order, detail=detail)
@@ -496,28 +499,29 @@ class _Comparison:
     def report(self, unread: set[str]) -> AuditReport:
         """The result. `unread` names chains whose ledger could not be opened."""
         unproven = 0
-        strays = self._db.execute(_VERIFICATION_QUERIES.strays, (VIOLATIONS_MAX,)).fetchall()
-        for key, event_id, _, order, lifecycle in strays:
-            if order is None and NLM_CHAIN in unread and lifecycle == NLM_JOB.name:
+        strays = self._db.execute(_AUDIT_QUERIES.strays, (VIOLATIONS_MAX,)).fetchall()
+        for key, event_id, line, order, lifecycle in strays:
+            elsewhere = NLM_CHAIN in unread and lifecycle == NLM_JOB.name
+            if order is None and (elsewhere or json.loads(line)["ts"] < self._late):
                 unproven += 1
                 continue
             detail = "no block has this record, and the ledger does not have it either"
             if order is not None:
                 detail = "the record is not the one that was sealed"
             block, position = (
-                self._db.execute(_VERIFICATION_QUERIES.block_of, (order,)).fetchall()[0] if order else (None, None)
+                self._db.execute(_AUDIT_QUERIES.block_of, (order,)).fetchall()[0] if order else (None, None)
             )
             facts = {"event_id": event_id, "key": key, "block": block, "position": position}
             self._add(place="objects", detail=detail, order=LATER if order is None else order, **facts)
         changed = {event_id for _, event_id, _, order, _ in strays if order is not None}
         for order, event_id, _, position, block in self._db.execute(
-            _VERIFICATION_QUERIES.missing_objects, (VIOLATIONS_MAX,)
+            _AUDIT_QUERIES.missing_objects, (VIOLATIONS_MAX,)
         ).fetchall():
             if event_id not in changed:
                 facts = {"event_id": event_id, "position": position, "block": block, "order": order}
                 self._add(place="objects", detail="the record is missing", **facts)
         if self._all_rebuilt_listed:
-            for key, order in self._db.execute(_VERIFICATION_QUERIES.overlapping, (VIOLATIONS_MAX,)).fetchall():
+            for key, order in self._db.execute(_AUDIT_QUERIES.overlapping, (VIOLATIONS_MAX,)).fetchall():
                 self._add(place="objects", key=key, detail="the segment holds a line of another segment", order=order)
         return AuditReport(
             blocks=self._blocks,
@@ -530,11 +534,9 @@ class _Comparison:
         )
 
     def _add_at(self, record: _StoredRecord, place: str, key: str, detail: str) -> None:
-        rows = self._db.execute(_VERIFICATION_QUERIES.find, (record.event_id, record.day, record.sha256)).fetchall()
+        rows = self._db.execute(_AUDIT_QUERIES.find, (record.event_id, record.day, record.sha256)).fetchall()
         order = rows[0][0] if rows else LATER
-        block, position = (
-            self._db.execute(_VERIFICATION_QUERIES.block_of, (order,)).fetchall()[0] if rows else (None, None)
-        )
+        block, position = self._db.execute(_AUDIT_QUERIES.block_of, (order,)).fetchall()[0] if rows else (None, None)
         facts = {"event_id": record.event_id, "position": position, "block": block, "order": order}
         self._add(place=place, key=key, detail=detail, **facts)
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from trellis.artifacts.rows import ArtifactRow
 from trellis.documents import audit, ids
 from trellis.documents import run_documents as documents
-from trellis.documents.audit_chain import AuditSealer
+from trellis.documents.audit_chain import AuditSealer, SealedRecord, sealed_line
 from trellis.documents.audit_log import ActRecorder, SegmentLine, SegmentWriter, line_of
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
@@ -21,7 +21,7 @@ from trellis.documents.run_documents import Publication, RunFacts, RunRequest
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event, RecordedEvent
+from trellis.engine.records import Event, FeedPage, RecordedEvent
 from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions, TakenOver
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
@@ -111,6 +111,8 @@ DOCUMENTED = frozenset(LIFECYCLES) - SEGMENTED
 PAYLOADS_MAX = 1_000
 JOBS_AT_ONCE = 16
 """Number of jobs whose documents are written concurrently."""
+NOTED_MAX = 20_000
+"""The most hashes of published records that are remembered for the audit chain."""
 BEGINNING = "-"
 AHEAD = "documents="
 """Prefix of the position up to which documents are published, when that is ahead. No job type begins like this."""
@@ -191,6 +193,8 @@ class EventRecorder:
         """Number of existing records in another format."""
         self.differing: dict[str, ProjectorAlert] = {}
         """Alerts by the key of the object that was in the way."""
+        self.noted: dict[str, SealedRecord] | None = None
+        """Hashes of the records that were published, by event id, until the sealer takes them. None if nothing seals."""
         self._ledger = ledger
         self._publisher = publisher
         self._payloads: OrderedDict[JobId, bytes] = OrderedDict()
@@ -206,12 +210,23 @@ class EventRecorder:
             if record.event.lifecycle in SEGMENTED and record.type not in self.alone:
                 waiting.append(record)
             else:
+                self._note(record)
                 families.setdefault(await self._family(record), []).append(record)
         written = await self._publish_families(families.values(), between) if families else 0
         for record in waiting:
+            line = line_of(record)
+            self._note(record, line.body)
             if not self.segments.is_recorded(record.event.id):
-                self.segments.add(line_of(record))
+                self.segments.add(line)
         return written
+
+    def _note(self, record: RecordedEvent, line: bytes | None = None) -> None:
+        """Remember the hash of a record for the audit chain."""
+        if self.noted is None:
+            return
+        if len(self.noted) >= NOTED_MAX:
+            self.noted.clear()  # the sealer reads them from the ledger
+        self.noted[record.event.id] = sealed_line(record.event, line or audit.to_line(record), "")
 
     async def _family(self, record: RecordedEvent) -> JobId:
         """The job whose events are published in sequence with these.
@@ -447,10 +462,25 @@ class Projector(FeedSubscriber[ProjectorOptions]):
             if event.lifecycle in SEGMENTED or position > ahead
         ]
         written = await self._recorder.take(events, self.keep)
+        self._pass_on(page)
         self._is_behind = len(page.events) >= self.options.batch
         self._events_up_to = page.position
         self._documents_up_to = max(ahead, page.position)
         return replace(done, events=done.events + len(page.events), written=done.written + written)
+
+    def _pass_on(self, page: FeedPage) -> None:
+        """Give the sealer the hashes of a page. If one is not known any more, it reads the page from the ledger."""
+        noted = self._recorder.noted
+        if self.sealer is None or noted is None:
+            return
+        known = [noted.pop(event.id, None) for event in page.events]
+        records = [
+            replace(one, position=position)
+            for one, position in zip(known, page.positions, strict=True)
+            if one is not None
+        ]
+        if len(records) == len(known) and known:
+            self.sealer.note(self._events_up_to, page.position, records)
 
     async def _publish_acts(self) -> int:
         written = await self._acts.publish_new()
@@ -504,6 +534,7 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         self._events_up_to = self._stored_up_to = place.position
         self._documents_up_to, self._is_behind = place.documents or place.position, False
         if self.sealer is not None:
+            self._recorder.noted = {}
             await self.sealer.begin()
         return True
 

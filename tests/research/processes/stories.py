@@ -211,7 +211,7 @@ class Story:
 
     async def _records(self) -> list[str]:
         """The keys of audit records of events in the instance's ledger; the backend publishes those of its own (`…@epoch`)."""
-        items = (await self.instance.objects.list("audit/", limit=PAGE)).items
+        items = (await self.instance.objects.list("audit/2", limit=PAGE)).items
         names = [(info.key, info.key.rpartition("/")[2]) for info in items]
         return [key for key, name in names if not name.startswith((REFUSALS, "act-")) and "@" not in name]
 

@@ -169,6 +169,8 @@ class WatchedObjects(Wrapped):
 
 def _kind(key: str, body: bytes) -> str:
     parts = key.split("/")
+    if parts[:2] == ["audit", "chain"]:
+        return "audit block"
     if parts[0] == "audit":
         return f"audit {json.loads(body)['event']}"
     if len(parts) > 4 and parts[2] == "runs":

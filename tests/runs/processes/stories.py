@@ -170,7 +170,7 @@ class Story:
     async def _check_audit(self) -> None:
         events = {ids.audit_key(event.ts, event.id): event for event in await self.events()}
         acts = [ids.audit_key(act.at, act.id) for act in await self.ledger.acts()]
-        there = [info.key for info in (await self.objects.list("audit/")).items]
+        there = [info.key for info in (await self.objects.list("audit/2")).items]  # by day; not the audit chain
         assert sorted(there) == sorted([*events, *acts]), "one audit record for each event and act, and no other"
         for key, event in events.items():
             found = await self.objects.get(key)

@@ -1,0 +1,102 @@
+"""`trellis audit` and `trellis retention`, as a person types them."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.cli.conftest import Terminal
+from tests.runs.tampering import SqliteTampering
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
+from trellis.app.wiring import token_key
+from trellis.cli.invocation import sqlite_path
+from trellis.runs.projector import Projector
+
+
+async def _publish(url: str) -> None:
+    async with open_instance(Settings.model_validate({}), url) as instance:
+        (projector,) = (one for one in instance.services() if isinstance(one, Projector))
+        while (await projector.run_once()).events:
+            pass
+        await projector.release()
+
+
+@pytest.fixture
+def used(local: Terminal) -> Terminal:
+    """An instance with a job that ended, one that waits, and a paused type; all of it published and sealed."""
+    local.submit("greet", '"world"', "--id", "first")
+    local.submit("greet", '"later"', "--id", "second", "--delay", "1h")
+    for job_id in ("first", local.submit("greet")):
+        assert local("job", "cancel", job_id, "--cause", "not needed").code == 0
+    assert local("queues", "pause", "greet", "--reason", "stocktaking").code == 0
+    asyncio.run(_publish(local.url))
+    return local
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+def test_verify_is_clean_and_then_names_what_was_changed(used: Terminal):
+    answer = used("audit", "verify")
+    assert (answer.code, "no violation" in answer.out) == (0, True), answer.out + answer.err
+    path = sqlite_path(used.url)
+    assert path is not None
+    first = "(SELECT id FROM trellis_submission WHERE job_id = 'first')"
+    SqliteTampering(path)._run((f"UPDATE trellis_event SET cause = 'another' WHERE version = 2 AND job = {first}", ()))
+    changed = used("audit", "verify", "--json")
+    assert changed.code == 1
+    first, counts = changed.records
+    assert (first["place"], first["event_id"], counts["violations"]) == ("ledger", "first-2", 1)
+    assert "the ledger has another record of it than the one that was sealed" in used("audit", "verify").out
+
+
+@pytest.mark.requirement("OBS-1")
+def test_head_is_printed_signed_and_found_again(used: Terminal):
+    head = used("audit", "head", "--json").record
+    assert (head["number"], len(head["sha256"])) == (1, 64)
+    assert head["sha256"] in used("audit", "head").out
+    assert used("audit", "verify", "--head", head["sha256"]).code == 0
+    assert used("audit", "verify", "--head", "f" * 64).code == 1
+    assert "64 hexadecimal digits" in used("audit", "verify", "--head", "f").err
+
+    from joserfc import jws
+
+    key = token_key(used.url, Settings.model_validate({}))
+    signed = jws.deserialize_compact(used("audit", "head", "--sign").out.strip(), key.key, algorithms=[key.algorithm])
+    assert json.loads(signed.payload)["sha256"] == head["sha256"]
+    assert signed.headers()["typ"] == "trellis-audit-head+jws"
+
+
+def test_head_of_an_instance_that_seals_nothing_says_who_does(local: Terminal):
+    answer = local("audit", "head")
+    assert (answer.code, "Nothing is sealed yet: `trellis up` seals" in answer.err) == (1, True)
+
+
+@pytest.mark.requirement("D61")
+def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatch: pytest.MonkeyPatch):
+    (row,) = used("retention", "plan", "--json").records
+    assert (row["lifecycle"], row["state"], row["ended"], row["removable"]) == ("leased-job", "cancelled", 2, 0)
+    monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "off")
+    assert "for ever" in used("retention", "plan").out
+    assert used("retention", "run", "--json").record["jobs"] == 0
+    monkeypatch.setenv("TRELLIS_RETENTION_STATES", "leased-job.cancelled=0")
+    row = used("retention", "plan", "--json").records[0]
+    assert (row["removable"], row["keys"]) == (1, 1), "the id that was given answers for a day"
+    assert "1 by their idempotency key" in " ".join(used("retention", "plan").out.split())
+    assert used("retention", "run", "--reason", "spring cleaning").out.startswith("1 job removed with 2 events")
+    asyncio.run(_publish(used.url))
+    answer = used("audit", "verify")
+    assert answer.code == 0, answer.out
+    monkeypatch.setenv("TRELLIS_RETENTION_STATES", "leased-job.canceled=1")
+    assert (
+        "no job ends in the state leased-job.canceled; did you mean leased-job.cancelled?"
+        in used("retention", "plan").err
+    )
+
+
+@pytest.mark.requirement("D61", "AUTH-1")
+def test_retention_is_run_by_operators_alone(used: Terminal, monkeypatch: pytest.MonkeyPatch):
+    token = used("token", "issue", "--role", "submitter").out.strip()
+    monkeypatch.setenv("TRELLIS_TOKEN", token)
+    monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "0.000001")
+    refused = used("retention", "run")
+    assert (refused.code, "control-plane" in refused.err) == (1, True), refused.err
