@@ -12,8 +12,8 @@ from typing import TypeVar, cast
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trellis.agents import frontmatter
-from trellis.agents.cron import EXPECTED as CRON_EXPECTED
-from trellis.agents.cron import cron_problem
+from trellis.engine.cron import EXPECTED as CRON_EXPECTED
+from trellis.engine.cron import cron_problem
 from trellis.agents.errors import DefinitionMalformed, SlugInvalid, StatusChangeRefused
 from trellis.agents.frontmatter import (
     NOTHING,

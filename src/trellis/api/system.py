@@ -1,4 +1,4 @@
-"""What an instance does now: its queues, its workers and its schedules (OBS-5, D35)."""
+"""What an instance does now: its queues and its workers (OBS-5, D35)."""
 
 from datetime import datetime
 
@@ -7,12 +7,11 @@ from trellis.engine.errors import Refused
 from trellis.engine.metrics import exposition
 from trellis.engine.records import JobFilter, WorkerRecord
 from trellis.engine.text import nearest
-from trellis.http.operation_shapes import QueuePaused, QueueShape, ScheduleShape, WorkerShape
+from trellis.http.operation_shapes import QueuePaused, QueueShape, WorkerShape
 from trellis.http.shapes import Page
 from trellis.operations.explain import served_types, worker_presence
 from trellis.operations.job_documents import json_value
 from trellis.operations.metrics import ledger_gauges
-from trellis.runs.timetable import Schedule
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.worker.app import checked_type
 
@@ -75,13 +74,6 @@ class LocalSystem:
         self._context.check_read(READ)
         return exposition(await ledger_gauges(self._context.ledger)).decode()
 
-    async def schedules(self) -> Page[ScheduleShape]:
-        """The agents that run on a schedule, by name, with the next and the last time."""
-        self._context.check_read("agents.read")
-        instance, now = await self._context.instance(), await self._context.now()
-        found = await instance.layer.schedules()
-        return Page[ScheduleShape](items=[_schedule(one, now) for one in found], next_cursor=None)
-
 
 def _worker(seen: WorkerRecord, now: datetime) -> WorkerShape:
     return WorkerShape(
@@ -91,17 +83,4 @@ def _worker(seen: WorkerRecord, now: datetime) -> WorkerShape:
         state=worker_presence(seen, now).value,
         held=seen.held,
         info=json_value(seen.info),
-    )
-
-
-def _schedule(schedule: Schedule, now: datetime) -> ScheduleShape:
-    last = schedule.last
-    return ScheduleShape(
-        agent=schedule.agent_slug,
-        cron=schedule.cron,
-        registered_at=schedule.registered_at,
-        next_at=schedule.next(now),
-        last_at=last.instant if last else None,
-        last_run=last.run_id if last else None,
-        skipped=last.skipped if last else None,
     )

@@ -30,6 +30,7 @@ from trellis.gateway.routes import (
     rules,
     runs,
     safety,
+    schedules,
     stream,
     system,
 )
@@ -58,6 +59,7 @@ ROUTES = (
     proposals,
     rules,
     safety,
+    schedules,
     stream,
     system,
 )

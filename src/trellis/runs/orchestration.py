@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from trellis.agents.catalog import AgentMissing, Catalog
-from trellis.agents.cron import EXPECTED as CRON_EXPECTED
-from trellis.agents.cron import cron_problem
+from trellis.engine.cron import EXPECTED as CRON_EXPECTED
+from trellis.engine.cron import cron_problem
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
 from trellis.documents import audit, ids, run_documents
 from trellis.documents.errors import AgentNotRunnable, CronInvalid, DocumentDiffers, RunNotFound, TooManyWaiting

@@ -17,7 +17,7 @@ from typing import Annotated, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, PlainSerializer, ValidationError
 
-from trellis.agents.cron import cron_problem, latest_instant, next_instant
+from trellis.engine.cron import cron_problem, latest_instant, next_instant
 from trellis.agents.definition import checked_slug
 from trellis.agents.errors import SlugInvalid
 from trellis.documents.errors import ScheduleContended

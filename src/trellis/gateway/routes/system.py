@@ -1,4 +1,4 @@
-"""What an instance does: liveness and health, which need no token, and its metrics, queues, workers, schedules and events."""
+"""What an instance does: liveness and health, which need no token, and its metrics, queues, workers and events."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,6 @@ from trellis.http.operation_shapes import (
     EventPage,
     QueuePaused,
     QueueShape,
-    ScheduleShape,
     WorkerShape,
 )
 from trellis.http.pages import EVENTS_MAX
@@ -73,7 +72,7 @@ async def _readiness(request: Request, response: Response) -> dict[str, Any]:
     return {"status": "ok" if found.is_ready else "degraded", "checks": dict(found.checks)}
 
 
-# --- queues, workers and schedules -------------------------------------------------------------------------------------
+# --- queues and workers ------------------------------------------------------------------------------------------------
 
 
 class QueueChange(pydantic.BaseModel):
@@ -113,12 +112,6 @@ async def change_queue(
 async def workers(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[WorkerShape]:
     """Worker processes that were seen lately, the last one first, and how much each holds."""
     return await api_for(instance, caller).system.workers()
-
-
-@router.get("/schedules", responses=PROBLEMS)
-async def schedules(instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]) -> Page[ScheduleShape]:
-    """The agents that run on a schedule, by name, with the next and the last time."""
-    return await api_for(instance, caller).system.schedules()
 
 
 @router.get("/events", responses=PROBLEMS)

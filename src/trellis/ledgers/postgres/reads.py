@@ -28,6 +28,7 @@ from trellis.engine.records import (
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
+from trellis.engine.schedules import DUE_MAX, SCHEDULES_MAX, DueSchedules, ScheduleRecord
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.postgres import request_keys, restore, rows
@@ -170,6 +171,8 @@ class ReadQueries(NamedQueries, file="trellis.ledgers.postgres:read.sql"):
     requested: LiteralString
     queues: LiteralString
     declared_types: LiteralString
+    schedules: LiteralString
+    due_schedules: LiteralString
     home_issuer: LiteralString
     workers: LiteralString
     followers: LiteralString
@@ -483,6 +486,14 @@ class PostgresReads:
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         return [rows.type_options(row) for row in await self.fetch(ReadQueries.declared_types, type_, DECLARED_MAX)]
+
+    async def schedules(self, name: str | None = None) -> list[ScheduleRecord]:
+        return [rows.schedule(row) for row in await self.fetch(ReadQueries.schedules, name, SCHEDULES_MAX)]
+
+    async def due_schedules(self, *, topics: bool) -> DueSchedules:
+        found = await self.fetch(ReadQueries.due_schedules, topics, DUE_MAX)
+        due = tuple(rows.schedule(row) for row in found if row["name"] is not None)
+        return DueSchedules(now=found[0]["now"], due=due, next_at=found[0]["later"])
 
     async def home_issuer(self) -> str | None:
         found = await self.fetch(ReadQueries.home_issuer)

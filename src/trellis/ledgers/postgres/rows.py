@@ -8,6 +8,7 @@ from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, node_of, rea
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
 from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage, TypeOptions
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, Signal
+from trellis.engine.schedules import ScheduleRecord, ScheduleSpec
 from trellis.ledgers.postgres.connection import PostgresRow
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, event_name
 from trellis.lifecycles.lifecycle import ROLES
@@ -63,6 +64,22 @@ def type_options(row: PostgresRow) -> TypeOptions:
         concurrency_limit=row["concurrency_limit"],
         keyed=row["keyed"],
         compensation=row["compensation"],
+    )
+
+
+def schedule(row: PostgresRow) -> ScheduleRecord:
+    """A row of `schedule`."""
+    return ScheduleRecord(
+        spec=ScheduleSpec.from_json(row["name"], row["spec"]),
+        owner=row["owner"],
+        version=row["version"],
+        paused=row["paused"],
+        since=row["since"],
+        next_at=row["next_at"],
+        firing=row["firing"],
+        last_at=row["last_at"],
+        last_job=row["last_job"],
+        skipped=row["skipped"],
     )
 
 

@@ -61,6 +61,7 @@ from trellis.engine.records import (
     WorkerRecord,
 )
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, StoredRequest
+from trellis.engine.schedules import DueSchedules, ScheduleRecord
 from trellis.ledgers.measures import measured
 from trellis.ledgers.refusals import (
     check_annotation,
@@ -70,7 +71,7 @@ from trellis.ledgers.refusals import (
     check_ids,
     check_peek_limit,
 )
-from trellis.ledgers.sqlite import control, moves, reads, request_keys, restore, rows, schema, submit, sweep
+from trellis.ledgers.sqlite import control, moves, reads, request_keys, restore, rows, schedules, schema, submit, sweep
 from trellis.ledgers.sqlite import control as acts
 from trellis.ledgers.sqlite import reads as recorded
 from trellis.ledgers.sqlite import retention as retain
@@ -249,6 +250,18 @@ class SqliteLedger:
         require(actor, "declare_types")
         check_declared(types)
         await self._writer.run(lambda tx: type_options.declare(tx, actor, types, only_new=only_new))
+
+    async def save_schedule(self, actor: Actor, record: ScheduleRecord, *, cause: str | None = None) -> bool:
+        require(actor, "save_schedule")
+        return await self._writer.run(lambda tx: schedules.save(tx, actor, record, cause))
+
+    async def remove_schedule(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
+        require(actor, "remove_schedule")
+        return await self._writer.run(lambda tx: schedules.remove(tx, actor, name, cause))
+
+    async def advance_schedule(self, actor: Actor, record: ScheduleRecord) -> bool:
+        require(actor, "advance_schedule")
+        return await self._writer.run(lambda tx: schedules.advance(tx, record))
 
     async def limit_key(self, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
         require(actor, "limit_key")
@@ -430,6 +443,12 @@ class SqliteLedger:
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         return await self._reader.run(lambda tx: type_options.every_declared(tx, type_))
+
+    async def schedules(self, name: str | None = None) -> list[ScheduleRecord]:
+        return await self._reader.run(lambda tx: schedules.find(tx, name))
+
+    async def due_schedules(self, *, topics: bool) -> DueSchedules:
+        return await self._reader.run(lambda tx: schedules.due(tx, topics=topics))
 
     async def home_issuer(self) -> str | None:
         return await self._reader.run(control.home_issuer)
