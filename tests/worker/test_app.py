@@ -76,7 +76,12 @@ def test_a_handler_declares_schedules_of_its_type_in_either_order_of_the_decorat
         payload={"title": "x", "pages": 1},
         overlap=Overlap.QUEUE,
     )
-    assert (seven.name, seven.concurrency_key, seven.misfire, seven.jitter_s) == ("index-seven", "k7", Misfire.ALL, 30.0)
+    assert (seven.name, seven.concurrency_key, seven.misfire, seven.jitter_s) == (
+        "index-seven",
+        "k7",
+        Misfire.ALL,
+        30.0,
+    )
 
 
 @pytest.mark.parametrize(

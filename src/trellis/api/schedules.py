@@ -118,6 +118,9 @@ class LocalSchedules:
             async with opened[0].open_bus_submitter() as submitter:
                 yield submitter
 
+        def wake() -> None:
+            opened[0].wake_bus()
+
         return JobSchedules(
             ledger=context.changes,
             permit=context.permit,
@@ -125,7 +128,7 @@ class LocalSchedules:
             owner=owner_name(context.reader),
             new_id=new_id,
             bus=bus,
-            accepted=lambda: opened[0].wake_bus(),
+            accepted=wake,
         )
 
     async def _detail(self, record: ScheduleRecord) -> ScheduleDetail:

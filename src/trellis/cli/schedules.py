@@ -61,7 +61,7 @@ async def show(cli: Cli, name: NameArgument) -> None:
         _print(cli, await api.schedules.get(name))
 
 
-async def add(
+async def add(  # noqa: PLR0917 - the options of a command
     cli: Cli,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name: a-z 0-9 . _ -, at most 64.")],
     cron: Annotated[str, typer.Option("--cron", metavar="CRON", help="Minute hour day month weekday, as in cron.")],

@@ -100,9 +100,7 @@ def instants_back(expression: str, until: datetime, zone: tzinfo = UTC) -> Itera
     # after any repeated hour, so that the first of two equal times is not left out.
     start = until + (timedelta(microseconds=1) if zone is UTC else CLOCK_CHANGE)
     return (
-        instant
-        for instant in _simulated(expression, start.astimezone(zone), zone, reverse=True)
-        if instant <= until
+        instant for instant in _simulated(expression, start.astimezone(zone), zone, reverse=True) if instant <= until
     )
 
 

@@ -141,7 +141,12 @@ def checked_spec(spec: ScheduleSpec) -> ScheduleSpec:
         ("cron", spec.cron, problem is None, f"{problem}; give {CRON_EXPECTED}"),
         ("tz", spec.tz, time_zone(spec.tz), "a name of the tz database, such as Europe/Kyiv or UTC"),
         ("type", spec.type or spec.topic, len(named) == 1, "give a job type or a topic, one of the two"),
-        ("type", "".join(named), all(re.fullmatch(TYPE_PATTERN, one) for one in named), f"it must match {TYPE_PATTERN}"),
+        (
+            "type",
+            "".join(named),
+            all(re.fullmatch(TYPE_PATTERN, one) for one in named),
+            f"it must match {TYPE_PATTERN}",
+        ),
         ("jitter_s", spec.jitter_s, 0 <= spec.jitter_s <= JITTER_S_MAX, f"from 0 to {JITTER_S_MAX:g} seconds"),
     )
     for option, value, is_right, expected in checks:

@@ -124,7 +124,7 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class _Periodic:
+class PeriodicHandler:
     """A schedule as `@app.periodic` gives it. Its job type is found when all handlers are registered."""
 
     handler: Callable[..., Any]
@@ -138,7 +138,7 @@ class App:
     def __init__(self, *, testing: bool = False) -> None:
         self.testing = testing
         self._specs: dict[str, JobSpec] = {}
-        self._periodic: list[_Periodic] = []
+        self._periodic: list[PeriodicHandler] = []
 
     def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a job type. Raises OptionInvalid."""
@@ -182,10 +182,15 @@ class App:
         checked = checked_spec(spec)
 
         def register(handler: HandlerT) -> HandlerT:
-            self._periodic.append(_Periodic(handler, checked, named=name is not None))
+            self._periodic.append(PeriodicHandler(handler, checked, named=name is not None))
             return handler
 
         return register
+
+    @property
+    def periodic_handlers(self) -> Sequence["PeriodicHandler"]:
+        """What `@app.periodic` registered, for an application that includes this one."""
+        return tuple(self._periodic)
 
     def schedules(self) -> list[ScheduleSpec]:
         """The schedules of its job types. Raises OptionInvalid for one whose handler or payload does not fit."""
@@ -195,7 +200,7 @@ class App:
                 raise OptionInvalid(option="name of a schedule", value=spec.name, expected="each has its own name")
         return made
 
-    def _schedule(self, periodic: "_Periodic") -> ScheduleSpec:
+    def _schedule(self, periodic: "PeriodicHandler") -> ScheduleSpec:
         found = next((spec for spec in self if spec.handler is periodic.handler), None)
         if found is None:
             raise _unusable(periodic.handler, "@app.periodic is for a handler that @app.job registers")
@@ -213,7 +218,7 @@ class App:
 
     def include(self, other: "App") -> None:
         """Add every job type and schedule of another application."""
-        self._periodic += other._periodic
+        self._periodic += other.periodic_handlers
         for spec in other:
             check_job_options(spec.options, testing=self.testing)
             self._add(spec)

@@ -32,7 +32,6 @@ from trellis.engine.schedules import (
     QUEUE_KEY_PREFIX,
     SCHEDULE_SCOPE,
     Decision,
-    Misfire,
     Overlap,
     ScheduleRecord,
     ScheduleSpec,
@@ -334,5 +333,9 @@ class JobSchedules:
 
     async def _unknown(self, name: str) -> ScheduleNotFound:
         near = nearest(name, [record.name for record in await self.ledger.schedules()])
-        hint = f"did you mean {near}?" if near else "`trellis schedules` lists those there are; agents' stand in their files"
+        hint = (
+            f"did you mean {near}?"
+            if near
+            else "`trellis schedules` lists those there are; agents' stand in their files"
+        )
         return ScheduleNotFound(name=name, hint=hint)

@@ -9,6 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+import pytest_asyncio
 
 from tests.ledgers.conformance.rig import ADMIN, WORKER, Rig, actor
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid, ScheduleExists, ScheduleNotFound
@@ -52,7 +53,7 @@ def book(rig: Rig, ledger: Ledger | None = None) -> JobSchedules:
     )
 
 
-@pytest.fixture(autouse=True)
+@pytest_asyncio.fixture(loop_scope="session", autouse=True)
 async def half_past(rig: Rig) -> None:
     """Every test begins at half past an hour, far from the instants of its schedules."""
     now = await rig.ledger.now()
@@ -62,7 +63,9 @@ async def half_past(rig: Rig) -> None:
 def next_clock_change(zone: ZoneInfo, after: datetime) -> datetime:
     """When the clocks of a time zone are next set forward, to the hour."""
     hours = (after.replace(minute=0, second=0, microsecond=0) + timedelta(hours=n) for n in range(370 * 24))
-    offsets = ((at, at.astimezone(zone).utcoffset(), (at - timedelta(hours=1)).astimezone(zone).utcoffset()) for at in hours)
+    offsets = (
+        (at, at.astimezone(zone).utcoffset(), (at - timedelta(hours=1)).astimezone(zone).utcoffset()) for at in hours
+    )
     return next(at for at, offset, before in offsets if offset is not None and before is not None and offset > before)
 
 
@@ -267,7 +270,9 @@ async def _play(rig: Rig, specs: list[ScheduleSpec], begin: datetime, end: datet
 async def test_every_instant_around_a_clock_change_has_one_job_while_processes_die(rig: Rig):
     specs = [
         ScheduleSpec(name="in-the-gap", cron="30 3 * * *", tz="Europe/Kyiv", type="work", misfire=Misfire.ALL),
-        ScheduleSpec(name="often", cron="0 */6 * * *", tz="Europe/Kyiv", type="work", misfire=Misfire.ALL, jitter_s=600),
+        ScheduleSpec(
+            name="often", cron="0 */6 * * *", tz="Europe/Kyiv", type="work", misfire=Misfire.ALL, jitter_s=600
+        ),
     ]
     begin = next_clock_change(ZoneInfo("Europe/Kyiv"), await rig.ledger.now()) - timedelta(hours=37)
     assert await _play(rig, specs, begin, begin + timedelta(days=3), 4 * HOUR_S) == 3 + 12
@@ -278,9 +283,14 @@ async def test_every_instant_around_a_clock_change_has_one_job_while_processes_d
 async def test_ten_thousand_instants_of_a_year_have_one_job_each_while_processes_die(rig: Rig):
     zones = ("Europe/Kyiv", "America/New_York", "Australia/Lord_Howe", "UTC")
     specs = [
-        *(ScheduleSpec(name=f"hourly-{n}", cron="0 * * * *", tz=zones[n], type="work", misfire=Misfire.ALL) for n in (0,)),
         *(
-            ScheduleSpec(name=f"daily-{zone.lower().replace('/', '-')}-{hour}", cron=f"30 {hour} * * *", tz=zone, type="work")
+            ScheduleSpec(name=f"hourly-{n}", cron="0 * * * *", tz=zones[n], type="work", misfire=Misfire.ALL)
+            for n in (0,)
+        ),
+        *(
+            ScheduleSpec(
+                name=f"daily-{zone.lower().replace('/', '-')}-{hour}", cron=f"30 {hour} * * *", tz=zone, type="work"
+            )
             for zone in zones
             for hour in (1, 2, 3)
         ),

@@ -451,9 +451,7 @@ class PostgresLedger(PostgresReads):
         target = (record.name, record.version, record.spec.to_json(), record.spec.topic is not None, record.paused)
         asked = (actor, *target, record.owner, record.since, record.next_at, reason(cause))
         sql = "select save_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-        return await self._admin_lane.call(
-            "save_schedule", record.name, lambda c, _: c.fetchval(sql, *asked)
-        )
+        return await self._admin_lane.call("save_schedule", record.name, lambda c, _: c.fetchval(sql, *asked))
 
     async def remove_schedule(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "remove_schedule")

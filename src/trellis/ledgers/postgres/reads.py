@@ -28,8 +28,8 @@ from trellis.engine.records import (
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
-from trellis.engine.schedules import DUE_MAX, SCHEDULES_MAX, DueSchedules, ScheduleRecord
 from trellis.engine.restoration import may_have_letter
+from trellis.engine.schedules import DUE_MAX, SCHEDULES_MAX, DueSchedules, ScheduleRecord
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.postgres import request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow

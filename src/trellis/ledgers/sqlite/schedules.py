@@ -57,9 +57,7 @@ def save(tx: Transaction, actor: Actor, record: ScheduleRecord, cause: str | Non
     texts = (record.name, record.version + 1, record.spec.to_json(), int(record.spec.topic is not None))
     times = [None if at is None else rows.microseconds(at) for at in (record.since, record.next_at)]
     by = (tx.names.actor_id(actor.name), tx.now)
-    tx.db.execute(
-        _ScheduleQueries.put, (*texts, int(record.paused), record.owner, *times, None, None, None, None, *by)
-    )
+    tx.db.execute(_ScheduleQueries.put, (*texts, int(record.paused), record.owner, *times, None, None, None, None, *by))
     _record_acts(tx, actor, before, record, cause)
     return True
 
