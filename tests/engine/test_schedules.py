@@ -9,7 +9,7 @@ import pytest
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.schedules import (
     CATCH_UP_MAX,
-    Decision,
+    InstantDecision,
     Misfire,
     Overlap,
     ScheduleRecord,
@@ -92,7 +92,7 @@ def test_the_misfire_policy_decides_which_missed_instants_fire(misfire: Misfire,
 @pytest.mark.requirement("RUN-9")
 def test_a_long_outage_fires_a_bounded_number_of_missed_instants():
     decision = decide(hourly(misfire=Misfire.ALL), hour(10_000))
-    assert decision == Decision(hour(10_000 - CATCH_UP_MAX + 1))
+    assert decision == InstantDecision(hour(10_000 - CATCH_UP_MAX + 1))
 
 
 def test_nothing_before_a_schedule_was_stored_changed_or_resumed_is_due():
@@ -115,7 +115,7 @@ def test_jitter_depends_on_name_and_instant_alone_and_delays_only():
     fires_at = spec.fires_at(hour(1))
     assert record.next_at == fires_at
     assert decide(record, fires_at - timedelta(microseconds=1)) is None
-    assert decide(record, fires_at) == Decision(hour(1))
+    assert decide(record, fires_at) == InstantDecision(hour(1))
 
 
 @pytest.mark.requirement("RUN-9")

@@ -118,7 +118,7 @@ class JobNotFound(InputError):
 
 
 class ScheduleNotFound(InputError):
-    """There is no schedule of jobs named {name!r}; {hint}."""
+    """There is no schedule of jobs named {name!r}; {hint}"""
 
     code = "NOT_FOUND"
 

@@ -246,14 +246,14 @@ def next_fires(record: ScheduleRecord, now: datetime, count: int) -> list[dateti
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class InstantDecision:
     """What is to be done about the next instants of a schedule: fire `instant`, or skip all up to it with a reason."""
 
     instant: datetime
     skipped: str | None = None
 
 
-def decide(record: ScheduleRecord, now: datetime) -> Decision | None:
+def decide(record: ScheduleRecord, now: datetime) -> InstantDecision | None:
     """What the misfire policy says at this moment; None if no instant is due."""
     spec = record.spec
     open_instants = takewhile(lambda instant: instant > record.since, instants_back(spec.cron, now, spec.zone))
@@ -264,16 +264,16 @@ def decide(record: ScheduleRecord, now: datetime) -> Decision | None:
     latest = newest_first[0]
     match spec.misfire:
         case Misfire.ONCE:
-            return Decision(latest)
+            return InstantDecision(latest)
         case Misfire.ALL:
-            return Decision(newest_first[-1])
+            return InstantDecision(newest_first[-1])
         case Misfire.SKIP:
             in_time = [one for one in newest_first if now - spec.fires_at(one) <= timedelta(seconds=LATE_S)]
             late = f"it was missed by more than {LATE_S:g} s"
-            return Decision(in_time[-1]) if in_time else Decision(latest, skipped=late)
+            return InstantDecision(in_time[-1]) if in_time else InstantDecision(latest, skipped=late)
 
 
-def decided(record: ScheduleRecord, decision: Decision) -> ScheduleRecord:
+def decided(record: ScheduleRecord, decision: InstantDecision) -> ScheduleRecord:
     """The record after a decision. A fired instant stays due until its job is submitted (`submitted`)."""
     if decision.skipped is None:
         return replace(record, since=decision.instant, firing=decision.instant, last_at=decision.instant, skipped=None)

@@ -31,7 +31,7 @@ from trellis.engine.schedules import (
     DUE_MAX,
     QUEUE_KEY_PREFIX,
     SCHEDULE_SCOPE,
-    Decision,
+    InstantDecision,
     Overlap,
     ScheduleRecord,
     ScheduleSpec,
@@ -176,7 +176,7 @@ class JobScheduleFirer:
         if decision is None:  # this process has other rules of a time zone than the one that stored `next_at`
             return await self._store(replace(record, next_at=record.spec.next_fire(now)))
         if decision.skipped is None:
-            decision = Decision(decision.instant, await self._overlap(record))
+            decision = InstantDecision(decision.instant, await self._overlap(record))
         made = await self._store(decided(record, decision))
         if made is None:
             return None
@@ -336,6 +336,6 @@ class JobSchedules:
         hint = (
             f"did you mean {near}?"
             if near
-            else "`trellis schedules` lists those there are; agents' stand in their files"
+            else "`trellis schedules` lists those there are; an agent's stands in its file."
         )
         return ScheduleNotFound(name=name, hint=hint)

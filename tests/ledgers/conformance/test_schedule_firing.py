@@ -17,7 +17,7 @@ from trellis.engine.jobs import Actor, TypeOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.engine.schedules import (
-    Decision,
+    InstantDecision,
     Misfire,
     Overlap,
     ScheduleSpec,
@@ -106,12 +106,12 @@ async def test_a_process_that_dies_between_its_steps_leaves_the_rest_to_another(
     await schedules.add(HOURLY)
     await rig.advance(HOUR_S)
     (due,) = (await rig.ledger.due_schedules(topics=False)).due
-    decision = decided(due, Decision(due.spec.next_instant(due.since)))
+    decision = decided(due, InstantDecision(due.spec.next_instant(due.since)))
     assert await rig.ledger.advance_schedule(WORKER, decision)  # and here the first process dies
     (job_id,) = (await firer(rig).run_once()).jobs
     await rig.advance(HOUR_S)
     (due,) = (await rig.ledger.due_schedules(topics=False)).due
-    decision = decided(due, Decision(due.spec.next_instant(due.since)))
+    decision = decided(due, InstantDecision(due.spec.next_instant(due.since)))
     assert await rig.ledger.advance_schedule(WORKER, decision)
     assert decision.firing is not None
     job = await scheduled_job(due, instant_key("hourly", decision.firing), new_id=rig.new_id, bus=None)

@@ -9,7 +9,7 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, WORKER, Rig
 from trellis.engine import schedules
 from trellis.engine.errors import InputError
-from trellis.engine.schedules import Decision, ScheduleSpec, decided, new_record, submitted
+from trellis.engine.schedules import InstantDecision, ScheduleSpec, decided, new_record, submitted
 
 SPEC = ScheduleSpec(name="nightly", cron="0 * * * *", type="work", payload={"n": 1})
 HOUR_S = 3_600.0
@@ -32,7 +32,7 @@ async def test_a_schedule_is_due_from_its_next_instant_on_until_the_instant_is_d
     assert (due.spec, due.owner, due.version, due.next_at) == (SPEC, "anna", 1, before.next_at)
     assert {one.name for one in (await rig.ledger.due_schedules(topics=True)).due} == {"nightly", "on-topic"}
     assert before.next_at is not None
-    fired = decided(due, Decision(before.next_at))
+    fired = decided(due, InstantDecision(before.next_at))
     assert await rig.ledger.advance_schedule(WORKER, fired)
     (firing,) = (await rig.ledger.due_schedules(topics=False)).due
     assert firing == replace(fired, version=2), "it stays due until its job is recorded"
@@ -49,7 +49,7 @@ async def test_of_concurrent_changes_of_one_version_one_succeeds(rig: Rig):
     await rig.advance(HOUR_S)
     (due,) = (await rig.ledger.due_schedules(topics=False)).due
     other = await rig.open_another()
-    decision = decided(due, Decision(due.spec.next_instant(due.since)))
+    decision = decided(due, InstantDecision(due.spec.next_instant(due.since)))
     answers = await asyncio.gather(
         *(ledger.advance_schedule(WORKER, decision) for ledger in (rig.ledger, other) for _ in range(4))
     )
