@@ -63,6 +63,7 @@ from trellis.operations.dead_letters import letter_of
 from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import read_as
 from trellis.worker.requests import SubmitSettings, new_job
+from trellis.worker.schedules import JobSchedules, declare_schedules
 
 if TYPE_CHECKING:  # the bus is imported only by callers that submit to it
     from trellis.bus.submitter import BusSubmitter
@@ -399,9 +400,23 @@ class Trellis:
         return await self.ledger.release_retention(actor, follower, cause=reason)
 
     async def declare(self, app: App) -> None:
-        """Declare the options of an application's job types for all submits, as a worker does when it starts."""
+        """Declare an application's job types, with their options, and its schedules, as a worker does when it starts."""
         actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
         await self.ledger.declare_types(actor, [spec.declared for spec in app])
+        await declare_schedules(self.ledger, actor, owner_name(self.principal), app.schedules())
+
+    @property
+    def schedules(self) -> JobSchedules:
+        """The schedules of jobs: list, add, change, pause, resume, remove and run them."""
+        return JobSchedules(
+            ledger=self.ledger,
+            permit=self._permitted,
+            check_read=self._check_rule,
+            owner=owner_name(self.principal),
+            new_id=self._new_id,
+            bus=self._asking,
+            accepted=self._accepted,
+        )
 
     # --- private -------------------------------------------------------------------------------------------------
 
@@ -416,6 +431,11 @@ class Trellis:
             actor = self._acting(Role.WORKER, Role.CONTROL_PLANE, action="declare the options of a type")
             await self.ledger.declare_types(actor, [spec.declared for spec in self._app], only_new=True)
         self._declared = True
+
+    def _check_rule(self, rule: str) -> None:
+        """Raises NotAllowed unless the rule permits the caller, or the caller has no token and can open the store."""
+        if self.principal.by_token:
+            self._permitted(rule)
 
     def _permitted(self, rule: str, among: Sequence[Role] | None = None) -> Actor:
         """Returns the caller as an actor in the first role that the rule permits. Raises NotAllowed or TokenExpired."""

@@ -15,9 +15,21 @@ from trellis.api.memory import LocalMemory
 from trellis.api.proposals import LocalProposals
 from trellis.api.runs import LocalRuns
 from trellis.api.safety import LocalSafety
+from trellis.api.schedules import LocalSchedules
 from trellis.api.system import LocalSystem
 from trellis.http.jobs import Jobs
-from trellis.http.resources import Agents, Artifacts, DeadLetters, Feed, Memory, Proposals, Runs, Safety, System
+from trellis.http.resources import (
+    Agents,
+    Artifacts,
+    DeadLetters,
+    Feed,
+    Memory,
+    Proposals,
+    Runs,
+    Safety,
+    Schedules,
+    System,
+)
 
 PARTS: list[tuple[type[Any], type[Any]]] = [
     (LocalAgents, Agents),
@@ -27,6 +39,7 @@ PARTS: list[tuple[type[Any], type[Any]]] = [
     (LocalProposals, Proposals),
     (LocalRuns, Runs),
     (LocalSafety, Safety),
+    (LocalSchedules, Schedules),
     (LocalSystem, System),
 ]
 OF_SERVICES = {"stage", "propose"}

@@ -27,6 +27,7 @@ from trellis.client import Trellis
 from trellis.engine.admin_acts import AdminAct, this_node
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import Event
+from trellis.engine.schedules import ScheduleSpec
 from trellis.gateway import GatewayOptions, create_app
 from trellis.gateway.app import ROUTES
 from trellis.ledgers import migrate, open_ledger
@@ -44,6 +45,10 @@ COMMAND_ACTS: dict[str, tuple[str, ...]] = {
     "queues pause": ("type.paused",),
     "queues resume": ("type.resumed",),
     "followers leave-behind": ("follower.left_behind",),
+    "schedules add": ("schedule.added",),
+    "schedules pause": ("schedule.paused",),
+    "schedules resume": ("schedule.resumed",),
+    "schedules remove": ("schedule.removed",),
     "token issue": ("token.issued",),
     "agents create": ("agent.created",),
     "agents pause": ("agent.status.changed",),
@@ -56,11 +61,18 @@ COMMAND_ACTS: dict[str, tuple[str, ...]] = {
     "migrate": ("ledger.migrated",),
     "retention run": ("retention.removed",),
 }
-ROUTE_ACTS = {"PATCH /agents/{slug}/status": "agent.status.changed", "PATCH /queues/{type}": "type.resumed"}
+ROUTE_ACTS = {
+    "PATCH /agents/{slug}/status": "agent.status.changed",
+    "PATCH /queues/{type}": "type.resumed",
+    "POST /schedules": "schedule.added",
+    "PATCH /schedules/{name}": "schedule.changed",
+    "DELETE /schedules/{name}": "schedule.removed",
+}
 METHOD_ACTS = {
     "pause": "type.paused",
     "resume": "type.resumed",
     "leave_behind": "follower.left_behind",
+    "schedules": "schedule.added",
     "declare": "type.options.changed",
 }
 VERB_ACTS = {
@@ -69,6 +81,8 @@ VERB_ACTS = {
     "limit_held": "type.held_limit.changed",
     "limit_key": "key.limit.changed",
     "declare_types": "type.options.changed",
+    "save_schedule": "schedule.added, schedule.changed, schedule.paused or schedule.resumed",
+    "remove_schedule": "schedule.removed",
     "leave_behind": "follower.left_behind",
     "replace_home_issuer": "issuer.changed",
     "retain": "retention.removed",
@@ -88,13 +102,13 @@ COMMAND_EVENTS = {
         "artifacts cleanup",
     ),
     *("job cancel", "job dead-letter", "job requeue", "job approve", "job deny", "dlq requeue", "sweep"),
-    *("worker", "up", "demo"),
+    *("worker", "up", "demo", "schedules run"),
 }
 ROUTE_EVENTS = {
     *("POST /dlq/requeue", "POST /jobs", "POST /jobs/{job_id}/cancel", "POST /jobs/{job_id}/requeue"),
     *("POST /jobs/{job_id}/dead-letter", "POST /jobs/{job_id}/approval", "POST /jobs/{job_id}/result"),
     *("POST /artifacts", "POST /artifacts/{artifact_id}/discard", "POST /artifacts/cleanup"),
-    *("POST /inbox/submit", "POST /agents/run", "POST /runs/{run_id}/cancel"),
+    *("POST /inbox/submit", "POST /agents/run", "POST /runs/{run_id}/cancel", "POST /schedules/{name}/run"),
     *("PATCH /proposals/{proposal_id}", "POST /proposals/{proposal_id}/apply"),
     *("POST /memory/{agent_id}/propose", "POST /logic/{agent_id}/propose"),
 }
@@ -106,7 +120,10 @@ METHOD_EVENTS = {
 
 COMMANDS_WITHOUT = {
     **dict.fromkeys(
-        ["jobs", "events", "schedules", "workers", "alerts", "wait", "verify", "doctor", "metrics", "slo", "version"],
+        [
+            *("jobs", "events", "schedules list", "schedules show", "workers", "alerts", "wait", "verify", "doctor"),
+            *("metrics", "slo", "version"),
+        ],
         "reads",
     ),
     **dict.fromkeys(["lifecycles", "completion", "agents list", "runs list", "runs show"], "reads"),
@@ -126,6 +143,7 @@ ROUTES_WITHOUT = {
 }
 METHODS_WITHOUT = dict.fromkeys(["events", "feed", "handle", "job", "read_result", "signals", "wait", "why"], "reads")
 VERBS_WITHOUT = {
+    "advance_schedule": "the job that it fires has an event; a skipped instant stands with the schedule",
     "sweep": "each job that it moves has an event",
     "set_home_issuer": "the first gateway records its own setting; another issuer instead is the act",
     "follow": "a reader says where it is; leaving one behind is the act",
@@ -206,6 +224,10 @@ def test_every_command_that_administers_leaves_an_act(
     words = [
         ("queues pause", ("t", "--force")),
         ("queues resume", ("t", "--force")),
+        ("schedules add", ("nightly", "--cron", "0 3 * * *", "--type", "t")),
+        ("schedules pause", ("nightly",)),
+        ("schedules resume", ("nightly",)),
+        ("schedules remove", ("nightly",)),
         ("followers leave-behind", ("reader",)),
         ("retention run", ()),
         ("agents create", ("boiler", "--purpose", "p")),
@@ -268,6 +290,7 @@ async def test_every_method_that_administers_leaves_an_act(url: str):
             await client.pause("t", reason=WHY)
             await client.resume("t", reason=WHY)
             await client.leave_behind("reader", reason=WHY)
+            await client.schedules.add(ScheduleSpec(name="s", cron="0 3 * * *", type="t"), reason=WHY)
             await client.declare(app)
         found = (await ledger.acts())[began:]
     finally:

@@ -21,6 +21,7 @@ REFUSED_READS = MappingProxyType(
         "jobs and leases of everybody, for services and holders": "children peek_ready holds expiring read_journal recorded",
         "checks of the whole ledger": "histories keys_over unpaired inspect",
         "the acts of operators": "acts audit_head plan_retention",
+        "schedules, which fire for everybody": "schedules due_schedules",
         "answers to earlier requests": "find_by_idempotency_key find_request",
         "waiting for hints about everybody's jobs": "wait_for_work events_mark wait_for_events feed_end",
     }
@@ -30,6 +31,7 @@ WRITES = MappingProxyType(
     {
         "jobs": "submit turn renew move cancel requeue save_checkpoint journal signal sweep retain restore annotate",
         "types and keys": "pause limit_rate declare_types limit_key limit_held",
+        "schedules": "save_schedule remove_schedule advance_schedule",
         "subscriptions": "subscribe ack unsubscribe release_retention",
         "administration": "set_home_issuer record_act restore_acts acts_published observe_alerts extend_audit_chain "
         "heartbeat_worker close",

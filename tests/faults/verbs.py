@@ -32,6 +32,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import AuditHead, JobFilter, RetentionOptions, SweepOptions
+from trellis.engine.schedules import ScheduleRecord, ScheduleSpec, new_record
 from trellis.lifecycles import Role
 
 ORCHESTRATOR = actor(Role.ORCHESTRATOR)
@@ -445,6 +446,29 @@ async def _declared(rig: Rig, type_: str) -> float:
     return float([one.max_attempts for one in await rig.ledger.declared_types(type_)] == [9])
 
 
+async def _new_schedule(rig: Rig) -> ScheduleRecord:
+    spec = ScheduleSpec(name=rig.new_id("schedule"), cron="0 * * * *", type="work")
+    return new_record(spec, "anna", await rig.ledger.now())
+
+
+async def _stored_schedule(rig: Rig) -> ScheduleRecord:
+    record = await _new_schedule(rig)
+    assert await rig.ledger.save_schedule(ADMIN, record)
+    return (await rig.ledger.schedules(record.name))[0]
+
+
+async def _schedules(rig: Rig, record: ScheduleRecord) -> float:
+    return sum(act.subject == record.name for act in await rig.ledger.acts())
+
+
+async def _removed_schedules(rig: Rig, record: ScheduleRecord) -> float:
+    return await _schedules(rig, record) - 1
+
+
+async def _advances(rig: Rig, record: ScheduleRecord) -> float:
+    return (await rig.ledger.schedules(record.name))[0].version - 1
+
+
 async def _queue(rig: Rig) -> str:
     type_ = str(rig.new_id("type"))
     await rig.submit_one(type=type_)
@@ -536,6 +560,30 @@ REST = (
         arrange=_queue,
         act=lambda ledger, type_: ledger.declare_types(ADMIN, [TypeOptions(type=type_, max_attempts=9)]),
         effects=_declared,
+        accepts=lambda _: True,
+    ),
+    Verb(
+        name="save_schedule",
+        sql="save_schedule(",
+        arrange=_new_schedule,
+        act=lambda ledger, record: ledger.save_schedule(ADMIN, record),
+        effects=_schedules,
+        accepts=lambda saved: saved is True,
+    ),
+    Verb(
+        name="remove_schedule",
+        sql="remove_schedule(",
+        arrange=_stored_schedule,
+        act=lambda ledger, record: ledger.remove_schedule(ADMIN, record.name),
+        effects=_removed_schedules,
+        accepts=lambda _: True,
+    ),
+    Verb(
+        name="advance_schedule",
+        sql="advance_schedule(",
+        arrange=_stored_schedule,
+        act=lambda ledger, record: ledger.advance_schedule(WORKER, record),
+        effects=_advances,
         accepts=lambda _: True,
     ),
     Verb(

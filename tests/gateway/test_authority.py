@@ -256,6 +256,11 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/artifacts/{artifact_id}/content"): lambda world, _: {"artifact_id": world.artifact},
     ("POST", "/artifacts/{artifact_id}/discard"): lambda world, _: {"artifact_id": world.staged},
     ("GET", "/lifecycles/{name}"): lambda *_: {"name": "run"},
+    ("POST", "/schedules"): lambda *_: {"json": {"name": "nightly", "cron": "0 3 * * *", "type": "work"}},
+    ("GET", "/schedules/{name}"): lambda *_: {"name": "nightly", "expect": 404},
+    ("PATCH", "/schedules/{name}"): lambda *_: {"name": "nightly", "json": {"paused": True}, "expect": 404},
+    ("DELETE", "/schedules/{name}"): lambda *_: {"name": "nightly", "expect": 404},
+    ("POST", "/schedules/{name}/run"): lambda *_: {"name": "nightly", "expect": 404},
 }
 """What a request to a route needs beside its method and path; a route that needs nothing is not here."""
 ABOUT_A_JOB = {

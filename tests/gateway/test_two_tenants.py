@@ -94,6 +94,11 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/queues"): REFUSED,
     ("PATCH", "/queues/{type}"): REFUSED,
     ("GET", "/schedules"): REFUSED,
+    ("POST", "/schedules"): REFUSED,
+    ("GET", "/schedules/{name}"): REFUSED,
+    ("PATCH", "/schedules/{name}"): REFUSED,
+    ("DELETE", "/schedules/{name}"): REFUSED,
+    ("POST", "/schedules/{name}/run"): REFUSED,
 }
 """What a caller that is bound to another tenant gets of each route, at most: its roles may give it less."""
 

@@ -236,6 +236,28 @@ def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_fro
     assert {name for name in local if remote[name] != local[name]} <= only_local, "status.json may be a moment behind"
 
 
+@pytest.mark.requirement("RUN-9", "OBS-5")
+def test_a_schedule_of_jobs_is_administered_through_a_gateway_and_shown_as_on_a_ledger(shell: Shell, place: Place):
+    options = ("--cron", "0 3 * * *", "--tz", "Europe/Kyiv", "--type", "report", "--payload", '{"n": 1}')
+    (made,) = shell.records("schedules", "add", "nightly", *options, "--overlap", "queue", "--jitter", "60")
+    assert (made["payload"], made["overlap"], made["jitter_s"], len(made["next"])) == ({"n": 1}, "queue", 60.0, 5)
+    assert "another schedule named 'nightly'" in shell("schedules", "add", "nightly", *options, code=1)
+    assert "tz database" in shell("schedules", "add", "x", "--cron", "0 3 * * *", "--tz", "Mars", "--type", "t", code=2)
+    assert "'skip', 'once' or 'all'" in shell("schedules", "add", "x", *options, "--misfire", "never", code=2)
+    assert "did you mean nightly?" in shell("schedules", "pause", "nightli", code=1)
+    assert shell("schedules", "pause", "nightly", "--reason", "a rest").strip() == "nightly is paused"
+    for words in (("schedules", "list"), ("schedules", "show", "nightly")):
+        for remote, local in both(shell, place, *words):
+            assert remote == local, words
+    assert "nightly" in shell("schedules")
+    (ran,) = shell.records("schedules", "run", "nightly")
+    (job,) = shell.records("job", "show", ran["job_id"])
+    assert job["type"] == "report"
+    assert shell("schedules", "resume", "nightly").startswith("nightly fires next at ")
+    assert shell("schedules", "remove", "nightly").strip() == "nightly is removed"
+    assert [one for one in shell.records("schedules") if one["name"] == "nightly"] == []
+
+
 @pytest.mark.requirement("OBS-5", "DJ-13", "D35")
 def test_queues_workers_schedules_events_and_explanations_are_told_through_a_gateway_as_on_a_ledger(
     shell: Shell, place: Place

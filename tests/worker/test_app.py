@@ -18,6 +18,7 @@ from trellis.engine.errors import (
     UnknownLifecycle,
 )
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Priority, ReasonCode
+from trellis.engine.schedules import SCHEDULE_SCOPE, Misfire, Overlap, ScheduleSpec
 from trellis.worker.app import App, HandlerKind
 from trellis.worker.context import Context, Item
 from trellis.worker.payloads import Undo, UnreadablePayload, codec_for
@@ -43,6 +44,76 @@ async def anything(ctx: Context, payload: Any) -> None: ...
 
 def made(app: App | None, type_: str = "t", payload: Any = None, **settings: Any):
     return new_job(type_, payload, settings, app=app, new_id=lambda: "made-id")  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("RUN-9")
+def test_no_caller_can_use_the_idempotency_scope_of_scheduled_jobs():
+    with pytest.raises(OptionInvalid, match="Trellis' own"):
+        made(None, idempotency_scope=SCHEDULE_SCOPE)
+
+
+@pytest.mark.requirement("RUN-9")
+def test_a_handler_declares_schedules_of_its_type_in_either_order_of_the_decorators():
+    app = App()
+
+    @app.periodic("0 3 * * *", tz="Europe/Kyiv", payload={"title": "x"}, overlap="queue")
+    @app.job("Report.daily")
+    async def report(ctx: Context, doc: Document) -> None: ...
+
+    @app.job("index", concurrency_key=lambda row: f"k{row['n']}")
+    @app.periodic("*/5 * * * *", name="index-seven", payload={"n": 7}, misfire="all", jitter_s=30)
+    async def index(ctx: Context, row: Row) -> None: ...
+
+    outer = App()
+    outer.include(app)
+    outer.check()
+    daily, seven = outer.schedules()
+    assert daily == ScheduleSpec(
+        name="report.daily",
+        cron="0 3 * * *",
+        tz="Europe/Kyiv",
+        type="Report.daily",
+        payload={"title": "x", "pages": 1},
+        overlap=Overlap.QUEUE,
+    )
+    assert (seven.name, seven.concurrency_key, seven.misfire, seven.jitter_s) == (
+        "index-seven",
+        "k7",
+        Misfire.ALL,
+        30.0,
+    )
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ({"cron": "often"}, "five fields"),
+        ({"cron": "0 3 * * *", "tz": "Mars"}, "tz database"),
+        ({"cron": "0 3 * * *", "misfire": "maybe"}, "choose one of skip, once, all"),
+        ({"cron": "0 3 * * *", "name": "Not a name"}, "name"),
+    ],
+)
+def test_a_schedule_that_cannot_work_is_refused_where_it_is_declared(options: dict[str, Any], problem: str):
+    with pytest.raises(OptionInvalid, match=problem):
+        App().periodic(**options)
+
+
+def test_a_schedule_whose_handler_payload_or_name_does_not_fit_is_refused_before_a_worker_claims():
+    for payload, registered, problem in ((None, False, "@app.job registers"), ({"no": 1}, True, "title")):
+        app = App()
+        app.job("other")(anything)
+
+        async def handler(ctx: Context, doc: Document) -> None: ...
+
+        app.periodic("0 3 * * *", payload=payload)(handler)
+        if registered:
+            app.job("t")(handler)
+        with pytest.raises((OptionInvalid, PayloadInvalid), match=problem):
+            app.check()
+    app = App()
+    app.periodic("0 3 * * *")(app.periodic("0 4 * * *")(app.job("t")(anything)))
+    with pytest.raises(OptionInvalid, match="its own name"):
+        app.check()
 
 
 @pytest.mark.requirement("DJ-6", "D4")

@@ -12,8 +12,6 @@ from typing import TypeVar, cast
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trellis.agents import frontmatter
-from trellis.agents.cron import EXPECTED as CRON_EXPECTED
-from trellis.agents.cron import cron_problem
 from trellis.agents.errors import DefinitionMalformed, SlugInvalid, StatusChangeRefused
 from trellis.agents.frontmatter import (
     NOTHING,
@@ -27,6 +25,8 @@ from trellis.agents.frontmatter import (
     quoted_for_message,
     scalar_of,
 )
+from trellis.engine.cron import EXPECTED as CRON_EXPECTED
+from trellis.engine.cron import cron_problem
 from trellis.storage.memory.layout import ReadMode
 from trellis.storage.objects.canonical_json import sha256, timestamp
 

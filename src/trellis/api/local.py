@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jo
     from trellis.api.proposals import LocalProposals
     from trellis.api.runs import LocalRuns
     from trellis.api.safety import LocalSafety
+    from trellis.api.schedules import LocalSchedules
     from trellis.api.system import LocalSystem
     from trellis.app.instance import Instance
     from trellis.bus.pointers import Pointers
@@ -102,8 +103,15 @@ class LocalApi:
         return LocalSafety(self._context)
 
     @property
+    def schedules(self) -> "LocalSchedules":
+        """When agents run and jobs are submitted by themselves."""
+        from trellis.api.schedules import LocalSchedules
+
+        return LocalSchedules(self._context)
+
+    @property
     def system(self) -> "LocalSystem":
-        """Queues, workers and schedules."""
+        """Queues and workers."""
         from trellis.api.system import LocalSystem
 
         return LocalSystem(self._context)

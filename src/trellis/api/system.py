@@ -1,4 +1,4 @@
-"""What an instance does now: queues, workers, alerts, schedules, service level objectives (OBS-3 to OBS-5, D35)."""
+"""What an instance does now: queues, workers, alerts, service level objectives (OBS-3 to OBS-5, D35)."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -9,13 +9,12 @@ from trellis.engine.errors import Refused
 from trellis.engine.metrics import exposition
 from trellis.engine.records import JobFilter, WorkerRecord
 from trellis.engine.text import nearest
-from trellis.http.operation_shapes import AlertShape, QueuePaused, QueueShape, ScheduleShape, SloShape, WorkerShape
+from trellis.http.operation_shapes import AlertShape, QueuePaused, QueueShape, SloShape, WorkerShape
 from trellis.http.shapes import Page
 from trellis.operations.alerts import ALERTS
 from trellis.operations.explain import served_types, worker_presence
 from trellis.operations.job_documents import json_value
 from trellis.operations.metrics import ledger_gauges
-from trellis.runs.timetable import Schedule
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.worker.app import checked_type
 
@@ -95,13 +94,6 @@ class LocalSystem:
         items = [_slo(one) for one in await measure_objectives(self._context.ledger)]
         return Page[SloShape](items=items, next_cursor=None)
 
-    async def schedules(self) -> Page[ScheduleShape]:
-        """The agents that run on a schedule, by name, with the next and the last time."""
-        self._context.check_read("agents.read")
-        instance, now = await self._context.instance(), await self._context.now()
-        found = await instance.layer.schedules()
-        return Page[ScheduleShape](items=[_schedule(one, now) for one in found], next_cursor=None)
-
 
 def _alert(alert: Alert) -> AlertShape:
     declared = ALERTS.get(alert.name)
@@ -147,17 +139,4 @@ def _slo(measured: "SloMeasurement") -> SloShape:
         error_budget_left=measured.error_budget_left,
         partial=measured.is_partial,
         counts=objective.counts,
-    )
-
-
-def _schedule(schedule: Schedule, now: datetime) -> ScheduleShape:
-    last = schedule.last
-    return ScheduleShape(
-        agent=schedule.agent_slug,
-        cron=schedule.cron,
-        registered_at=schedule.registered_at,
-        next_at=schedule.next(now),
-        last_at=last.instant if last else None,
-        last_run=last.run_id if last else None,
-        skipped=last.skipped if last else None,
     )

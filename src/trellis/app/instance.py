@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -80,6 +80,7 @@ from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 from trellis.worker.kinds import JobFactory, make_job_from_json
+from trellis.worker.schedules import JobScheduleFirer
 
 PROBE_KEY = "agents/index.json"
 """The object store is asked for this key to check that it answers."""
@@ -240,6 +241,10 @@ class Instance:
         """Limits how many jobs may wait on the topics."""
         return BacklogLimit(ledger=self.ledger, clock=SystemClock())
 
+    def open_bus_submitter(self) -> AbstractAsyncContextManager[BusAsking]:
+        """Opens the submitter of jobs on topics, which the instance itself closes."""
+        return nullcontext(self._bus_submitter())
+
     def _bus_submitter(self) -> BusAsking:
         """Builds the submitter of jobs on topics."""
         return BusAsking(topics=self.topics, pointers=self.pointers, room=self.room, new_id=new_id)
@@ -362,6 +367,13 @@ class Instance:
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
             ScheduleFirer(ledger=self.ledger, layer=layer, timetable=layer.timetable),
+            JobScheduleFirer(
+                ledger=self.ledger,
+                actor=self.actor(Role.ORCHESTRATOR),
+                new_id=new_id,
+                bus=self.open_bus_submitter,
+                accepted=self.wake_bus,
+            ),
             AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
             self.agent_health(),
             InboxSettler(inbox=self.inbox(self.actor(Role.GATEWAY))),

@@ -6,6 +6,8 @@ HELPERS = {
     "queue-orchestrator": "orchestrator",
     "queue-heartbeat": "orchestrator",
     "schedule-registrar": "schedules",
+    "job-schedules": "schedules",
+    "event-triggers": "schedules",
     "bus-collector": "retention",
     "alert-reports": "alerts",
 }

@@ -128,6 +128,10 @@ COLUMNS: tuple[MatrixColumn, ...] = (
     *_columns("BUS-4", {"safety.explain": "ask what the safety policy says", "safety.simulate": "try a safety policy"}),
     *_columns("OBS-5", {"system.read": "see how the system is"}),
     *_columns("D35", {"queues.pause": "pause or resume a job type"}),
+    *_columns(
+        "RUN-9",
+        {"schedules.read": "read schedules", "schedules.manage": "add, change, run or remove a schedule of jobs"},
+    ),
     *_columns("AUTH-7", {"rules.read": "read lifecycles and this table"}),
 )
 
@@ -137,19 +141,21 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
         Role.OWNER: _row(
             "jobs.create jobs.read jobs.approve artifacts.read memory.read memory.read-deep runs.trigger runs.read "
             "runs.cancel agents.read agents.status proposals.read proposals.decide proposals.apply inbox.submit "
-            "inbox.read events.read dead-letters.read nlm.read nlm.query safety.explain safety.simulate system.read rules.read",
+            "inbox.read events.read dead-letters.read nlm.read nlm.query safety.explain safety.simulate system.read "
+            "schedules.read schedules.manage rules.read",
             own="jobs.cancel",
         ),
         Role.FRONTEND: _row(
-            "jobs.read artifacts.read runs.read agents.read proposals.read inbox.read events.read rules.read"
+            "jobs.read artifacts.read runs.read agents.read proposals.read inbox.read events.read schedules.read "
+            "rules.read"
         ),
         Role.GATEWAY: _row(
             "jobs.create jobs.read artifacts.read runs.read agents.read proposals.read inbox.submit inbox.read "
-            "events.read nlm.read system.read rules.read"
+            "events.read nlm.read system.read schedules.read rules.read"
         ),
         Role.ORCHESTRATOR: _row(
             "jobs.create jobs.read jobs.update artifacts.read memory.read memory.propose runs.read agents.read "
-            "events.read nlm.process nlm.read nlm.query rules.read"
+            "events.read nlm.process nlm.read nlm.query schedules.read rules.read"
         ),
         Role.NLM_BACKEND: _row(
             "artifacts.write artifacts.read memory.read rules.read", own="jobs.read jobs.update events.read"
@@ -162,7 +168,8 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
             "jobs.read jobs.update jobs.cancel jobs.requeue jobs.dead-letter jobs.approve artifacts.read "
             "artifacts.registry "
             "artifacts.cleanup runs.read runs.cancel agents.read agents.status proposals.read inbox.read events.read "
-            "dead-letters.read nlm.process nlm.read safety.explain safety.simulate system.read queues.pause rules.read"
+            "dead-letters.read nlm.process nlm.read safety.explain safety.simulate system.read queues.pause "
+            "schedules.read schedules.manage rules.read"
         ),
         Role.MEMORY: _row("artifacts.read rules.read"),
         Role.APPLY_ENGINE: _row(

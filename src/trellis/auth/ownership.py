@@ -40,7 +40,12 @@ def owner_name(principal: Principal) -> str:
 
     Processes of the same person share it; a token's name is used unchanged.
     """
-    return principal.name if principal.by_token else _PROCESS.sub("", principal.name)
+    return principal.name if principal.by_token else owner_of_process(principal.name)
+
+
+def owner_of_process(name: str) -> str:
+    """The owner name of jobs that a process submits in its own name: without the machine and process number."""
+    return _PROCESS.sub("", name)
 
 
 async def submitter_of(ledger: Ledger, job: Job) -> str:

@@ -13,11 +13,14 @@ TrellisError
 │   ├── ConcurrencyKeyMissing
 │   ├── IdReserved
 │   ├── JobNotFound
+│   ├── ScheduleNotFound
 │   ├── HistoryBroken
 │   └── IdempotencyMismatch
 ├── Refused                     the ledger's answer is no; nothing was written
 │   ├── InvalidTransition
 │   ├── QueueFull
+│   ├── ScheduleExists
+│   ├── ScheduleBusy
 │   ├── NotAllowed
 │   │   └── LoginNotAllowed
 │   ├── KeyUnusable
@@ -116,6 +119,12 @@ class JobNotFound(InputError):
     code = "NOT_FOUND"
 
 
+class ScheduleNotFound(InputError):
+    """There is no schedule of jobs named {name!r}; {hint}"""
+
+    code = "NOT_FOUND"
+
+
 class HistoryBroken(InputError):
     """Job {job_id} cannot be put back: {reason}."""
 
@@ -142,6 +151,14 @@ class QueueFull(Refused):
     """{waiting} jobs of concurrency key {key!r} wait and {limit} is the limit; wait until one of them is taken."""
 
     code = "RATE_LIMITED"
+
+
+class ScheduleExists(Refused):
+    """There is another schedule named {name!r} already; change it, remove it, or choose another name."""
+
+
+class ScheduleBusy(Refused):
+    """Others keep changing the schedule {name!r}; try again."""
 
 
 class NotAllowed(Refused):

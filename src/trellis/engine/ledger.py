@@ -72,6 +72,7 @@ from trellis.engine.records import (
     WorkerRecord,
 )
 from trellis.engine.request_keys import StoredRequest
+from trellis.engine.schedules import DueSchedules, ScheduleRecord
 from trellis.lifecycles import Role
 
 RETENTION = Actor(role=Role.SWEEPER, name="retention")
@@ -221,6 +222,22 @@ class Ledger(Protocol):
         The last declaration of a type wins. With `only_new`, a type that is already declared keeps its options. At most
         DECLARED_MAX.
         """
+        ...
+
+    async def save_schedule(self, actor: Actor, record: ScheduleRecord, *, cause: str | None = None) -> bool:
+        """Store a schedule of jobs, new (version 0) or in place of the version that was read.
+
+        False if the stored version is another, also if a new one exists already. A schedule that is stored as it is
+        asked for is not written again: True. At most SCHEDULES_MAX; raises InputError beyond.
+        """
+        ...
+
+    async def remove_schedule(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
+        """Remove a schedule. False if there is none. Jobs that it has submitted stay."""
+        ...
+
+    async def advance_schedule(self, actor: Actor, record: ScheduleRecord) -> bool:
+        """Store what was decided about the instants of a schedule. False if the stored version is another."""
         ...
 
     async def limit_key(self, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
@@ -502,6 +519,14 @@ class Ledger(Protocol):
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         """The declared options of job types, by name, at most DECLARED_MAX. `type_` selects one."""
+        ...
+
+    async def schedules(self, name: str | None = None) -> list[ScheduleRecord]:
+        """The schedules of jobs, by name, at most SCHEDULES_MAX. `name` selects one."""
+        ...
+
+    async def due_schedules(self, *, topics: bool) -> DueSchedules:
+        """The schedules that are due now, at most DUE_MAX, in one statement. `topics` includes those of topics."""
         ...
 
     async def home_issuer(self) -> str | None:

@@ -31,6 +31,7 @@ from trellis.gateway.routes import (
     rules,
     runs,
     safety,
+    schedules,
     stream,
     system,
 )
@@ -59,6 +60,7 @@ ROUTES = (
     proposals,
     rules,
     safety,
+    schedules,
     stream,
     system,
 )

@@ -30,6 +30,7 @@ from trellis.http.resources import (
     Proposals,
     Runs,
     Safety,
+    Schedules,
     System,
 )
 from trellis.http.shapes import LiveEvent
@@ -54,6 +55,7 @@ class GatewayClient:
         self.logic = Logic(calls)
         self.inbox = Inbox(calls)
         self.safety = Safety(calls)
+        self.schedules = Schedules(calls)
         self.system = System(calls)
         self.feed = Feed(calls)
 

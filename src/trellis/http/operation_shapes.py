@@ -107,14 +107,25 @@ class AlertShape(pydantic.BaseModel):
 
 
 class ScheduleShape(pydantic.BaseModel):
-    """When an agent runs by itself. `skipped` says why the last instant began no run."""
+    """When an agent runs by itself, or a job is submitted by itself. Exactly one of `agent`, `type` and `topic` is set.
 
-    agent: str
+    `last_run` is the last run of an agent's schedule, `last_job` the last job of another. `skipped` says why the last
+    instant began none.
+    """
+
+    name: str
+    agent: str | None = None
+    type: str | None = None
+    topic: str | None = None
     cron: str | None
-    registered_at: datetime
+    tz: str = "UTC"
+    paused: bool = False
+    owner: str | None = None
+    registered_at: datetime | None = None
     next_at: datetime | None
     last_at: datetime | None
-    last_run: str | None
+    last_run: str | None = None
+    last_job: str | None = None
     skipped: str | None
 
 
@@ -139,3 +150,27 @@ class SloShape(pydantic.BaseModel):
     error_budget_left: float | None
     partial: bool
     counts: str
+
+
+class ScheduleDetail(ScheduleShape):
+    """A schedule of jobs with its payload and policies, and when its next instants fire."""
+
+    payload: Any = None
+    concurrency_key: str | None = None
+    misfire: Literal["skip", "once", "all"]
+    overlap: Literal["allow", "skip", "queue"]
+    jitter_s: float
+    next: list[datetime]
+
+
+class ScheduleRemoved(pydantic.BaseModel):
+    """The name of a schedule that was removed."""
+
+    name: str
+
+
+class ScheduleRun(pydantic.BaseModel):
+    """The job that a schedule submitted now."""
+
+    name: str
+    job_id: str

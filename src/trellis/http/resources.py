@@ -15,6 +15,9 @@ from trellis.http.operation_shapes import (
     EventPage,
     QueuePaused,
     QueueShape,
+    ScheduleDetail,
+    ScheduleRemoved,
+    ScheduleRun,
     ScheduleShape,
     SloShape,
     WorkerShape,
@@ -522,9 +525,78 @@ class System:
         """The service level objectives, each measured over its window from what the ledger has stored."""
         return await self._calls.get(Page[SloShape], "/slo")
 
-    async def schedules(self) -> Page[ScheduleShape]:
-        """The agents that run on a schedule, by name, with the next and the last time."""
+
+class Schedules:
+    """When agents run and jobs are submitted by themselves: `client.schedules`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+    async def list(self) -> Page[ScheduleShape]:
+        """All schedules, those of agents first, each by name, with the next and the last time."""
         return await self._calls.get(Page[ScheduleShape], "/schedules")
+
+    async def get(self, name: str) -> ScheduleDetail:
+        """One schedule of jobs, and when its next five instants fire."""
+        return await self._calls.get(ScheduleDetail, path_of("schedules", name))
+
+    async def add(
+        self,
+        name: str,
+        *,
+        cron: str,
+        tz: str = "UTC",
+        type_: str | None = None,
+        topic: str | None = None,
+        payload: Any = None,
+        concurrency_key: str | None = None,
+        misfire: str = "once",
+        overlap: str = "allow",
+        jitter_s: float = 0.0,
+        paused: bool = False,
+        reason: str | None = None,
+    ) -> ScheduleDetail:
+        """Add a schedule of jobs of a type, or on a topic. The same again changes nothing. Raises Conflict."""
+        body = {
+            "name": name,
+            "cron": cron,
+            "tz": tz,
+            "type": type_,
+            "topic": topic,
+            "payload": payload,
+            "concurrency_key": concurrency_key,
+            "misfire": misfire,
+            "overlap": overlap,
+            "jitter_s": jitter_s,
+            "paused": paused,
+            "reason": reason,
+        }
+        return await self._calls.post(ScheduleDetail, "/schedules", body)
+
+    async def change(
+        self, name: str, changes: Mapping[str, Any], *, paused: bool | None = None, reason: str | None = None
+    ) -> ScheduleDetail:
+        """Change fields of a schedule of jobs, or pause or resume it."""
+        body = {**changes, "paused": paused, "reason": reason}
+        ask = GatewayRequest(method="PATCH", path=path_of("schedules", name), body=body)
+        return await self._calls.asked(ScheduleDetail, ask)
+
+    async def pause(self, name: str, *, reason: str | None = None) -> ScheduleDetail:
+        """Fire no instant of a schedule of jobs until it is resumed."""
+        return await self.change(name, {}, paused=True, reason=reason)
+
+    async def resume(self, name: str, *, reason: str | None = None) -> ScheduleDetail:
+        """Fire a schedule of jobs again, from now on."""
+        return await self.change(name, {}, paused=False, reason=reason)
+
+    async def remove(self, name: str, *, reason: str | None = None) -> ScheduleRemoved:
+        """Remove a schedule of jobs. The jobs that it submitted stay."""
+        ask = GatewayRequest(method="DELETE", path=path_of("schedules", name), params={"reason": reason})
+        return await self._calls.asked(ScheduleRemoved, ask)
+
+    async def run(self, name: str) -> ScheduleRun:
+        """Submit the job of a schedule now, whether it is paused or not."""
+        return await self._calls.post(ScheduleRun, path_of("schedules", name, "run"))
 
 
 class Feed:

@@ -26,6 +26,7 @@ from trellis.http.resources import (
     Proposals,
     Runs,
     Safety,
+    Schedules,
     System,
 )
 
@@ -232,7 +233,19 @@ class SyncSystem(BlockingTwin):
     alerts = BlockingMethod(System.alerts)
     metrics = BlockingMethod(System.metrics)
     slo = BlockingMethod(System.slo)
-    schedules = BlockingMethod(System.schedules)
+
+
+class SyncSchedules(BlockingTwin):
+    """`client.schedules`"""
+
+    list = BlockingMethod(Schedules.list)
+    get = BlockingMethod(Schedules.get)
+    add = BlockingMethod(Schedules.add)
+    change = BlockingMethod(Schedules.change)
+    pause = BlockingMethod(Schedules.pause)
+    resume = BlockingMethod(Schedules.resume)
+    remove = BlockingMethod(Schedules.remove)
+    run = BlockingMethod(Schedules.run)
 
 
 class SyncFeed(BlockingTwin):
@@ -257,6 +270,7 @@ class SyncGatewayClient(BlockingTwin):
         self.logic = SyncLogic(inner.logic, thread)
         self.inbox = SyncInbox(inner.inbox, thread)
         self.safety = SyncSafety(inner.safety, thread)
+        self.schedules = SyncSchedules(inner.schedules, thread)
         self.system = SyncSystem(inner.system, thread)
         self.feed = SyncFeed(inner.feed, thread)
 

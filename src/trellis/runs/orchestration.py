@@ -12,14 +12,14 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from trellis.agents.catalog import AgentMissing, Catalog
-from trellis.agents.cron import EXPECTED as CRON_EXPECTED
-from trellis.agents.cron import cron_problem
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
 from trellis.documents import audit, ids, run_documents
 from trellis.documents.errors import AgentNotRunnable, CronInvalid, DocumentDiffers, RunNotFound, TooManyWaiting
 from trellis.documents.publisher import DocumentPublisher
 from trellis.documents.run_documents import Publication, RunFacts, RunRequest
 from trellis.engine import tracing
+from trellis.engine.cron import EXPECTED as CRON_EXPECTED
+from trellis.engine.cron import cron_problem
 from trellis.engine.errors import IdempotencyMismatch, LedgerError, OptionInvalid, QueueFull
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,

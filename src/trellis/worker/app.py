@@ -5,24 +5,32 @@
     @app.job("index.document", lease_s=60, max_attempts=5)
     async def index(ctx: Context, doc: Document) -> Indexed: ...
 
+    @app.periodic("0 3 * * *", tz="Europe/Kyiv")
+    @app.job("report.daily")
+    async def report(ctx: Context) -> None: ...
+
 A handler is `async def` (runs on the worker's event loop), `def` (runs on a bounded pool of threads), or, with
 `batch=n`, an `async def` that takes a list of `Item`.
 """
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
 from functools import cached_property
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from trellis.engine.errors import OptionInvalid, UnknownJobType
 from trellis.engine.jobs import LEASE_S_DEFAULT, TYPE_PATTERN, Priority, TypeClaim, TypeOptions, heartbeat_for
 from trellis.engine.retry_policy import OnExhausted, RetryPolicy, error_text
+from trellis.engine.schedules import Misfire, Overlap, ScheduleSpec, checked_spec
 from trellis.engine.text import nearest
 from trellis.worker.options import JobOptions, OnLeaseDoubt, check_job_options
 from trellis.worker.payloads import Codec, codec_for
 
+EnumT = TypeVar("EnumT", bound=StrEnum)
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
 
@@ -115,12 +123,22 @@ class JobSpec:
         return key
 
 
+@dataclass(frozen=True, slots=True)
+class PeriodicHandler:
+    """A schedule as `@app.periodic` gives it. Its job type is found when all handlers are registered."""
+
+    handler: Callable[..., Any]
+    spec: ScheduleSpec
+    named: bool
+
+
 class App:
     """A registry of job types. `testing=True` lifts the bounds on lease and heartbeat, for fast tests."""
 
     def __init__(self, *, testing: bool = False) -> None:
         self.testing = testing
         self._specs: dict[str, JobSpec] = {}
+        self._periodic: list[PeriodicHandler] = []
 
     def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a job type. Raises OptionInvalid."""
@@ -134,8 +152,73 @@ class App:
 
         return register
 
+    def periodic(
+        self,
+        cron: str,
+        *,
+        tz: str = "UTC",
+        name: str | None = None,
+        payload: Any = None,
+        misfire: Misfire | str = Misfire.ONCE,
+        overlap: Overlap | str = Overlap.ALLOW,
+        jitter_s: float = 0.0,
+    ) -> Callable[[HandlerT], HandlerT]:
+        """Submit a job of the handler's type at every instant of a cron expression. Raises OptionInvalid.
+
+        A worker declares the schedule when it starts. `name` is the schedule's name; default: the job type. `misfire`
+        says what happens to instants that no process was there to fire: `skip`, `once` or `all`. `overlap` says what
+        happens while the job of an earlier instant has not ended: `allow`, `skip` or `queue`.
+        """
+        spec = ScheduleSpec(
+            name=name or "unnamed",
+            cron=cron,
+            tz=tz,
+            type="type",
+            payload=payload,
+            misfire=_member(Misfire, "misfire", misfire),
+            overlap=_member(Overlap, "overlap", overlap),
+            jitter_s=jitter_s,
+        )
+        checked = checked_spec(spec)
+
+        def register(handler: HandlerT) -> HandlerT:
+            self._periodic.append(PeriodicHandler(handler, checked, named=name is not None))
+            return handler
+
+        return register
+
+    @property
+    def periodic_handlers(self) -> Sequence["PeriodicHandler"]:
+        """What `@app.periodic` registered, for an application that includes this one."""
+        return tuple(self._periodic)
+
+    def schedules(self) -> list[ScheduleSpec]:
+        """The schedules of its job types. Raises OptionInvalid for one whose handler or payload does not fit."""
+        made = [self._schedule(one) for one in self._periodic]
+        for spec in made:
+            if sum(other.name == spec.name for other in made) > 1:
+                raise OptionInvalid(option="name of a schedule", value=spec.name, expected="each has its own name")
+        return made
+
+    def _schedule(self, periodic: "PeriodicHandler") -> ScheduleSpec:
+        found = next((spec for spec in self if spec.handler is periodic.handler), None)
+        if found is None:
+            raise _unusable(periodic.handler, "@app.periodic is for a handler that @app.job registers")
+        payload, body = found.codec.accept(periodic.spec.payload) if found.takes_payload else (None, b"null")
+        name = periodic.spec.name if periodic.named else found.type.lower()
+        return checked_spec(
+            replace(
+                periodic.spec,
+                name=name,
+                type=found.type,
+                payload=json.loads(body),
+                concurrency_key=found.key_of(payload),
+            )
+        )
+
     def include(self, other: "App") -> None:
-        """Add every job type of another application."""
+        """Add every job type and schedule of another application."""
+        self._periodic += other.periodic_handlers
         for spec in other:
             check_job_options(spec.options, testing=self.testing)
             self._add(spec)
@@ -155,6 +238,7 @@ class App:
             _ = spec.codec
             if spec.options.compensation is not None:
                 self.spec(spec.options.compensation)
+        self.schedules()
 
     def __iter__(self) -> Iterator[JobSpec]:
         return iter(self._specs.values())
@@ -206,7 +290,7 @@ def _options(settings: JobSettings) -> JobOptions:
     return JobOptions(**values)
 
 
-def _member(kind: type[OnExhausted] | type[OnLeaseDoubt], option: str, value: str) -> OnExhausted | OnLeaseDoubt:
+def _member(kind: type[EnumT], option: str, value: str) -> EnumT:
     try:
         return kind(value)
     except ValueError:

@@ -22,6 +22,7 @@ from trellis.engine.jobs import (
     NewJob,
     Priority,
 )
+from trellis.engine.schedules import RESERVED_SCOPE_PREFIX
 from trellis.engine.text import is_storable
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -113,9 +114,7 @@ def new_job(
         concurrency_key=key,
         concurrency_limit=limit,
         idempotency_key=_checked_text("idempotency_key", settings.get("idempotency_key")),
-        idempotency_scope=_checked(
-            "idempotency_scope", settings.get("idempotency_scope", ""), range(KEY_CHARS_MAX + 1)
-        ),
+        idempotency_scope=_scope(settings.get("idempotency_scope", "")),
         id_is_given=given is not None,
         correlation_id=_checked_text("correlation_id", settings.get("correlation_id")),
         trace=_trace(settings["trace"] if "trace" in settings else tracing.here()),
@@ -214,6 +213,13 @@ def _aware(run_at: datetime | None) -> datetime | None:
 
 def _checked_text(option: str, value: str | None) -> str | None:
     return None if value is None else _checked(option, value, range(1, KEY_CHARS_MAX + 1))
+
+
+def _scope(value: str) -> str:
+    if value.startswith(RESERVED_SCOPE_PREFIX):
+        expected = f"scopes that begin with {RESERVED_SCOPE_PREFIX} are Trellis' own; choose another"
+        raise OptionInvalid(option="idempotency_scope", value=value[:SHOWN_CHARS_MAX], expected=expected)
+    return _checked("idempotency_scope", value, range(KEY_CHARS_MAX + 1))
 
 
 def _trace(value: str | None) -> str | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, Self
 
+from trellis.auth.ownership import owner_of_process
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import DECLARED, Actor, NewJob
@@ -25,6 +26,7 @@ from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import release_advance
 from trellis.worker.requests import SubmitSettings, new_job
 from trellis.worker.runners import Runners, SignalWriter, Threads
+from trellis.worker.schedules import JobScheduleFirer, declare_schedules
 from trellis.worker.turns import PrefetchPolicy, TurnLoop, WorkListener
 
 # A worker, from start to drain.
@@ -108,11 +110,12 @@ class Worker:
         await self.drain()
 
     async def start(self, *, listening: bool = True) -> None:
-        """Declares the application's types and starts claiming.
+        """Declares the application's types and schedules, and starts claiming.
 
         Without `listening`, the worker runs what is already in the ledger and then stays idle.
         """
         await self.ledger.declare_types(self.actor, [spec.declared for spec in self.app])
+        await declare_schedules(self.ledger, self.actor, owner_of_process(self.options.name), self.app.schedules())
         for spec in self.app:
             if spec.options.rate is not None:
                 # One more than a poll's worth, so that the part of a claim that a poll leaves over is not lost. A slow
@@ -261,6 +264,7 @@ class Worker:
             *self._own_services(),
             listener,
             PresenceBeacon(ledger=self.ledger, actor=self.actor, about=self._about),
+            JobScheduleFirer(ledger=self.ledger, actor=self.actor, new_id=self._new_id),
         ]
         if self.options.sweep is not None:
             sweeping = Actor(role=Role.SWEEPER, name=self.options.name)

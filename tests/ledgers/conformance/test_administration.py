@@ -13,6 +13,7 @@ from trellis.engine.alerts import AlertObservation, AlertRound
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import Actor, JobId, TypeOptions
 from trellis.engine.records import AuditHead, JobFilter, RetentionOptions, SweepOptions
+from trellis.engine.schedules import ScheduleSpec, new_record
 from trellis.lifecycles import Role
 
 KEY = "user:k"
@@ -135,6 +136,34 @@ async def _an_issuer_is_recorded(rig: Rig) -> bool:
     return await rig.ledger.home_issuer() is not None
 
 
+SCHEDULE = ScheduleSpec(name="s", cron="0 * * * *", type="work")
+
+
+async def _save(rig: Rig, by: Actor) -> None:
+    await rig.ledger.save_schedule(by, new_record(SCHEDULE, "anna", await rig.ledger.now()))
+
+
+async def _a_schedule(rig: Rig) -> None:
+    await _save(rig, ADMIN)
+
+
+async def _advance(rig: Rig, by: Actor) -> None:
+    (known,) = await rig.ledger.schedules()
+    await rig.ledger.advance_schedule(by, known)
+
+
+async def _a_schedule_is_there(rig: Rig) -> bool:
+    return bool(await rig.ledger.schedules())
+
+
+async def _no_schedule_is_there(rig: Rig) -> bool:
+    return not await rig.ledger.schedules()
+
+
+async def _it_has_moved_on(rig: Rig) -> bool:
+    return [known.version for known in await rig.ledger.schedules()] == [2]
+
+
 CASES = [
     Case("pause", _one_job, lambda rig, by: rig.ledger.pause(by, "work", paused=True), _nothing_is_handed_out),
     Case("limit_rate", _two_jobs, lambda rig, by: rig.ledger.limit_rate(by, "work", 0.001), _one_is_handed_out),
@@ -145,6 +174,9 @@ CASES = [
         lambda rig, by: rig.ledger.declare_types(by, [TypeOptions(type="work")]),
         _the_type_is_declared,
     ),
+    Case("save_schedule", _nothing, _save, _a_schedule_is_there),
+    Case("remove_schedule", _a_schedule, lambda rig, by: rig.ledger.remove_schedule(by, "s"), _no_schedule_is_there),
+    Case("advance_schedule", _a_schedule, _advance, _it_has_moved_on),
     Case("follow", _nothing, lambda rig, by: rig.ledger.subscribe(by, "here", lease_s=60.0), _somebody_follows),
     Case("leave_behind", _a_follower, lambda rig, by: rig.ledger.release_retention(by, "here"), _nobody_is_waited_for),
     Case("set_home_issuer", _nothing, lambda rig, by: rig.ledger.set_home_issuer(by, "i"), _an_issuer_is_recorded),
@@ -212,6 +244,9 @@ def test_the_table_says_who_may_do_what():
         "limit_key": ["control-plane", "orchestrator"],
         "limit_held": ["control-plane", "orchestrator"],
         "declare_types": ["control-plane", "worker"],
+        "save_schedule": ["control-plane", "owner", "worker"],
+        "remove_schedule": ["control-plane", "owner"],
+        "advance_schedule": ["orchestrator", "worker"],
         "sweep": ["control-plane", "sweeper"],
         "retain": ["control-plane", "sweeper"],
         "follow": ["control-plane", "projector"],

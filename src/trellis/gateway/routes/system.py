@@ -1,4 +1,4 @@
-"""What an instance does: liveness and health, which need no token, and its metrics, queues, workers, schedules and events."""
+"""What an instance does: liveness and health, which need no token, and its metrics, queues, workers and events."""
 
 from typing import Annotated, Any
 
@@ -18,7 +18,6 @@ from trellis.http.operation_shapes import (
     Live,
     QueuePaused,
     QueueShape,
-    ScheduleShape,
     SloShape,
     WorkerShape,
 )
@@ -78,7 +77,7 @@ async def _readiness(request: Request, response: Response) -> dict[str, Any]:
     return {"status": status, "checks": dict(found.checks), "version": request.app.version}
 
 
-# --- queues, workers and schedules -------------------------------------------------------------------------------------
+# --- queues and workers ------------------------------------------------------------------------------------------------
 
 
 class QueueChange(pydantic.BaseModel):
@@ -139,12 +138,6 @@ async def slo(instance: InstanceOf, caller: Annotated[Caller, requires("system.r
     Measured from what the ledger has stored, so every gateway of an instance gives the same answer.
     """
     return await api_for(instance, caller).system.slo()
-
-
-@router.get("/schedules", responses=PROBLEMS)
-async def schedules(instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]) -> Page[ScheduleShape]:
-    """List the agents that run on a schedule, by name, with the next and the last time."""
-    return await api_for(instance, caller).system.schedules()
 
 
 @router.get("/events", responses=PROBLEMS)

@@ -62,6 +62,7 @@ from trellis.engine.records import (
     SweepReport,
 )
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
+from trellis.engine.schedules import ScheduleRecord
 from trellis.engine.text import storable
 from trellis.ledgers.measures import measured
 from trellis.ledgers.postgres import alerts as alert_rows
@@ -491,6 +492,32 @@ class PostgresLedger(PostgresReads):
         require(actor, "declare_types")
         check_declared(types)
         await self._admin(*submit.declaring(await self._actor(actor), types, only_new=only_new))
+
+    async def save_schedule(self, actor: Actor, record: ScheduleRecord, *, cause: str | None = None) -> bool:
+        require(actor, "save_schedule")
+        saved = await self._save_schedule(await self._actor(actor), record, cause)
+        self._notifier.notify_events()
+        return saved
+
+    async def _save_schedule(self, actor: int, record: ScheduleRecord, cause: str | None) -> bool:
+        target = (record.name, record.version, record.spec.to_json(), record.spec.topic is not None, record.paused)
+        asked = (actor, *target, record.owner, record.since, record.next_at, reason(cause))
+        sql = "select save_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+        return await self._admin_lane.call("save_schedule", record.name, lambda c, _: c.fetchval(sql, *asked))
+
+    async def remove_schedule(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
+        require(actor, "remove_schedule")
+        asked = (await self._actor(actor), name, reason(cause))
+        removed = await self._admin("remove_schedule", "select remove_schedule($1, $2, $3)", *asked)
+        self._notifier.notify_events()
+        return removed
+
+    async def advance_schedule(self, actor: Actor, record: ScheduleRecord) -> bool:
+        require(actor, "advance_schedule")
+        times = (record.since, record.next_at, record.firing, record.last_at)
+        asked = (await self._actor(actor), record.name, record.version, *times, record.last_job, record.skipped)
+        sql = "select advance_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+        return await self._admin("advance_schedule", sql, *asked)
 
     async def limit_key(self, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
         require(actor, "limit_key")

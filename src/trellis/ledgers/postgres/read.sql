@@ -275,6 +275,17 @@ select m.value from meta m where m.name = 'home_issuer';
 select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation
   from type_options o join job_type t on t.id = o.type where $1::text is null or t.name = $1 order by t.name, o.lifecycle limit $2
 
+-- name: schedules
+select s.name, s.version, s.spec, s.paused, s.owner, s.since, s.next_at, s.firing, s.last_at, s.last_job, s.skipped
+  from schedule s where $1::text is null or s.name = $1 order by s.name limit $2
+
+-- The time and the next due time come with every row, and alone if nothing is due.
+-- name: due_schedules
+select n.now, (select min(l.next_at) from schedule l where l.next_at > n.now and ($1 or not l.on_topic)) as later,
+       s.name, s.version, s.spec, s.paused, s.owner, s.since, s.next_at, s.firing, s.last_at, s.last_job, s.skipped
+  from (select trellis.now() as now) n left join schedule s on s.next_at <= n.now and ($1 or not s.on_topic)
+ order by s.next_at, s.name limit $2
+
 -- name: workers
 select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = a.id) as held
   from worker w join actor a on a.id = w.actor where w.seen_at > trellis.now() - interval '1 day' order by w.seen_at desc limit 1000

@@ -35,6 +35,7 @@ from trellis.engine.records import (
 )
 from trellis.engine.request_keys import StoredRequest
 from trellis.engine.restoration import may_have_letter
+from trellis.engine.schedules import DUE_MAX, SCHEDULES_MAX, DueSchedules, ScheduleRecord
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import request_keys, restore, rows
@@ -464,6 +465,14 @@ class PostgresReads:
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         return [rows.type_options(row) for row in await self.fetch(READ_QUERIES.declared_types, type_, DECLARED_MAX)]
+
+    async def schedules(self, name: str | None = None) -> list[ScheduleRecord]:
+        return [rows.schedule(row) for row in await self.fetch(READ_QUERIES.schedules, name, SCHEDULES_MAX)]
+
+    async def due_schedules(self, *, topics: bool) -> DueSchedules:
+        found = await self.fetch(READ_QUERIES.due_schedules, topics, DUE_MAX)
+        due = tuple(rows.schedule(row) for row in found if row["name"] is not None)
+        return DueSchedules(now=found[0]["now"], due=due, next_at=found[0]["later"])
 
     async def home_issuer(self) -> str | None:
         found = await self.fetch(READ_QUERIES.home_issuer)

@@ -19,6 +19,7 @@ from trellis.engine.records import (
     SampledEvent,
     Signal,
 )
+from trellis.engine.schedules import ScheduleRecord, ScheduleSpec
 from trellis.ledgers.postgres.connection import PostgresRow
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Lifecycle, event_name
 from trellis.lifecycles.lifecycle import ROLES
@@ -85,6 +86,22 @@ def type_options(row: PostgresRow) -> TypeOptions:
         concurrency_limit=row["concurrency_limit"],
         keyed=row["keyed"],
         compensation=row["compensation"],
+    )
+
+
+def schedule(row: PostgresRow) -> ScheduleRecord:
+    """A row of `schedule`."""
+    return ScheduleRecord(
+        spec=ScheduleSpec.from_json(row["name"], row["spec"]),
+        owner=row["owner"],
+        version=row["version"],
+        paused=row["paused"],
+        since=row["since"],
+        next_at=row["next_at"],
+        firing=row["firing"],
+        last_at=row["last_at"],
+        last_job=row["last_job"],
+        skipped=row["skipped"],
     )
 
 

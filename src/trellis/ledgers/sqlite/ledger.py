@@ -54,6 +54,7 @@ from trellis.ledgers.refusals import check_alerts, check_next_head, check_retent
 from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import audit_chain, control, moves, reads, request_keys, retention, rows, schema
 from trellis.ledgers.sqlite import restore as restores
+from trellis.ledgers.sqlite import schedules as schedule_rows
 from trellis.ledgers.sqlite import submit as submits
 from trellis.ledgers.sqlite import sweep as sweeps
 from trellis.ledgers.sqlite import turn as turns
@@ -193,6 +194,8 @@ class SqliteLedger:
     alert = _reading(alert_rows.alert)
     alert_mark = _reading(alert_rows.mark)
     audit_head = _reading(audit_chain.head)
+    schedules = _reading(schedule_rows.find)
+    due_schedules = _reading(schedule_rows.due)
     declared_types = _reading(submits.every_declared)
     home_issuer = _reading(control.home_issuer)
     workers = _reading(reads.workers)
@@ -222,6 +225,9 @@ class SqliteLedger:
     acts_published = _administering("publish_acts", control.mark_published)
     restore = _administering("restore", restores.restore)
     annotate = _administering("remark", turns.annotate)
+    save_schedule = _administering("save_schedule", schedule_rows.save)
+    remove_schedule = _administering("remove_schedule", schedule_rows.remove)
+    advance_schedule = _administering("advance_schedule", schedule_rows.advance)
 
     # --- write ---------------------------------------------------------------------------------------------------
 

@@ -1,16 +1,27 @@
-"""Validates and evaluates five-field cron expressions in UTC.
+"""Validates and evaluates five-field cron expressions, in UTC or in another time zone.
 
 An expression that can never be due is refused when it is written. The accepted syntax is a subset of `cronsim`'s, which
 is consulted too: a valid expression always has a next instant.
+
+Every instant that is returned is in UTC. When the clocks of a time zone change:
+- An instant that does not exist, because the clocks skip it, is the first moment after the skipped time. Several
+  skipped instants are one.
+- An instant that happens twice, because the clocks are set back, is the first of the two.
+- An expression for every hour (its hour field is `*`) goes by elapsed time: each hour that passes has its instants once.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
 CRON_CHARS_MAX = 200
+ZONE_CHARS_MAX = 100
+CLOCK_CHANGE = timedelta(hours=3)
+"""More than any clock change of a time zone."""
 EXPECTED = "five fields (minute hour day month weekday), such as 0 6 * * 1-5"
 
 
@@ -59,15 +70,47 @@ def cron_problem(expression: str) -> str | None:
     return None
 
 
-def next_instant(expression: str, after: datetime) -> datetime:
+def time_zone(name: str) -> tzinfo | None:
+    """The time zone of this name in the tz database, such as Europe/Kyiv; None if there is none."""
+    if name == "UTC":
+        return UTC
+    if not 1 <= len(name) <= ZONE_CHARS_MAX:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None
+
+
+def next_instant(expression: str, after: datetime, zone: tzinfo = UTC) -> datetime:
     """The first instant after `after`; only for a valid expression."""
-    return next(CronSim(expression, after.astimezone(UTC)))
+    local = after.astimezone(zone)
+    # While the clocks show a repeated hour for the second time, the simulation begins with instants of the first time.
+    return next(instant for instant in _simulated(expression, local, zone) if instant > after)
 
 
-def latest_instant(expression: str, until: datetime) -> datetime:
+def latest_instant(expression: str, until: datetime, zone: tzinfo = UTC) -> datetime:
     """The last instant up to and including `until`; only for a valid expression."""
-    # In reverse, the simulation excludes its starting time, so it starts a microsecond later.
-    return next(CronSim(expression, until.astimezone(UTC) + timedelta(microseconds=1), reverse=True))
+    return next(instants_back(expression, until, zone))
+
+
+def instants_back(expression: str, until: datetime, zone: tzinfo = UTC) -> Iterator[datetime]:
+    """The instants up to and including `until`, the last one first; only for a valid expression."""
+    # In reverse, the simulation excludes its starting time, so it starts a microsecond later. In a time zone it starts
+    # after any repeated hour, so that the first of two equal times is not left out.
+    start = until + (timedelta(microseconds=1) if zone is UTC else CLOCK_CHANGE)
+    return (
+        instant for instant in _simulated(expression, start.astimezone(zone), zone, reverse=True) if instant <= until
+    )
+
+
+def _simulated(expression: str, start: datetime, zone: tzinfo, *, reverse: bool = False) -> Iterator[datetime]:
+    minute, hour, *days = expression.split()
+    if zone is not UTC and hour != "*":
+        # `cronsim` moves skipped instants and drops repeated ones only if neither field begins with a star.
+        minute, hour = minute.replace("*", "0-59"), hour.replace("*", "0-23")
+    for instant in CronSim(" ".join([minute, hour, *days]), start, reverse=reverse):
+        yield instant.astimezone(UTC)
 
 
 def _values(part: _CronField, field: str) -> set[int] | None:
