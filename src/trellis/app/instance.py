@@ -60,6 +60,7 @@ from trellis.research.context import ContextAssembler
 from trellis.research.orchestrator import QueueDriver, QueueDriverOptions, QueueOrchestrator
 from trellis.runs import finalization
 from trellis.runs.agent_status import CREATED, AgentGate, AgentHealth
+from trellis.runs.event_triggers import EventTriggers
 from trellis.runs.orchestration import BuiltinLayer
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.pipeline import RunSteps
@@ -91,6 +92,7 @@ HELPERS = {
     "queue-heartbeat": "orchestrator",
     "schedule-registrar": "schedules",
     "job-schedules": "schedules",
+    "event-triggers": "schedules",
     "bus-collector": "retention",
 }
 """Services that belong to a role with another name, and that role."""
@@ -378,6 +380,13 @@ class Instance:
                 new_id=new_id,
                 bus=self.open_bus_submitter,
                 accepted=self.wake_bus,
+            ),
+            EventTriggers(
+                ledger=self.ledger,
+                actor=self.actor(Role.CONTROL_PLANE),
+                clock=clock,
+                catalog=self.catalog,
+                layer=layer,
             ),
             AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
             self.agent_health(),
