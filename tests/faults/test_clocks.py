@@ -145,5 +145,7 @@ async def test_no_function_of_the_ledger_takes_a_clients_time_but_run_at(
         await connection.close()
     timed = {(row["proname"], row["name"]) for row in rows if row["type"].startswith(("timestamp", "date", "time"))}
     assert len({row["proname"] for row in rows}) > 15
+    # What is decided about a schedule names instants of its cron expression, computed from the time of the ledger.
+    timed = {(function, name) for function, name in timed if function not in {"save_schedule", "advance_schedule"}}
     assert {name for _, name in timed} <= {"p_run_at", "p_run_ats"}, timed
     assert timed, "submit takes the wish for a time"

@@ -41,7 +41,7 @@ async def test_the_page_has_every_route_with_a_command_that_a_shell_understands(
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     commands = [unescape(found) for found in re.findall(r"<pre>(curl .*?)</pre>", answer.text, re.DOTALL)]
     asked = {(words[words.index("-X") + 1] if "-X" in words else "GET") for words in map(shlex.split, commands)}
-    assert asked == {"GET", "POST", "PATCH"}
+    assert asked == {"GET", "POST", "PATCH", "DELETE"}
     described = gateway.app.openapi()["paths"]
     for path, operations in described.items():
         for method in operations:

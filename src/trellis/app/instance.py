@@ -66,6 +66,7 @@ from trellis.research.context import ContextAssembler
 from trellis.research.orchestrator import QueueDriver, QueueDriverOptions, QueueOrchestrator
 from trellis.runs import finalization
 from trellis.runs.agent_status import CREATED, AgentGate, AgentHealth
+from trellis.runs.event_triggers import EventTriggers
 from trellis.runs.orchestration import BuiltinLayer
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.pipeline import RunSteps
@@ -90,6 +91,27 @@ JUDGED_PAGES_MAX = 1_000
 DAY_S = 24 * 3600.0
 
 
+<<<<<<< HEAD
+=======
+HELPERS = {
+    "run-heartbeat": "orchestrator",
+    "agent-gate": "orchestrator",
+    "queue-orchestrator": "orchestrator",
+    "queue-heartbeat": "orchestrator",
+    "schedule-registrar": "schedules",
+    "job-schedules": "schedules",
+    "event-triggers": "schedules",
+    "bus-collector": "retention",
+}
+"""Services that belong to a role with another name, and that role."""
+
+
+def role_of(service: str) -> str:
+    """Returns the role of the platform that this service belongs to."""
+    return HELPERS.get(service, service)
+
+
+>>>>>>> sched
 def is_of_queue(service: Service[Any]) -> bool:
     """Whether the service drives jobs of the job queue."""
     return service.name.startswith("queue-")
@@ -373,6 +395,13 @@ class Instance:
                 new_id=new_id,
                 bus=self.open_bus_submitter,
                 accepted=self.wake_bus,
+            ),
+            EventTriggers(
+                ledger=self.ledger,
+                actor=self.actor(Role.CONTROL_PLANE),
+                clock=clock,
+                catalog=self.catalog,
+                layer=layer,
             ),
             AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
             self.agent_health(),

@@ -67,8 +67,8 @@ class FeedSubscriber(Generic[OptionsT]):
     name: str
     follows_as: str
     """The name under which the ledger elects one process and stores its position."""
-    lifecycle: str | None = None
-    """The lifecycle whose events it reads; None for all."""
+    lifecycle: str | frozenset[str] | None = None
+    """The lifecycles whose events it reads; None for all."""
     waits_for_events = True
     begun: int = 0
     """How often this process took the subscription. State cached before may be outdated after each time."""

@@ -219,7 +219,7 @@ class AgentHealth(FeedSubscriber[HealthOptions]):
     options: HealthOptions = field(default_factory=HealthOptions)
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
-    lifecycle: str | None = RUN.name
+    lifecycle: str | frozenset[str] | None = RUN.name
 
     async def run_once(self) -> HealthReport:
         """Process one page. After an error the next pass starts from the same position."""

@@ -50,7 +50,9 @@ WAITING_MAX = 100
 WAITING_STATES = ("queued", "requested")
 KEY_SCOPE = "runs"
 CRON_SCOPE = "schedules"
-"""Idempotency scope of scheduled runs. No caller's key can be in it."""
+"""Idempotency scope of runs that a clock or an event trigger began. No caller's key can be in it."""
+EVENT_KEY = "event:"
+"""Prefix of the idempotency keys of runs that an event trigger began."""
 
 _log = log_of("trellis.runs")
 
@@ -171,7 +173,8 @@ class BuiltinLayer:
             raise OptionInvalid(option="correlation_id", value=correlation_id[:100], expected=expected)
         request = RunRequest(agent_slug, kind.value, dict(params), retry_of)
         fingerprint = sha256(request.to_bytes()).encode()
-        scope = CRON_SCOPE if kind is TriggerKind.CRON else KEY_SCOPE
+        own = kind is TriggerKind.CRON or (kind is TriggerKind.EVENT and key is not None and key.startswith(EVENT_KEY))
+        scope = CRON_SCOPE if own else KEY_SCOPE
         earlier = None if key is None else await self.ledger.find_by_idempotency_key(scope, key, fingerprint)
         if isinstance(earlier, Mismatch):
             raise IdempotencyMismatch(key=key, job_id=earlier.job_id)

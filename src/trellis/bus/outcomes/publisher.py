@@ -95,7 +95,7 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
     options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
-    lifecycle: str | None = BUS_JOB.name
+    lifecycle: str | frozenset[str] | None = BUS_JOB.name
     _sent: set[str] = field(default_factory=set[str])
     """Message ids that the bus has taken, of events after the saved position."""
     _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])

@@ -63,7 +63,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
-    lifecycle: str | None = BUS_JOB.name
+    lifecycle: str | frozenset[str] | None = BUS_JOB.name
     _tree: JobTree = field(init=False)
     _workflows: WorkflowReader = field(init=False)
     _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
