@@ -91,27 +91,6 @@ JUDGED_PAGES_MAX = 1_000
 DAY_S = 24 * 3600.0
 
 
-<<<<<<< HEAD
-=======
-HELPERS = {
-    "run-heartbeat": "orchestrator",
-    "agent-gate": "orchestrator",
-    "queue-orchestrator": "orchestrator",
-    "queue-heartbeat": "orchestrator",
-    "schedule-registrar": "schedules",
-    "job-schedules": "schedules",
-    "event-triggers": "schedules",
-    "bus-collector": "retention",
-}
-"""Services that belong to a role with another name, and that role."""
-
-
-def role_of(service: str) -> str:
-    """Returns the role of the platform that this service belongs to."""
-    return HELPERS.get(service, service)
-
-
->>>>>>> sched
 def is_of_queue(service: Service[Any]) -> bool:
     """Whether the service drives jobs of the job queue."""
     return service.name.startswith("queue-")
