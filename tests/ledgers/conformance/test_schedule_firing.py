@@ -3,8 +3,10 @@
 import asyncio
 import random
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -12,6 +14,9 @@ import pytest
 import pytest_asyncio
 
 from tests.ledgers.conformance.rig import ADMIN, WORKER, Rig, actor
+from trellis.bus.pointers import make_pointers
+from trellis.bus.submitter import BacklogLimit, BusSubmitter
+from trellis.bus.topics import Topics
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid, ScheduleExists, ScheduleNotFound
 from trellis.engine.jobs import Actor, TypeOptions
 from trellis.engine.ledger import Ledger
@@ -26,6 +31,8 @@ from trellis.engine.schedules import (
     new_record,
 )
 from trellis.lifecycles import Role
+from trellis.storage.objects.open import open_objects
+from trellis.testing import FakeClock
 from trellis.worker.schedules import (
     POLL_S_DEFAULT,
     JobScheduleFirer,
@@ -175,6 +182,32 @@ async def test_a_paused_schedule_fires_nothing_and_a_resumed_one_from_then_on(ri
     await rig.advance(HOUR_S)
     assert len((await firer(rig).run_once()).jobs) == 1
     assert len(await fired(rig)) == 2
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_a_schedule_of_a_topic_is_fired_by_a_process_that_has_the_bus(rig: Rig, tmp_path: Path):
+    await book(rig).add(replace(HOURLY, type=None, topic="job.echo"))
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    submitter = BusSubmitter(
+        topics=Topics(),
+        pointers=make_pointers(objects, None),
+        room=BacklogLimit(ledger=rig.ledger, clock=FakeClock()),
+        new_id=rig.new_id,
+    )
+    woken: list[str] = []
+    with_bus = [
+        replace(firer(rig), bus=lambda: nullcontext(submitter), accepted=lambda: woken.append("scheduler"))
+        for _ in range(2)
+    ]
+    await rig.advance(HOUR_S)
+    assert (await firer(rig).run_once()).jobs == (), "a worker without the bus leaves it to others"
+    await asyncio.gather(*(process.run_once() for process in with_bus))
+    (job,) = await fired(rig)
+    assert (job.lifecycle, job.type, bool(woken)) == ("bus-job", "job.echo", True)
+    first = (await rig.ledger.events(job.job_id))[0]
+    (known,) = await rig.ledger.schedules()
+    assert (first.actor, known.last_job, known.skipped) == ("anna", job.job_id, None)
+    await objects.close()
 
 
 async def test_a_job_that_the_ledger_refuses_is_a_skipped_instant_with_the_reason(rig: Rig):
