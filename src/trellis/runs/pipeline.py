@@ -208,7 +208,7 @@ class RunSteps:
             for body in bodies
         ]
         updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
-        memory = await self._remembered(context.request.agent_slug) if updates else {}
+        memory = await self._remembered(context.request.agent_slug) if updates else dict[str, str]()
         settled = [body for body in bodies if _is_done(body) or _is_remembered(body, memory)]
         done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in settled}
         new = [one for one in new if one.id not in done]
