@@ -175,7 +175,7 @@ def _refusal(slug: str, job: Job | None, origin: _Origin) -> str | None:
     entry = _entry(job)
     if entry.get("refusal"):
         return "the inbox refused the entry"
-    intent = entry.get("intent") or {}
+    intent: dict[str, Any] = entry.get("intent") or {}
     if intent.get("action") == "run" and intent.get("target") == slug:
         return "the entry itself asks for a run of this agent"
     return None
@@ -187,7 +187,8 @@ def _entry(job: Job) -> dict[str, Any]:
 
 
 def _is_of_agent(job: Job) -> bool:
-    return (_entry(job).get("source") or {}).get("type") == "agent"
+    source: dict[str, Any] = _entry(job).get("source") or {}
+    return source.get("type") == "agent"
 
 
 def _origin_of(run: Job | None) -> _Origin:

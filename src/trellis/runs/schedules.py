@@ -17,8 +17,9 @@ from trellis.documents.errors import RunError, ScheduleContended
 from trellis.engine.errors import InputError
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.schedules import instant_text
 from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
-from trellis.runs.timetable import HandledInstant, RegisteredSchedule, Timetable, instant_text
+from trellis.runs.timetable import HandledInstant, RegisteredSchedule, Timetable
 from trellis.storage.objects.store import StoreUnavailable
 
 GRACE_S_DEFAULT = 3_600.0

@@ -12,7 +12,7 @@ Invariants:
 """
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, PlainSerializer, ValidationError
@@ -152,11 +152,6 @@ class Timetable:
 def schedule_key(slug: str) -> str:
     """The object key of an agent's schedule; raises SlugInvalid."""
     return f"{FOLDER}{checked_slug(slug)}.json"
-
-
-def instant_text(instant: datetime) -> str:
-    """The instant as used in idempotency keys and parameters, without fractions of a second."""
-    return f"{instant.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _read(key: str, body: bytes) -> Schedule | None:

@@ -3,8 +3,10 @@
 import asyncio
 import random
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -12,6 +14,9 @@ import pytest
 import pytest_asyncio
 
 from tests.ledgers.conformance.rig import ADMIN, WORKER, Rig, actor
+from trellis.bus.pointers import make_pointers
+from trellis.bus.submitter import BacklogLimit, BusSubmitter
+from trellis.bus.topics import Topics
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid, ScheduleExists, ScheduleNotFound
 from trellis.engine.jobs import Actor, TypeOptions
 from trellis.engine.ledger import Ledger
@@ -26,6 +31,8 @@ from trellis.engine.schedules import (
     new_record,
 )
 from trellis.lifecycles import Role
+from trellis.storage.objects.open import open_objects
+from trellis.testing import FakeClock
 from trellis.worker.schedules import (
     POLL_S_DEFAULT,
     JobScheduleFirer,
@@ -177,6 +184,32 @@ async def test_a_paused_schedule_fires_nothing_and_a_resumed_one_from_then_on(ri
     assert len(await fired(rig)) == 2
 
 
+@pytest.mark.requirement("RUN-9")
+async def test_a_schedule_of_a_topic_is_fired_by_a_process_that_has_the_bus(rig: Rig, tmp_path: Path):
+    await book(rig).add(replace(HOURLY, type=None, topic="job.echo"))
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    submitter = BusSubmitter(
+        topics=Topics(),
+        pointers=make_pointers(objects, None),
+        room=BacklogLimit(ledger=rig.ledger, clock=FakeClock()),
+        new_id=rig.new_id,
+    )
+    woken: list[str] = []
+    with_bus = [
+        replace(firer(rig), bus=lambda: nullcontext(submitter), accepted=lambda: woken.append("scheduler"))
+        for _ in range(2)
+    ]
+    await rig.advance(HOUR_S)
+    assert (await firer(rig).run_once()).jobs == (), "a worker without the bus leaves it to others"
+    await asyncio.gather(*(process.run_once() for process in with_bus))
+    (job,) = await fired(rig)
+    assert (job.lifecycle, job.type, bool(woken)) == ("bus-job", "job.echo", True)
+    first = (await rig.ledger.events(job.job_id))[0]
+    (known,) = await rig.ledger.schedules()
+    assert (first.actor, known.last_job, known.skipped) == ("anna", job.job_id, None)
+    await objects.close()
+
+
 async def test_a_job_that_the_ledger_refuses_is_a_skipped_instant_with_the_reason(rig: Rig):
     await rig.ledger.declare_types(WORKER, [TypeOptions(type="work", keyed=True)])
     await book(rig).add(HOURLY)
@@ -237,15 +270,15 @@ class DyingProcess:
         return call
 
 
-async def _play(rig: Rig, specs: list[ScheduleSpec], begin: datetime, end: datetime, step_s: float) -> int:
+async def _play(rig: Rig, specs: list[ScheduleSpec], begin: datetime, days: int, step_s: float, dying: float) -> int:
     """Let four processes fire while time passes and they die; every instant must have had one job. Returns how many."""
-    rng = random.Random(7)
+    rng, end = random.Random(7), begin + timedelta(days=days)
     await rig.advance((begin - await rig.ledger.now()).total_seconds())
     begin = await rig.ledger.now()
     for spec in specs:
         assert await rig.ledger.save_schedule(ADMIN, new_record(spec, "anna", begin))
     others = [await rig.open_another() for _ in range(3)]
-    processes = [firer(rig, DyingProcess(ledger, rng, 0.05)) for ledger in (rig.ledger, *others)]  # type: ignore[arg-type]
+    processes = [firer(rig, DyingProcess(ledger, rng, dying)) for ledger in (rig.ledger, *others)]  # type: ignore[arg-type]
     while (now := await rig.ledger.now()) < end:
         await rig.advance(min(step_s, (end - now).total_seconds() + 1))
         await asyncio.gather(*(process.run_once() for process in processes), return_exceptions=True)
@@ -275,7 +308,7 @@ async def test_every_instant_around_a_clock_change_has_one_job_while_processes_d
         ),
     ]
     begin = next_clock_change(ZoneInfo("Europe/Kyiv"), await rig.ledger.now()) - timedelta(hours=37)
-    assert await _play(rig, specs, begin, begin + timedelta(days=3), 4 * HOUR_S) == 3 + 12
+    assert await _play(rig, specs, begin, 3, 4 * HOUR_S, dying=0.05) == 3 + 12
 
 
 @pytest.mark.prove
@@ -297,4 +330,4 @@ async def test_ten_thousand_instants_of_a_year_have_one_job_each_while_processes
     ]
     specs = [replace(spec, misfire=Misfire.ALL) for spec in specs]
     begin = await rig.ledger.now()
-    assert await _play(rig, specs, begin, begin + timedelta(days=365), 6 * HOUR_S) > 10_000
+    assert await _play(rig, specs, begin, 365, 6 * HOUR_S, dying=0.01) > 10_000
