@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import apsw
 import pytest
+from dulwich.repo import Repo
 
 from tests.cli.conftest import Answer, Terminal
 from trellis import connect
@@ -22,6 +24,7 @@ from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S
 from trellis.lifecycles import Role
+from trellis.operations.archives import ArchiveReader, ArchiveWriter
 from trellis.storage.linked_tree import link_tree
 
 VIOLIN = "archivist-violin"
@@ -178,6 +181,72 @@ def test_restore_refuses_a_place_that_is_in_use_and_backup_a_name(small: Termina
     assert files(tmp_path / "objects") == before
     again = small("backup", str(file))
     assert (again.code, "choose another name" in again.err) == (1, True)
+
+
+@pytest.mark.parametrize("left", ["trellis.db-wal", "nlm.db-shm"])
+def test_restore_refuses_a_place_with_the_log_of_another_ledger(left: str, small: Terminal, tmp_path: Path):
+    """SQLite would replay it into the restored file."""
+    assert small("backup", str(tmp_path / "b.tar")).code == 0
+    restored = Restored(small, tmp_path / "elsewhere")
+    restored.folder.mkdir()
+    (restored.folder / left).write_bytes(b"of another ledger")
+    refused = restored("restore", str(tmp_path / "b.tar"))
+    assert (refused.code, left in refused.err) == (1, True), refused.err
+
+
+def test_memory_whose_references_are_packed_is_restored_as_a_repository(instance: Terminal, tmp_path: Path):
+    memory, file = tmp_path / "memory.git", tmp_path / "b.tar"
+    with Repo(str(memory)) as before:
+        refs = before.get_refs()
+        before.refs.pack_refs(all=True)
+    assert instance("backup", str(file)).code == 0
+    restored = Restored(instance, tmp_path / "elsewhere")
+    assert restored("restore", str(file)).code == 0
+    with Repo(str(restored.folder / "memory.git")) as after:
+        assert after.get_refs() == refs
+
+
+def test_ledger_that_broke_a_rule_before_it_was_saved_is_restored_on_request(small: Terminal, tmp_path: Path):
+    ledger = apsw.Connection(str(tmp_path / "ledger.db"))
+    for trigger in list(ledger.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'")):
+        ledger.execute(f'DROP TRIGGER "{trigger[0]}"')
+    ledger.execute("UPDATE trellis_event SET version = 7")
+    ledger.close()
+    assert small("backup", str(tmp_path / "b.tar")).code == 0
+    restored = Restored(small, tmp_path / "elsewhere")
+    refused = restored("restore", str(tmp_path / "b.tar"))
+    assert (refused.code, "the archive is whole" in refused.err, "--accept-violations" in refused.err) == (
+        1,
+        True,
+        True,
+    )
+    taken = restored("restore", str(tmp_path / "b.tar"), "--accept-violations", "--json")
+    assert (taken.code, taken.record["violations"]) == (0, 1)
+
+
+def test_two_backups_at_once_under_one_name_leave_the_first_whole(small: Terminal, tmp_path: Path):
+    file = tmp_path / "b.tar"
+    first, second = ArchiveWriter(file), ArchiveWriter(file)
+    body = tmp_path / "objects" / "folder0" / "0.json"
+    for writer in (first, second):
+        writer.add("objects/folder0/0.json", body)
+    digest = first.finish().digest
+    with pytest.raises(FileExistsError):
+        second.finish()
+    first.close()
+    second.close()
+    assert ArchiveReader(path=file, place_of=lambda _: None).read().digest == digest
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_backup_that_holds_writers_for_too_long_is_given_up(
+    small: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("trellis.operations.backup.HOLD_S_MAX", 0.0)
+    answer = small("backup", str(tmp_path / "b.tar"))
+    assert (answer.code, "writers had to wait" in answer.err) == (1, True), answer.err
+    assert small.submit("greet", '"after"'), "writers go on"
+    assert list(tmp_path.glob("*.tar")) + list(tmp_path.glob(".*")) == []
 
 
 def test_backup_names_what_it_cannot_save(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

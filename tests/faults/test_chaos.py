@@ -56,7 +56,8 @@ async def two_owners(bench: Bench) -> None:
 async def mutate(bench: Bench, function: str, pattern: str, replacement: str) -> str:
     """Change one function of this test's database; returns the original."""
     ((original,),) = await bench.sql(
-        "select pg_get_functiondef(p.oid) from pg_proc p where p.proname = $1 and p.pronamespace = 'trellis'::regnamespace",
+        "select pg_get_functiondef(p.oid) from pg_proc p where p.proname = $1 and p.pronamespace = 'trellis'::regnamespace"
+        " order by p.pronargs desc limit 1",  # the one with fewer arguments is for older programs
         function,
     )
     mutant, changes = re.subn(pattern, replacement, original)

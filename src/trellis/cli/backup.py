@@ -74,6 +74,12 @@ async def restore(
     check: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--check", help="Read the whole backup and check it; restore nothing.")
     ] = False,
+    accept_violations: Annotated[  # noqa: FBT002 - a flag
+        bool,
+        typer.Option(
+            "--accept-violations", help="Restore also a ledger that `trellis verify` found wrong when it was saved."
+        ),
+    ] = False,
     reason: ReasonOption = None,
 ) -> None:
     """Make the instance of a backup again, in this folder or in the folder of --data.
@@ -89,7 +95,15 @@ async def restore(
         secret = None if keys is None else read_private(keys).decode("ascii")
         actor = Actor(role=Role.CONTROL_PLANE, name=cli.person)
         with counting(cli.out) as progress:
-            report = await restore_backup(places, file, actor, digest=digest, reason=reason, on_progress=progress)
+            report = await restore_backup(
+                places,
+                file,
+                actor,
+                digest=digest,
+                reason=reason,
+                accept_violations=accept_violations,
+                on_progress=progress,
+            )
         _put_key(cli, secret)
     if cli.out.as_json:
         cli.out.record(as_record(report))
@@ -99,7 +113,8 @@ async def restore(
     if report.jobs is None:
         cli.out.line("the backup is whole", style="green")
         return
-    cli.out.line(f"restored: {report.jobs:,} jobs, {report.events or 0:,} events, no violation", style="green")
+    told = f"{report.violations} violations, as when it was saved" if report.violations else "no violation"
+    cli.out.line(f"restored: {report.jobs:,} jobs, {report.events or 0:,} events, {told}", style="green")
     if keys is None:
         cli.out.note("its key was not restored and a new one was made: tokens issued before are not valid here")
 

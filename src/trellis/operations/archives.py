@@ -7,6 +7,7 @@ nobody exchanged the whole archive.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -72,8 +73,8 @@ class ArchiveWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._scratch = path.with_name(f".{path.name}.part")
-        descriptor = os.open(self._scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, PRIVATE_FILE)
+        descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        self._scratch = Path(scratch)
         self._file = os.fdopen(descriptor, "wb")
         self._raw = _Hashed(self._file)
         self._tar = tarfile.TarFile(fileobj=self._raw, mode="w", format=tarfile.PAX_FORMAT)  # pyright: ignore[reportArgumentType]
@@ -111,7 +112,14 @@ class ArchiveWriter:
         self._tar.close()
         self._file.flush()
         os.fsync(self._file.fileno())
-        os.link(self._scratch, self.path)
+        try:
+            os.link(self._scratch, self.path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if self.path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path)) from None
+            self._scratch.rename(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -23,8 +24,9 @@ from pathlib import Path
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import Refused, TrellisError
 from trellis.engine.jobs import Actor
-from trellis.engine.verify import verify
+from trellis.engine.verify import VerifyReport, verify
 from trellis.ledgers import open_ledger
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S
 from trellis.ledgers.sqlite.snapshot import SqliteSnapshot, damage_of
 from trellis.operations.archives import ArchiveReader, ArchiveReport, ArchiveWriter, BackupDamaged, is_empty
 from trellis.storage.linked_tree import link_tree
@@ -40,6 +42,11 @@ HOLD_S_MAX = 5.0
 BACKED_UP = "instance.backed_up"
 RESTORED = "instance.restored"
 SUBJECT = "instance"
+SCRATCH = ".trellis-backup-"
+SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""What belongs to an SQLite file: a log that was left behind would be replayed into a restored file."""
+MEMORY_FOLDERS = ("refs/heads", "objects/info", "objects/pack")
+"""Folders that a repository needs, also when they are empty, which an archive of files does not show."""
 
 Progress = Callable[[str, int], None]
 
@@ -94,6 +101,7 @@ class RestoreReport(ArchiveReport):
     taken_at: datetime
     jobs: int | None = None
     events: int | None = None
+    violations: int | None = None
 
 
 async def take_backup(
@@ -121,21 +129,21 @@ def _take(places: InstancePlaces, file: Path, version: str, on_progress: Progres
     with contextlib.ExitStack() as cleanup:
         kept = _scratch_beside(cleanup, places.objects)
         memory = _scratch_beside(cleanup, places.memory)
-        ledgers = {LEDGER: places.ledger, NLM_LEDGER: places.nlm_ledger}
+        ledgers = {NLM_LEDGER: places.nlm_ledger, LEDGER: places.ledger}
         snapshots = {
             name: cleanup.enter_context(contextlib.closing(SqliteSnapshot(path)))
             for name, path in ledgers.items()
             if path.exists()
         }
 
-        def link() -> None:
-            link_objects(places.objects, kept / OBJECTS)
-            link_memory(places.memory, memory / MEMORY)
+        def link(check: Callable[[], None]) -> None:
+            link_objects(places.objects, kept / OBJECTS, check)
+            link_memory(places.memory, memory / MEMORY, check)
 
         on_progress("files kept", 0)
-        link()
+        link(lambda: None)
         with _held(list(snapshots.values())) as held:
-            link()
+            link(held.check)
             taken_at = datetime.now(UTC)
         writer = cleanup.enter_context(contextlib.closing(ArchiveWriter(file)))
         work = _scratch_beside(cleanup, file)
@@ -152,49 +160,68 @@ def _take(places: InstancePlaces, file: Path, version: str, on_progress: Progres
         for name, folder in ((MEMORY, memory), (OBJECTS, kept)):
             writer.add_tree(name, folder / name, lambda files: on_progress("files saved", files))
         done = writer.finish()
-    return BackupReport(**asdict(done), file=str(file), taken_at=taken_at, held_ms=held() * 1000)
+    return BackupReport(**asdict(done), file=str(file), taken_at=taken_at, held_ms=held.took_s * 1000)
 
 
-def link_objects(source: Path, target: Path) -> int:
+def link_objects(source: Path, target: Path, check: Callable[[], None]) -> int:
     """Keep the objects of a local store. Scratch files and locks are left out."""
     if not source.is_dir():
         target.mkdir(exist_ok=True)
         return 0
-    return link_tree(source, target, skip=lambda name: name == ".trellis")
+    return link_tree(source, target, skip=lambda name: name == ".trellis", check=check)
 
 
-def link_memory(source: Path, target: Path) -> int:
+def link_memory(source: Path, target: Path, check: Callable[[], None]) -> int:
     """Keep a bare repository. References come first: what they name was complete before they named it."""
     if not source.is_dir():
         target.mkdir(exist_ok=True)
         return 0
-    return link_tree(source, target, first=("refs", "packed-refs", "HEAD"), skip=_is_passing)
+    return link_tree(source, target, first=("refs", "packed-refs", "HEAD"), skip=_is_passing, check=check)
 
 
 def _is_passing(name: str) -> bool:
     return name.endswith(".lock") or name.startswith("tmp_obj_") or name == "trellis.ref"
 
 
+@dataclass(kw_only=True, slots=True)
+class _Hold:
+    """How long writers have been held off."""
+
+    began: float
+    took_s: float = 0.0
+
+    def check(self) -> None:
+        """Raise BackupTooSlow when they have waited long enough."""
+        self.took_s = time.monotonic() - self.began
+        if self.took_s > HOLD_S_MAX:
+            raise BackupTooSlow(limit_s=HOLD_S_MAX)
+
+
 @contextlib.contextmanager
-def _held(snapshots: list[SqliteSnapshot]) -> Generator[Callable[[], float]]:
-    """Hold the writers of all ledgers off. The value returns how long it took, once it is over."""
-    began, took = time.monotonic(), 0.0
+def _held(snapshots: list[SqliteSnapshot]) -> Generator[_Hold]:
+    """Hold the writers of all ledgers off, for HOLD_S_MAX at most."""
+    hold: _Hold | None = None
     try:
         for snapshot in snapshots:
-            snapshot.hold()
-        began = time.monotonic()
-        yield lambda: took
+            snapshot.hold(wait_s=BUSY_TIMEOUT_S if hold is None else HOLD_S_MAX)
+            hold = hold or _Hold(began=time.monotonic())
+        hold = hold or _Hold(began=time.monotonic())
+        hold.check()
+        yield hold
+        hold.check()
     finally:
         for snapshot in snapshots:
             snapshot.release()
-        took = time.monotonic() - began
-    if took > HOLD_S_MAX:
-        raise BackupTooSlow(limit_s=HOLD_S_MAX)
 
 
 def _scratch_beside(cleanup: contextlib.ExitStack, path: Path) -> Path:
-    """A private folder on the same file system as `path`, removed at the end."""
-    return Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix=".trellis-backup-", dir=path.parent)))
+    """A private folder on the same file system as `path`, removed at the end. Those of killed processes go first."""
+    for left in path.parent.glob(f"{SCRATCH}*"):
+        number = left.name.removeprefix(SCRATCH).partition("-")[0]
+        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    made = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=path.parent)
+    return Path(cleanup.enter_context(made))
 
 
 async def check_backup(file: Path, *, digest: str | None, on_progress: Progress) -> RestoreReport:
@@ -218,13 +245,16 @@ async def restore_backup(
     *,
     digest: str | None,
     reason: str | None,
+    accept_violations: bool = False,
     on_progress: Progress,
 ) -> RestoreReport:
     """Make the instance of a backup at places where there is none, after every check has passed.
 
-    The archive is checked byte by byte, the ledger by SQLite and by `verify`. Raises BackupRefused and BackupDamaged.
+    The archive is checked byte by byte, the ledger by SQLite and by `verify`. A violation that the ledger had when it
+    was saved is refused unless `accept_violations`. Raises BackupRefused and BackupDamaged.
     """
-    for path in places.parts.values():
+    beside = [path.with_name(path.name + end) for path in (places.ledger, places.nlm_ledger) for end in SQLITE_SUFFIXES]
+    for path in (places.objects, places.memory, *beside):
         if not is_empty(path):
             reason = f"{path} exists already; restore into an empty folder, or move it away first"
             raise BackupRefused(file=file, done="restored", reason=reason)
@@ -241,10 +271,14 @@ async def restore_backup(
         )
         archive = await asyncio.to_thread(reader.read)
         report = _checked(file, archive, about, digest)
-        jobs, events = await _check_ledgers(file, scratch, actor, reason, report, on_progress)
+        for folder in MEMORY_FOLDERS if scratch[MEMORY].exists() else ():
+            (scratch[MEMORY] / folder).mkdir(0o700, parents=True, exist_ok=True)
+        found = await _check_ledgers(file, scratch, actor, reason, report, on_progress, strict=not accept_violations)
         await asyncio.to_thread(os.sync)
         _put_in_place(places, scratch)
-    return RestoreReport(**asdict(archive), taken_at=report.taken_at, jobs=jobs, events=events)
+    return RestoreReport(
+        **asdict(archive), taken_at=report.taken_at, jobs=found.jobs, events=found.events, violations=found.found
+    )
 
 
 def _place_of(name: str, scratch: dict[str, Path]) -> Path:
@@ -274,9 +308,16 @@ def _checked(file: Path, report: ArchiveReport, about: Path, digest: str | None)
 
 
 async def _check_ledgers(
-    file: Path, scratch: dict[str, Path], actor: Actor, reason: str | None, report: RestoreReport, on_progress: Progress
-) -> tuple[int, int]:
-    """Check the restored ledgers, and record the restore in the instance's own. Returns its jobs and events."""
+    file: Path,
+    scratch: dict[str, Path],
+    actor: Actor,
+    reason: str | None,
+    report: RestoreReport,
+    on_progress: Progress,
+    *,
+    strict: bool,
+) -> VerifyReport:
+    """Check the restored ledgers, and record the restore in the instance's own."""
     for name in (LEDGER, NLM_LEDGER):
         if scratch[name].exists() and (damage := await asyncio.to_thread(damage_of, scratch[name])) is not None:
             raise BackupDamaged(file=file, place=name, reason=damage)
@@ -285,14 +326,18 @@ async def _check_ledgers(
     ledger = await open_ledger(f"sqlite:///{scratch[LEDGER]}")
     try:
         found = await verify(ledger, on_progress=lambda far: on_progress("jobs checked", far.jobs))
-        if not found.ok:
+        if strict and not found.ok:
             first = found.violations[0]
-            raise BackupDamaged(file=file, place=f"job {first.job_id} of {LEDGER}", reason=first.detail)
+            why = (
+                f"the archive is whole, but job {first.job_id} broke a rule when it was saved ({first.detail}); "
+                "--accept-violations restores it as it was"
+            )
+            raise BackupRefused(file=file, done="restored", reason=why)
         facts = {"digest": report.digest, "taken_at": report.taken_at.isoformat()}
         await ledger.record_act(actor, NewAct(event=RESTORED, subject=SUBJECT, cause=reason, facts=facts))
     finally:
         await ledger.close()
-    return found.jobs, found.events
+    return found
 
 
 def _put_in_place(places: InstancePlaces, scratch: dict[str, Path]) -> None:

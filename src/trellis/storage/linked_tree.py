@@ -14,13 +14,20 @@ _NO_LINKS = {errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK, errno.EACCES
 
 
 def link_tree(
-    source: Path, target: Path, *, first: Sequence[str] = (), skip: Callable[[str], bool] = lambda _: False
+    source: Path,
+    target: Path,
+    *,
+    first: Sequence[str] = (),
+    skip: Callable[[str], bool] = lambda _: False,
+    check: Callable[[], None] = lambda: None,
 ) -> int:
     """Make `target` hold the regular files that `source` holds now; returns how many were linked or removed.
 
     A second call only brings the difference since the first one, which is quick. The entries `first` of the top folder
     are taken before the others; elsewhere names are taken in their order. `skip` gets the name of a file or folder.
+    `check` is called in every folder and may raise to give up.
     """
+    check()
     target.mkdir(0o700, exist_ok=True)
     changed = 0
     there = {entry.name: entry for entry in os.scandir(source) if not skip(entry.name)}
@@ -34,7 +41,7 @@ def link_tree(
             if entry.is_dir(follow_symlinks=False):
                 if old is not None and not old.is_dir(follow_symlinks=False):
                     changed += _remove(target / name)
-                changed += link_tree(source / name, target / name, skip=skip)
+                changed += link_tree(source / name, target / name, skip=skip, check=check)
             elif entry.is_file(follow_symlinks=False) and not _is_same(entry, old):
                 if old is not None:
                     _remove(target / name)

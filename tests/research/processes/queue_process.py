@@ -158,7 +158,7 @@ def kind_of(key: str, body: bytes = b"") -> str:
     """What an object is, without ids."""
     match key.split("/"):
         case ["audit", *_] if body:
-            return f"audit {json.loads(body)['event']}"
+            return f"audit {json.loads(body).get('event', 'block')}"
         case ["callbacks", *_]:
             return "callback"
         case ["projects", _, "snapshots", *_]:

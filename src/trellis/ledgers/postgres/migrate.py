@@ -47,6 +47,11 @@ TABLE_LOCK_S = 2.0
 TABLE_LOCK_TRIES = 30
 TABLE_LOCK_PAUSE_S = 1.0
 SCAN_S_PER_ROW = 1e-6
+_CHANGED = re.compile(
+    r"(?:alter\s+table|create\s+(?:unique\s+)?index\s+\w+\s+on|create\s+policy\s+\w+\s+on|drop\s+policy\s+\w+\s+on)\s+(\w+)",
+    re.IGNORECASE,
+)
+_MADE = re.compile(r"create\s+table\s+(\w+)", re.IGNORECASE)
 _SCANS = re.compile(r"create\s+(?:unique\s+)?index\s+\w+\s+on\s+(\w+)", re.IGNORECASE)
 
 
@@ -112,6 +117,9 @@ async def migrate(
     try:
         async with connection.transaction():
             return await _migrate(connection, clock, grants, by)
+    except LockNotAvailable as error:
+        reason = f"a table that the migration needs is in use ({error}); nothing was changed, run it again"
+        raise LedgerUnavailable(reason=reason) from error
     except InsufficientPrivilege as error:
         raise LedgerReadOnly(reason=f"{error}; migrate as a superuser or as a role that may create roles") from error
     finally:
@@ -130,11 +138,12 @@ async def _migrate(
     before = await stored_version(connection)
     if before > schema_version():
         raise LedgerNewer(found=before, oldest=before, version=schema_version())
-    if 0 < before < schema_version():
-        await _lock_tables(connection)
+    pending = list(sql_files("migrations"))[before:]
+    if before and pending:
+        await _lock_tables(connection, locked_tables([text for _, text in pending]))
     held_since = time.monotonic()
     applied: list[str] = []
-    for name, text in list(sql_files("migrations"))[before:]:
+    for name, text in pending:
         await connection.execute(text)
         applied.append(name)
     await _load_contract(connection)
@@ -161,28 +170,37 @@ async def _migrate(
     return Migrated(version_before=before, version=schema_version(), applied=tuple(applied), held_s=held_s)
 
 
-async def _lock_tables(connection: PostgresConnection) -> None:
-    """Lock the tables, in short tries: behind a long transaction every other session would wait with the migration."""
+def locked_tables(migrations: Sequence[str]) -> tuple[str, ...]:
+    """The tables that these migrations need: TABLES first, then others that they change and do not create."""
+    made = {table for text in migrations for table in _MADE.findall(text)}
+    changed = {table for text in migrations for table in _CHANGED.findall(text)}
+    return (*TABLES, *sorted(changed - made - set(TABLES)))
+
+
+async def _lock_tables(connection: PostgresConnection, tables: Sequence[str]) -> None:
+    """Lock the tables, in short tries: behind a long transaction every other session would wait with the migration.
+
+    What comes after waits as briefly for any other lock, and the migration is given up if it does not get it.
+    """
+    await connection.execute(f"set local lock_timeout = {int(TABLE_LOCK_S * 1000)}")
     for _ in range(TABLE_LOCK_TRIES):
         try:
             async with connection.transaction():
-                await connection.execute(f"set local lock_timeout = {int(TABLE_LOCK_S * 1000)}")
-                await connection.execute(f"lock table {', '.join(TABLES)} in access exclusive mode")
-                await connection.execute("set local lock_timeout = 0")
+                await connection.execute(f"lock table {', '.join(tables)} in access exclusive mode")
                 return
         except LockNotAvailable:
             await asyncio.sleep(TABLE_LOCK_PAUSE_S)
-    raise LedgerUnavailable(reason=f"its tables are in use: {await _sessions_using(connection)}")
+    raise LedgerUnavailable(reason=f"its tables are in use: {await _sessions_using(connection, tables)}")
 
 
-async def _sessions_using(connection: PostgresConnection) -> str:
+async def _sessions_using(connection: PostgresConnection, tables: Sequence[str]) -> str:
     """The sessions that hold a lock on one of the tables longest, for an operator to end."""
     rows = await connection.fetch(
         "select a.pid, a.usename, a.application_name, extract(epoch from clock_timestamp() - a.xact_start)::int as held_s"
         " from pg_locks l join pg_stat_activity a using (pid) join pg_class c on c.oid = l.relation"
         " where l.granted and c.relname = any($1) and c.relnamespace = 'trellis'::regnamespace and a.pid <> pg_backend_pid()"
         " group by 1, 2, 3, 4 order by held_s desc nulls last limit 5",
-        list(TABLES),
+        list(tables),
     )
     sessions = ", ".join(f"{r['pid']} ({r['usename']}, {r['application_name']}, since {r['held_s']} s)" for r in rows)
     return f"end the session {sessions} with pg_terminate_backend, or migrate later" if sessions else "migrate later"
@@ -209,7 +227,7 @@ async def plan_migration(url: str) -> MigrationPlan:
         PendingMigration(name=name, scans={table: sizes[table] for table in sorted(tables) if sizes.get(table)})
         for name, tables in scanned.items()
     )
-    locks = TABLES if pending and before else ()
+    locks = locked_tables([text for _, text in files_left]) if pending and before else ()
     return MigrationPlan(version_before=before, version=schema_version(), pending=pending, locks=locks)
 
 

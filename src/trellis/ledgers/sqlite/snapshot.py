@@ -23,8 +23,9 @@ class SqliteSnapshot:
         self._blocking = connect(self._target)
         self._reading = connect(self._target)
 
-    def hold(self) -> None:
+    def hold(self, *, wait_s: float) -> None:
         """Keep others from writing. Waits for their transactions; raises LedgerUnavailable if one does not end."""
+        self._blocking.set_busy_timeout(int(wait_s * 1000))
         try:
             _execute(self._blocking, "BEGIN IMMEDIATE")
             _execute(self._reading, "BEGIN")
