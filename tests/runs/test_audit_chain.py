@@ -181,6 +181,22 @@ async def test_a_record_waits_for_its_block_and_is_not_wrong_meanwhile(world: Wo
 
 
 @pytest.mark.requirement("OBS-1")
+async def test_first_events_of_a_ledger_that_was_empty_when_sealing_began_are_sealed(world: World):
+    """As the NLM backend's ledger is: no administrative act moves its first block on."""
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    projector = sealing_projector(stand.ledger, objects, world.clock)
+    for _ in range(3):
+        await projector.run_once()
+        world.clock.advance(10.0)
+    await work(stand, 2)
+    for _ in range(4):
+        await projector.run_once()
+        world.clock.advance(10.0)
+    report = await audited(stand.ledger, objects)
+    assert (report.ok, report.sealed, report.unsealed) == (True, 8, 0)
+
+
+@pytest.mark.requirement("OBS-1")
 async def test_what_is_not_sealed_is_not_removed_however_old_it_is(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     projector = sealing_projector(stand.ledger, objects, world.clock)

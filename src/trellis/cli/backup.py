@@ -19,7 +19,10 @@ from trellis.lifecycles import Role
 from trellis.operations.backup import InstancePlaces, check_backup, restore_backup, take_backup
 
 SECTION = "Ledger"
-KEYS = ("token_key_file", "token_signing_key_file", "callback_key_file", "bus_key_file", "tls_key_file")
+KEYS = (
+    *("token_key_file", "token_signing_key_file", "callback_key_file", "alert_key_file"),
+    *("bus_key_file", "bus_creds_file", "tls_key_file", "token_file"),
+)
 """Settings that name files with secrets, which no backup holds."""
 GUIDE = "docs/how-to/back-up.md"
 
@@ -42,7 +45,7 @@ async def backup(cli: Cli, file: FileArgument, keys: KeysOption = None, reason: 
     The file holds the ledgers, the objects and the memory as they were at one instant. Writers wait for a moment. Keys are not in it: --keys saves the
     instance's key into a second file, which belongs somewhere else. For PostgreSQL and S3 see docs/how-to/back-up.md.
     """
-    refuse_missing(cli.url)
+    refuse_missing(cli.url, unused_gateway=None if cli.ledger or cli.data else cli.settings.gateway)
     places, actor = _places(cli), cli.operator("backup")
     with counting(cli.out) as progress:
         report = await take_backup(
@@ -59,7 +62,7 @@ async def backup(cli: Cli, file: FileArgument, keys: KeysOption = None, reason: 
     cli.out.note(f"writers waited {report.held_ms:.0f} ms; `trellis restore {file} --check` reads the file again")
     if keys is None:
         cli.out.note(f"keys are not in it: --keys saves {key}")
-    others = [str(path) for name in KEYS if (path := getattr(cli.settings, name)) is not None]
+    others = [str(path) for name in KEYS if (path := getattr(cli.settings, name)) is not None and path.exists()]
     if others:
         cli.out.note(f"save these yourself: {', '.join(others)}")
 

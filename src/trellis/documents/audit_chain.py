@@ -246,7 +246,10 @@ class AuditSealer:
         if up_to is None or begins is None or self._queued_to is None:
             return await self._events(after, up_to, limit)
         if (after or "") < begins:
-            return await self._events(after, min(up_to, begins), limit)
+            found, end = await self._events(after, min(up_to, begins), limit)
+            if found or (end or "") < begins:
+                return found, end
+            after = begins  # no event lies between the newest block and what was taken over
         while self._queue and (self._queue[0].position or "") <= (after or ""):
             self._queue.popleft()
         if (after or "") >= self._queued_to:

@@ -193,6 +193,10 @@ def _left_behind(seen: SubscriberRecord) -> Finding:
     return _ok(f"follower {seen.name}", detail)
 
 
+OWN_TYPES = "trellis."
+"""The beginning of job types that the platform itself submits and runs."""
+
+
 def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
     """Checks for living workers. Having none is a problem only if jobs wait for one; agents need none."""
     if not alive and not wanted:
@@ -208,7 +212,9 @@ def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
 
 
 def _is_for_workers(queue: QueueDepth) -> bool:
-    """Whether workers claim such jobs. Other jobs are claimed by services of `trellis up`."""
+    """Whether workers claim such jobs. Other jobs are claimed by services of `trellis up`, as reports of alerts are."""
+    if queue.type.startswith(OWN_TYPES):
+        return False
     claims = [t for t in LIFECYCLES[queue.lifecycle].transitions if t.trigger == Trigger.CLAIM]
     return any(Role.WORKER in claim.actors for claim in claims)
 

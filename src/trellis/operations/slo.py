@@ -88,21 +88,21 @@ CONTEXT_ASSEMBLY = Objective(
     title="P95 context assembly",
     unit=SloUnit.SECONDS,
     target=5.0,
-    counts=f"finished steps {ids.step_file(1)}",
+    counts=f"files of finished steps: {ids.step_file(1)}",
 )
 NLM_CALL = Objective(
     name="nlm_call_p95",
     title="P95 NLM call",
     unit=SloUnit.SECONDS,
     target=60.0,
-    counts=f"answered calls of the NLM in finished steps {ids.step_file(2)}",
+    counts=f"answered calls of the NLM in files of finished steps: {ids.step_file(2)}",
 )
 ARTIFACT_WRITE = Objective(
     name="artifact_write_p95",
     title="P95 artifact write",
     unit=SloUnit.SECONDS,
     target=2.0,
-    counts=f"finished steps {ids.step_file(3)}",
+    counts=f"files of finished steps: {ids.step_file(3)}",
 )
 DEAD_RATE = Objective(
     name="dead_rate",
