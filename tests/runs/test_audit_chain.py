@@ -318,6 +318,7 @@ async def test_a_record_of_the_first_format_that_was_sealed_late_is_no_violation
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await stand.run_of()
     await stand.drive()
+    await stand.ledger.pause(ADMIN, "t", paused=True)
     publishing = sealing_projector(stand.ledger, objects, world.clock)
     publishing.sealer = None
     await publish(publishing)

@@ -411,11 +411,7 @@ class _Comparison:
 
         A record that is older than the chain may lie there in an older format. It was sealed from the ledger, in today's.
         """
-        if (
-            record.ts < self._late
-            and audit.is_of_event(record.made)
-            and record.made.get("format") == audit.FIRST_FORMAT
-        ):
+        if record.ts < self._late and record.made.get("format") == audit.FIRST_FORMAT:
             today = sha256(audit.made_to_line({**record.made, "format": audit.FORMAT}))
             if self._db.execute(_AUDIT_QUERIES.find, (record.event_id, record.day, today)).fetchall():
                 return today
