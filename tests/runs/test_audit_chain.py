@@ -292,6 +292,25 @@ async def test_what_is_sealed_and_removed_during_a_verification_is_no_violation(
 
 
 @pytest.mark.requirement("OBS-1", "D57")
+async def test_blocks_that_a_sealer_adds_during_a_verification_are_no_violation(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 1)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    before = await stand.ledger.audit_head()
+    await work(stand, 1, type_="more")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    assert before is not None
+    values = (before.number, before.sha256, before.position)
+    SqliteTampering(world.ledger_file)._run(("UPDATE trellis_audit_head SET number = ?, sha256 = ?, place = ?", values))
+    await work(stand, 3, type_="others")
+    racing = ReadBetween(
+        stand.ledger, "acts", lambda: publish(sealing_projector(stand.ledger, objects, world.clock))
+    )  # the written block is being compared when a sealer takes it over and adds another one
+    report = await audited(cast("Ledger", racing), objects)
+    assert (report.violations, report.unsealed, report.blocks) == ((), 0, before.number + 2)
+
+
+@pytest.mark.requirement("OBS-1", "D57")
 async def test_records_older_than_the_chain_hide_no_forged_one(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(audit_verification, "VIOLATIONS_MAX", 5)
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()

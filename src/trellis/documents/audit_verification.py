@@ -211,7 +211,7 @@ class _Comparison:
         """
         chain = self._chains[name] = _Chain(head)
         number, previous, position, feed = 0, NO_BLOCK, cast("str | None", None), 1
-        async for key, body in self._bodies(f"{ids.chain_folder(name)}/", lambda key: is_block_of(key, name)):
+        async for key, body in self._block_bodies(name):
             try:
                 block = ChainBlock.read(key, body)
             except RecordInvalid as error:
@@ -238,6 +238,18 @@ class _Comparison:
             self._on_progress("blocks read", self._blocks)
         if ledger is not None:
             self._compare_head(name, head, number, previous)
+
+    async def _block_bodies(self, name: str) -> AsyncGenerator[tuple[str, bytes]]:
+        """The blocks of a chain in order, also those that are written meanwhile."""
+        last: str | None = None
+        more = True
+        while more:
+            more = False
+            async for key, body in self._bodies(
+                f"{ids.chain_folder(name)}/", lambda key: is_block_of(key, name), after=last
+            ):
+                last, more = key, True
+                yield key, body
 
     async def _check_next(self, name: str, key: str, block: ChainBlock, head: AuditHead, ledger: Ledger) -> AuditHead:
         """Check an object that lies beyond the newest block. Returns the newest block as it is now.
@@ -330,8 +342,9 @@ class _Comparison:
     def _is_block(self, key: str) -> bool:
         return any(is_block_of(key, name) for name in self._chains)
 
-    async def _bodies(self, prefix: str, wanted: Callable[[str], bool]) -> AsyncGenerator[tuple[str, bytes]]:
-        after: str | None = None
+    async def _bodies(
+        self, prefix: str, wanted: Callable[[str], bool], *, after: str | None = None
+    ) -> AsyncGenerator[tuple[str, bytes]]:
         while True:
             page = await self._objects.list(prefix, after=after)
             keys = [info.key for info in page.items if wanted(info.key)]
