@@ -1,11 +1,13 @@
 """The audit chain: what is published is sealed, any change afterwards is found, and nothing else is."""
 
+import json
 import random
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +15,7 @@ from tests.runs.conftest import Stand
 from tests.runs.tampering import ObjectTampering, SqliteTampering, keys
 from tests.runs.test_audit_segments import WORKER, work
 from tests.runs.test_rebuild import ADMIN
-from trellis.documents import audit_chain, ids
+from trellis.documents import audit_chain, audit_verification, ids
 from trellis.documents.audit_chain import AuditSealer, ChainBlock, SealedRecord, SealOptions
 from trellis.documents.audit_verification import AuditedLedger, AuditReport, verify_audit
 from trellis.documents.publisher import DocumentPublisher
@@ -26,6 +28,7 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
+from trellis.storage.objects.canonical_json import encode
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 from trellis.testing import FakeClock
@@ -252,6 +255,141 @@ async def test_records_from_before_the_chain_are_counted_and_no_others(world: Wo
     assert not (await audited(stand.ledger, objects)).ok
 
 
+@dataclass
+class ReadBetween:
+    """A ledger on which something happens before one of its reads, once."""
+
+    inner: Ledger
+    read: str
+    happens: Callable[[], Awaitable[object]]
+    done: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.inner, name)
+
+        async def wrapped(*args: Any, **options: Any) -> Any:
+            if not self.done:
+                self.done = True
+                await self.happens()
+            return await call(*args, **options)
+
+        return wrapped if name == self.read else call
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_retention_between_two_reads_of_a_verification_is_no_violation(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 3)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    world.clock.advance(40 * DAY_S)
+    racing = ReadBetween(stand.ledger, "recorded", lambda: stand.ledger.retain(RetentionOptions()))
+    assert (await audited(cast("Ledger", racing), objects)).violations == ()
+    assert (racing.done, (await stand.ledger.feed(None, limit=5)).events) == (True, ())
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_what_is_sealed_and_removed_during_a_verification_is_no_violation(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 1)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    await work(stand, 3, type_="mid")
+    publishing = sealing_projector(stand.ledger, objects, world.clock)
+    sealer, publishing.sealer = publishing.sealer, None
+    await publish(publishing)
+    assert sealer is not None
+
+    async def seal_and_remove() -> None:
+        await sealer.seal_all(await stand.ledger.feed_end())
+        assert (await stand.ledger.retain(RetentionOptions(ended_s=0.0))).jobs == 4
+
+    racing = ReadBetween(stand.ledger, "feed", seal_and_remove)
+    assert (await audited(cast("Ledger", racing), objects)).violations == ()
+    assert racing.done
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_blocks_that_a_sealer_adds_during_a_verification_are_no_violation(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 1)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    before = await stand.ledger.audit_head()
+    await work(stand, 1, type_="more")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    assert before is not None
+    values = (before.number, before.sha256, before.position)
+    SqliteTampering(world.ledger_file)._run(("UPDATE trellis_audit_head SET number = ?, sha256 = ?, place = ?", values))
+    await work(stand, 3, type_="others")
+    racing = ReadBetween(
+        stand.ledger, "acts", lambda: publish(sealing_projector(stand.ledger, objects, world.clock))
+    )  # the written block is being compared when a sealer takes it over and adds another one
+    report = await audited(cast("Ledger", racing), objects)
+    assert (report.violations, report.unsealed, report.blocks) == ((), 0, before.number + 2)
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_records_older_than_the_chain_hide_no_forged_one(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(audit_verification, "VIOLATIONS_MAX", 5)
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    publishing = sealing_projector(stand.ledger, objects, world.clock)
+    publishing.sealer = None
+    await publish(publishing)
+    world.clock.advance(40 * DAY_S)
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
+    await work(stand, 1, type_="late")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    report = await audited(stand.ledger, objects)
+    assert (report.violations, report.unproven) == ((), 8)
+    segment = await objects.get(next(key for key in await keys(objects) if "segments" in key and "late" in key))
+    assert segment is not None
+    forged = {**json.loads(segment.body.splitlines()[0]), "event_id": "zforged-1", "ts": "2027-01-01T00:00:00.000000Z"}
+    await objects.put("audit/20270101/zforged-1.json", encode(forged))
+    report = await audited(stand.ledger, objects)
+    assert ([one.event_id for one in report.violations], report.unproven) == (["zforged-1"], 8)
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_a_record_of_the_first_format_that_was_sealed_late_is_no_violation(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await stand.run_of()
+    await stand.drive()
+    await stand.ledger.pause(ADMIN, "t", paused=True)
+    publishing = sealing_projector(stand.ledger, objects, world.clock)
+    publishing.sealer = None
+    await publish(publishing)
+    records = [key for key in await keys(objects) if key.startswith("audit/") and key.endswith(".json")]
+
+    async def rewrite(key: str, **fields: Any) -> None:
+        there = await objects.get(key)
+        assert there is not None
+        await objects.put(key, encode({**json.loads(there.body), **fields}))
+
+    for key in records:
+        await rewrite(key, format=1)
+    world.clock.advance(1.0)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    report = await audited(stand.ledger, objects)
+    assert (len(records) > 5, report.violations, report.unproven) == (True, (), 0)
+    await rewrite(records[3], actor_name="another")
+    assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [records[3]]
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_a_chain_that_begins_after_a_rebuild_of_the_ledger_does_not_judge_older_segments(lived: World):
+    objects = await lived.objects()
+    await lived.close()
+    lived.ledger_file.unlink()
+    stand, objects = Stand(await lived.ledger(), lived.clock), await lived.objects()
+    await rebuild_ledger(stand.ledger, objects, ADMIN)
+    for key in await keys(objects, "audit/chain/"):
+        await objects.delete(key)
+    SqliteTampering(lived.ledger_file)._run(("DELETE FROM trellis_audit_head", ()))
+    lived.clock.advance(1.0)
+    await work(stand, 2, type_="anew")
+    await publish(sealing_projector(stand.ledger, objects, lived.clock))
+    assert (await audited(stand.ledger, objects)).violations == ()
+
+
 @pytest.mark.requirement("OBS-1")
 async def test_a_sealer_that_dies_before_the_head_is_stored_loses_nothing(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
@@ -294,6 +432,37 @@ async def test_a_forged_next_block_is_not_taken_over(world: World):
     await publish(sealing_projector(stand.ledger, objects, world.clock))
     assert (await stand.ledger.audit_head()) == head, "sealing stops, publishing does not"
     assert len([key for key in await keys(objects) if key.endswith(".jsonl")]) == 2
+    report = await audited(stand.ledger, objects)
+    detail = f"block {forged.number} differs from what the ledger has not sealed yet"
+    assert [(one.key, one.detail) for one in report.violations] == [(ids.block_key("", forged.number), detail)]
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_a_next_block_that_leaves_out_an_event_and_a_block_beyond_it_are_found(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    before = await stand.ledger.audit_head()
+    await work(stand, 2, type_="more")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    assert before is not None
+    key = ids.block_key("", before.number + 1)
+    written = await objects.get(key)
+    assert written is not None
+    block = ChainBlock.read(key, written.body)
+    values = (before.number, before.sha256, before.position)
+    SqliteTampering(world.ledger_file)._run(("UPDATE trellis_audit_head SET number = ?, sha256 = ?, place = ?", values))
+    assert (await audited(stand.ledger, objects)).ok, "a block that is written and not stored yet is no forgery"
+    await objects.put(key, replace(block, records=block.records[:-1]).to_bytes())
+    assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [key]
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    assert (await stand.ledger.audit_head()) == before, "nor is it taken over"
+    await objects.put(key, written.body)
+    beyond = ids.block_key("", block.number + 1)
+    await objects.put(beyond, replace(block, number=block.number + 1).to_bytes())
+    assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [beyond]
+    await objects.put(beyond, b"junk")
+    assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [beyond]
 
 
 @pytest.mark.requirement("OBS-1", "D14")
@@ -392,3 +561,44 @@ async def test_the_first_bad_record_is_named_with_its_position_and_what_differs(
     assert first.detail == "the record is not the one that was sealed: it differs in actor_name"
     page = await ledger.feed(None, limit=500)
     assert dict(zip(page.positions, page.events, strict=True))[first.position or ""] == event
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_a_deleted_act_of_retention_is_missed(lived: World):
+    ledger, objects = await lived.ledger(), await lived.objects()
+    (act,) = [one for one in await ledger.acts() if one.event == RETAINED]
+    SqliteTampering(lived.ledger_file)._run(("DELETE FROM trellis_act WHERE event = ?", (RETAINED,)))
+    report = await audited(ledger, objects)
+    assert [(one.place, one.event_id) for one in report.violations] == [("ledger", act.id)]
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_acts_of_retention_that_retention_removed_are_not_missed(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    projector = sealing_projector(stand.ledger, objects, world.clock)
+    for _ in range(2):
+        await work(stand, 1)
+        await publish(projector)
+        world.clock.advance(20 * DAY_S)
+        await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))
+        await publish(projector)
+    world.clock.advance(20 * DAY_S)
+    await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))
+    assert (await stand.ledger.acts(), (await audited(stand.ledger, objects)).violations) == ([], ())
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+async def test_an_act_later_than_the_cut_of_retention_is_missed_on_the_same_day(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    projector = sealing_projector(stand.ledger, objects, world.clock)
+    await stand.ledger.pause(ADMIN, "t", paused=True, cause="early")
+    await work(stand, 1)
+    world.clock.advance(3 * 3600.0)
+    await publish(projector)
+    assert (await stand.ledger.retain(RetentionOptions(ended_s=3600.0))).acts == 1
+    await stand.ledger.pause(ADMIN, "u", paused=True, cause="kept")
+    await publish(projector)
+    assert (await audited(stand.ledger, objects)).ok
+    SqliteTampering(world.ledger_file)._run(("DELETE FROM trellis_act WHERE cause = 'kept'", ()))
+    (found,) = (await audited(stand.ledger, objects)).violations
+    assert found.detail == "the administrative act is missing, and retention did not remove it"

@@ -17,9 +17,10 @@ from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEv
 from trellis.lifecycles import Role
 from trellis.storage.objects.canonical_json import encode
 
+FIRST_FORMAT = 1
 FORMAT = 2
 """Version of the record format; increases with every change. The first records had no such field."""
-READABLE = frozenset({1, FORMAT})
+READABLE = frozenset({FIRST_FORMAT, FORMAT})
 """Formats from which a job can be restored. In format 1, `node` was derived from the actor's name."""
 ORCHESTRATOR_NAME = "orchestration-layer"
 """The orchestrator's name in document 000."""
@@ -72,7 +73,12 @@ def to_bytes(record: RecordedEvent) -> bytes:
 
 def to_line(record: RecordedEvent) -> bytes:
     """The record as a line of a segment, without the newline."""
-    return _dumps(document(record))
+    return made_to_line(document(record))
+
+
+def made_to_line(made: Mapping[str, Any]) -> bytes:
+    """A record that was made or read, as a line of a segment."""
+    return _dumps(made)
 
 
 def act_to_bytes(act: AdminAct) -> bytes:

@@ -244,33 +244,18 @@ class AuditSealer:
         """The next events to seal: those that were taken over, and others from the ledger."""
         limit, begins = self.options.records_max, self._queued_from
         if up_to is None or begins is None or self._queued_to is None:
-            return await self._events(after, up_to, limit)
+            return await _events(self.ledger, after, up_to, limit)
         if (after or "") < begins:
-            found, end = await self._events(after, min(up_to, begins), limit)
+            found, end = await _events(self.ledger, after, min(up_to, begins), limit)
             if found or (end or "") < begins:
                 return found, end
             after = begins  # no event lies between the newest block and what was taken over
         while self._queue and (self._queue[0].position or "") <= (after or ""):
             self._queue.popleft()
         if (after or "") >= self._queued_to:
-            return await self._events(after, up_to, limit)
+            return await _events(self.ledger, after, up_to, limit)
         found = [one for one in islice(self._queue, limit) if (one.position or "") <= up_to]
         return found, found[-1].position if len(found) == limit else min(up_to, self._queued_to)
-
-    async def _events(self, after: str | None, up_to: str | None, limit: int) -> tuple[list[SealedRecord], str | None]:
-        """The next events up to a position, at most `limit`, and the position they reach."""
-        found: list[SealedRecord] = []
-        while up_to is not None and (after or "") < up_to and len(found) < limit:
-            page = await self.ledger.feed(after, limit=min(PAGE, limit - len(found)))
-            places = {
-                event.id: place for event, place in zip(page.events, page.positions, strict=True) if place <= up_to
-            }
-            records = await self.ledger.recorded([event for event in page.events if event.id in places])
-            found += [sealed_event(record, places[record.event.id]) for record in records]
-            if len(places) < len(page.events) or not page.events:
-                return found, up_to
-            after = page.position
-        return found, after
 
     async def _take_over(self, head: AuditHead, key: str) -> tuple[ChainBlock, bytes, list[AdminAct]]:
         """The block that another process wrote under the next number, if the ledger confirms it.
@@ -282,21 +267,12 @@ class AuditSealer:
             block = ChainBlock.read(key, b"" if there is None else there.body)
         except RecordInvalid as error:
             raise DocumentDiffers(key=key) from error
-        acts = [act for act in await self._unsealed_acts() if sealed_act(act) in block.records]
-        events, _ = await self._events(head.position, block.end, len(block.records) - len(acts))
-        same = (head.number + 1, head.sha256, head.feed, head.position)
-        expected = (*map(sealed_act, acts), *events)
-        if (block.number, block.previous, block.feed, block.start) != same or block.records != expected:
+        acts = await acts_of_next_block(self.ledger, head, block)
+        if acts is None:
             latest = await self.ledger.audit_head()
             if latest is None or latest.number == head.number:
                 raise DocumentDiffers(key=key)
-        return block, b"" if there is None else there.body, acts
-
-    async def _unsealed_acts(self) -> list[AdminAct]:
-        found: list[AdminAct] = []
-        while page := await self.ledger.acts(after=found[-1].no if found else 0, unsealed=True):
-            found += page
-        return found
+        return block, b"" if there is None else there.body, acts or []
 
     async def _append(self, block: ChainBlock, body: bytes, head: AuditHead, acts: Sequence[AdminAct]) -> bool:
         new = _head_of(block, body)
@@ -304,6 +280,36 @@ class AuditSealer:
             return False
         self.head, self._read_up_to = new, block.end
         return True
+
+
+async def _events(
+    ledger: Ledger, after: str | None, up_to: str | None, limit: int
+) -> tuple[list[SealedRecord], str | None]:
+    """The next events up to a position, at most `limit`, and the position they reach."""
+    found: list[SealedRecord] = []
+    while up_to is not None and (after or "") < up_to and len(found) < limit:
+        page = await ledger.feed(after, limit=min(PAGE, limit - len(found)))
+        places = {event.id: place for event, place in zip(page.events, page.positions, strict=True) if place <= up_to}
+        records = await ledger.recorded([event for event in page.events if event.id in places])
+        found += [sealed_event(record, places[record.event.id]) for record in records]
+        if len(places) < len(page.events) or not page.events:
+            return found, up_to
+        after = page.position
+    return found, after
+
+
+async def acts_of_next_block(ledger: Ledger, head: AuditHead, block: ChainBlock) -> list[AdminAct] | None:
+    """The acts of a block that is to follow the newest one. None if it differs from what the ledger has unsealed."""
+    acts: list[AdminAct] = []
+    last = 0
+    while page := await ledger.acts(after=last, unsealed=True):
+        acts += [act for act in page if sealed_act(act) in block.records]
+        last = page[-1].no
+    # One more than the block has, so that a block that leaves out an event is found.
+    events, _ = await _events(ledger, head.position, block.end, len(block.records) - len(acts) + 1)
+    same = (head.number + 1, head.sha256, head.feed, head.position)
+    is_next = (block.number, block.previous, block.feed, block.start) == same
+    return acts if is_next and block.records == (*map(sealed_act, acts), *events) else None
 
 
 def _next_block(

@@ -27,6 +27,7 @@ from trellis.documents.audit_chain import (
     NO_BLOCK,
     ChainBlock,
     SealedRecord,
+    acts_of_next_block,
     is_block_of,
     sealed_act,
     sealed_event,
@@ -119,13 +120,16 @@ async def verify_audit(
     with closing(_Comparison(objects, on_progress)) as comparison:
         heads = {one.chain: None if one.ledger is None else await one.ledger.audit_head() for one in ledgers}
         for one in ledgers:
-            await comparison.read_chain(one.chain, heads[one.chain], known=one.ledger is not None)
+            await comparison.read_chain(one.chain, heads[one.chain], one.ledger)
         comparison.check_anchor(anchor)
         await comparison.read_records()
         for one in ledgers:
             if one.ledger is not None:
-                await comparison.read_ledger(one.chain, one.ledger, heads[one.chain])
+                await comparison.read_ledger(one.chain, one.ledger)
         unread = {one.chain for one in ledgers if one.ledger is None}
+        for one in ledgers:
+            if one.ledger is not None:
+                await comparison.read_newer_blocks(one.chain, one.ledger)
         return comparison.report(unread)
 
 
@@ -164,7 +168,7 @@ class _Chain:
     began: dict[int, str] = field(default_factory=dict[int, str])
     """When the chain began to seal a rebuilt ledger, by the number of the feed. Events before were restored."""
     acts_before: str = ""
-    """The day up to which retention removed administrative acts from the ledger."""
+    """The time up to which retention removed administrative acts from the ledger."""
 
 
 class _Comparison:
@@ -200,21 +204,23 @@ class _Comparison:
 
     # --- the chain -----------------------------------------------------------------------------------------------
 
-    async def read_chain(self, name: str, head: AuditHead | None, *, known: bool) -> None:
-        """Read the blocks of a chain in order, and compare the last one with the ledger's head."""
+    async def read_chain(self, name: str, head: AuditHead | None, ledger: Ledger | None) -> None:
+        """Read the blocks of a chain in order, and compare the last one with the ledger's head.
+
+        If a running sealer has added blocks meanwhile, they count as well.
+        """
         chain = self._chains[name] = _Chain(head)
         number, previous, position, feed = 0, NO_BLOCK, cast("str | None", None), 1
-        async for key, body in self._bodies(f"{ids.chain_folder(name)}/", lambda key: is_block_of(key, name)):
+        async for key, body in self._block_bodies(name):
             try:
                 block = ChainBlock.read(key, body)
             except RecordInvalid as error:
                 self._add(place="chain", key=key, detail=str(error), order=self._sealed)
                 return
-            if head is not None and block.number == head.number + 1 and number == head.number:
-                if block.previous != previous:
-                    detail = f"block {block.number} does not follow the newest block of the ledger"
-                    self._add(place="chain", block=block.number, key=key, detail=detail)
-                break  # written, and not yet stored as the newest block
+            if head is not None and ledger is not None and number == head.number:
+                head = chain.head = await self._check_next(name, key, block, head, ledger)
+                if number == head.number:
+                    continue
             self._late = max(self._late, block.at if block.late else "")
             if block.restarts and not number:
                 number, previous, self._restarts = block.number - 1, block.previous, [*self._restarts, block.number]
@@ -224,14 +230,70 @@ class _Comparison:
             if problem is not None:
                 self._add(place="chain", block=number + 1, key=key, detail=problem, order=self._sealed)
                 return
-            if block.feed != feed and not block.restarts:
+            if (block.feed != feed or block.late) and not block.restarts:
                 chain.began[block.feed] = block.at
             self._add_block(name, block)
             number, previous, position, feed = block.number, sha256(body), block.end, block.feed
             self._hashes.add(previous)
             self._on_progress("blocks read", self._blocks)
-        if known:
+        if ledger is not None:
             self._compare_head(name, head, number, previous)
+
+    async def _block_bodies(self, name: str) -> AsyncGenerator[tuple[str, bytes]]:
+        """The blocks of a chain in order, also those that are written meanwhile."""
+        last: str | None = None
+        more = True
+        while more:
+            more = False
+            async for key, body in self._bodies(
+                f"{ids.chain_folder(name)}/", lambda key: is_block_of(key, name), after=last
+            ):
+                last, more = key, True
+                yield key, body
+
+    async def _check_next(self, name: str, key: str, block: ChainBlock, head: AuditHead, ledger: Ledger) -> AuditHead:
+        """Check an object that lies beyond the newest block. Returns the newest block as it is now.
+
+        Only the next block may lie there, written and not yet stored as the newest, with what the ledger has unsealed.
+        """
+        problem = None
+        if key != ids.block_key(name, head.number + 1):
+            problem = f"the newest block of the ledger is {head.number}, and no sealer writes beyond the next one"
+        elif block.previous != head.sha256:
+            problem = f"block {block.number} does not follow the newest block of the ledger"
+        elif await acts_of_next_block(ledger, head, block) is None:
+            problem = f"block {block.number} differs from what the ledger has not sealed yet"
+        latest = await ledger.audit_head() or head
+        if problem is not None and latest.number <= head.number:
+            self._add(place="chain", block=block.number, key=key, detail=problem)
+        return latest if latest.number > head.number else head
+
+    async def read_newer_blocks(self, name: str, ledger: Ledger) -> None:
+        """Read the blocks that were added during the verification: a record in them is not unknown."""
+        latest = await ledger.audit_head()
+        if latest is None or not self._db.execute(_AUDIT_QUERIES.any_stray).fetchall():
+            return
+        head = self._chains[name].head
+        number, previous = (0, NO_BLOCK) if head is None else (head.number, head.sha256)
+        while number < latest.number:
+            number += 1
+            key = ids.block_key(name, number)
+            found = await self._objects.get(key)
+            try:
+                block = ChainBlock.read(key, b"" if found is None else found.body)
+            except RecordInvalid as error:
+                self._add(place="chain", key=key, block=number, detail=str(error))
+                return
+            problem = _problem(block, True, number - 1, previous)
+            if problem is not None:
+                self._add(place="chain", key=key, block=number, detail=problem)
+                return
+            previous = sha256(b"" if found is None else found.body)
+            for one in block.records:
+                self._db.execute(_AUDIT_QUERIES.forget_stray, (one.event_id, one.day, one.sha256))
+        if head is not None and number > head.number and previous != latest.sha256:
+            detail = f"block {number} has the hash {previous} and the ledger has {latest.sha256} as the newest"
+            self._add(place="chain", block=number, key=ids.block_key(name, number), detail=detail)
 
     def _compare_head(self, name: str, head: AuditHead | None, number: int, previous: str) -> None:
         where = f"the chain {name}" if name else "the chain"
@@ -280,8 +342,9 @@ class _Comparison:
     def _is_block(self, key: str) -> bool:
         return any(is_block_of(key, name) for name in self._chains)
 
-    async def _bodies(self, prefix: str, wanted: Callable[[str], bool]) -> AsyncGenerator[tuple[str, bytes]]:
-        after: str | None = None
+    async def _bodies(
+        self, prefix: str, wanted: Callable[[str], bool], *, after: str | None = None
+    ) -> AsyncGenerator[tuple[str, bytes]]:
         while True:
             page = await self._objects.list(prefix, after=after)
             keys = [info.key for info in page.items if wanted(info.key)]
@@ -338,22 +401,34 @@ class _Comparison:
     def _take(self, key: str, record: _StoredRecord) -> int | None:
         """Note where a record lies. Returns its place in the chain, if the order of its segment can be judged by it."""
         self._records += 1
-        which = (record.event_id, record.day, record.sha256)
+        which = (record.event_id, record.day, self._sealed_hash(record))
         rows = self._db.execute(_AUDIT_QUERIES.find, which).fetchall()
         self._note_act(record.made, rows[0][4] if rows else None, rows[0][0] if rows else LATER)
         if not rows:
             self._db.execute(
-                _AUDIT_QUERIES.add_stray, (key, *which, record.line, cast("str | None", record.made.get("lifecycle")))
+                _AUDIT_QUERIES.add_stray,
+                (key, *which, record.ts, record.line, cast("str | None", record.made.get("lifecycle"))),
             )
             return None
         order, feed, met, _, chain = rows[0]
         if met:
             self._add_at(record, "objects", key, "the record is there twice")
         self._db.execute(_AUDIT_QUERIES.mark_met, which)
-        if record.made.get("event") == RETAINED:  # retention removes its own acts without another act
-            self._db.execute(_AUDIT_QUERIES.mark_in_ledger, (*which, chain))
+        if audit.is_of_act(record.made):
+            self._db.execute(_AUDIT_QUERIES.note_act, (record.ts, record.made["event"] == RETAINED, *which))
         began = self._chains[chain].began.get(feed)
         return None if began is not None and record.ts < began else order
+
+    def _sealed_hash(self, record: _StoredRecord) -> str:
+        """The hash with which the record is sealed.
+
+        A record that is older than the chain may lie there in an older format. It was sealed from the ledger, in today's.
+        """
+        if record.ts < self._late and record.made.get("format") == audit.FIRST_FORMAT:
+            today = sha256(audit.made_to_line({**record.made, "format": audit.FORMAT}))
+            if self._db.execute(_AUDIT_QUERIES.find, (record.event_id, record.day, today)).fetchall():
+                return today
+        return record.sha256
 
     def _note_act(self, made: dict[str, Any], chain: str | None, order: int = LATER) -> None:
         """Note what an administrative act says about the records: what retention removed, what a rebuild wrote.
@@ -375,13 +450,14 @@ class _Comparison:
         """Note which jobs and acts a pass of retention removed from the ledger of this chain."""
         for job in cast("list[str]", made.get("jobs", [])):
             self._db.execute(_AUDIT_QUERIES.add_removed, (str(job), order))
-        chain, cut = self._chains[name], str(made.get("acts_before") or "")[:10].replace("-", "")
-        chain.acts_before = max(chain.acts_before, cut)
+        chain = self._chains[name]
+        chain.acts_before = max(chain.acts_before, str(made.get("acts_before") or ""))
 
     # --- the ledger ----------------------------------------------------------------------------------------------
 
-    async def read_ledger(self, name: str, ledger: Ledger, head: AuditHead | None) -> None:
+    async def read_ledger(self, name: str, ledger: Ledger) -> None:
         """Compare every event and every act of a ledger with the blocks of its chain."""
+        head = self._chains[name].head
         position: str | None = None
         while (page := await ledger.feed(position, limit=PAGE)).events:
             places = {event.id: place for event, place in zip(page.events, page.positions, strict=True)}
@@ -390,10 +466,12 @@ class _Comparison:
             for record in recorded:
                 sealed = sealed_event(record, places.pop(record.event.id))
                 self._compare(name, head, sealed, audit.to_line(record))
-            for event in page.events:
-                if event.id in places:
-                    self._add_bare(event, places[event.id])
             self._db.execute("COMMIT")
+            if places:  # An event that is there no longer was removed with its job between the two reads.
+                there = {event.id for event in (await ledger.feed(position, limit=PAGE)).events}
+                for event in page.events:
+                    if event.id in places and event.id in there:
+                        self._add_bare(event, places[event.id])
             position = page.position
             self._on_progress("events compared", self._records)
         await self._read_acts(name, ledger)
@@ -487,10 +565,8 @@ class _Comparison:
             detail = "the event is missing, and retention did not remove its job"
             facts = {"event_id": event_id, "position": position, "block": block, "order": order}
             self._add(place="ledger", detail=detail, **facts)
-        before = self._chains[name].acts_before
-        for order, event_id, _, block in self._db.execute(
-            _AUDIT_QUERIES.missing_acts, (name, feed, before, VIOLATIONS_MAX)
-        ).fetchall():
+        which = {"chain": name, "feed": feed, "before": self._chains[name].acts_before, "limit": VIOLATIONS_MAX}
+        for order, event_id, block in self._db.execute(_AUDIT_QUERIES.missing_acts, which).fetchall():
             detail = "the administrative act is missing, and retention did not remove it"
             self._add(place="ledger", event_id=event_id, block=block, order=order, detail=detail)
 
@@ -498,13 +574,10 @@ class _Comparison:
 
     def report(self, unread: set[str]) -> AuditReport:
         """The result. `unread` names chains whose ledger could not be opened."""
-        unproven = 0
-        strays = self._db.execute(_AUDIT_QUERIES.strays, (VIOLATIONS_MAX,)).fetchall()
-        for key, event_id, line, order, lifecycle in strays:
-            elsewhere = NLM_CHAIN in unread and lifecycle == NLM_JOB.name
-            if order is None and (elsewhere or json.loads(line)["ts"] < self._late):
-                unproven += 1
-                continue
+        judged = {"late": self._late, "elsewhere": NLM_JOB.name if NLM_CHAIN in unread else None}
+        unproven: int = self._db.execute(_AUDIT_QUERIES.count_unproven, judged).fetchall()[0][0]
+        strays = self._db.execute(_AUDIT_QUERIES.strays, {**judged, "limit": VIOLATIONS_MAX}).fetchall()
+        for key, event_id, order in strays:
             detail = "no block has this record, and the ledger does not have it either"
             if order is not None:
                 detail = "the record is not the one that was sealed"
@@ -513,7 +586,7 @@ class _Comparison:
             )
             facts = {"event_id": event_id, "key": key, "block": block, "position": position}
             self._add(place="objects", detail=detail, order=LATER if order is None else order, **facts)
-        changed = {event_id for _, event_id, _, order, _ in strays if order is not None}
+        changed = {event_id for _, event_id, order in strays if order is not None}
         for order, event_id, _, position, block in self._db.execute(
             _AUDIT_QUERIES.missing_objects, (VIOLATIONS_MAX,)
         ).fetchall():

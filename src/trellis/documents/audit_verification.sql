@@ -1,10 +1,11 @@
 -- What `trellis audit verify` compares: the records that blocks list, and where they were met. The file is temporary.
 
--- `ord` is the place in the chains. `met` counts in how many places of the object store the record lies.
+-- `ord` is the place in the chains. `met` counts in how many places of the object store the record lies. `ts` is the time of an act.
 -- name: create_sealed
 CREATE TABLE sealed (
   ord INTEGER PRIMARY KEY, chain TEXT NOT NULL, block INTEGER NOT NULL, feed INTEGER NOT NULL, id TEXT NOT NULL, day TEXT NOT NULL,
-  sha256 TEXT NOT NULL, position TEXT, job TEXT, met INTEGER NOT NULL DEFAULT 0, in_ledger INTEGER NOT NULL DEFAULT 0
+  sha256 TEXT NOT NULL, position TEXT, job TEXT, met INTEGER NOT NULL DEFAULT 0, in_ledger INTEGER NOT NULL DEFAULT 0, ts TEXT,
+  of_retention INTEGER NOT NULL DEFAULT 0
 );
 
 -- name: create_sealed_record
@@ -12,7 +13,8 @@ CREATE INDEX sealed_record ON sealed (id, day);
 
 -- Records of the object store that no block has.
 -- name: create_stray
-CREATE TABLE stray (key TEXT NOT NULL, id TEXT NOT NULL, day TEXT NOT NULL, sha256 TEXT NOT NULL, line BLOB NOT NULL, lifecycle TEXT);
+CREATE TABLE stray (key TEXT NOT NULL, id TEXT NOT NULL, day TEXT NOT NULL, sha256 TEXT NOT NULL, ts TEXT NOT NULL, line BLOB NOT NULL,
+  lifecycle TEXT);
 
 -- name: create_stray_record
 CREATE INDEX stray_record ON stray (id, day);
@@ -40,7 +42,7 @@ UPDATE sealed SET met = met + 1 WHERE id = ? AND day = ? AND sha256 = ?;
 UPDATE sealed SET in_ledger = 1 WHERE id = ? AND day = ? AND sha256 = ? AND chain = ?;
 
 -- name: add_stray
-INSERT INTO stray (key, id, day, sha256, line, lifecycle) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO stray (key, id, day, sha256, ts, line, lifecycle) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: strays_of
 SELECT key, line FROM stray WHERE id = ? AND day = ? LIMIT 1;
@@ -48,9 +50,19 @@ SELECT key, line FROM stray WHERE id = ? AND day = ? LIMIT 1;
 -- name: forget_stray
 DELETE FROM stray WHERE id = ? AND day = ? AND sha256 = ?;
 
+-- name: any_stray
+SELECT 1 FROM stray LIMIT 1;
+
+-- Records that cannot be judged: no block lists their event, and they are older than the chain or of a ledger that was not read.
+-- name: count_unproven
+SELECT count(*) FROM stray s WHERE (s.ts < :late OR s.lifecycle = :elsewhere)
+  AND NOT EXISTS (SELECT 1 FROM sealed o WHERE o.id = s.id AND o.day = s.day);
+
+-- All others.
 -- name: strays
-SELECT s.key, s.id, s.line, (SELECT min(o.ord) FROM sealed o WHERE o.id = s.id AND o.day = s.day), s.lifecycle FROM stray s
-ORDER BY s.key LIMIT ?;
+SELECT key, id, ord FROM (
+  SELECT s.key, s.id, s.ts, s.lifecycle, (SELECT min(o.ord) FROM sealed o WHERE o.id = s.id AND o.day = s.day) AS ord FROM stray s)
+WHERE ord IS NOT NULL OR NOT (ts < :late OR lifecycle IS NOT NULL AND lifecycle IS :elsewhere) ORDER BY key LIMIT :limit;
 
 -- name: add_removed
 INSERT INTO removed (job, ord) VALUES (?, ?);
@@ -63,9 +75,16 @@ SELECT min(ord), id, day, position, block FROM sealed GROUP BY id, day, sha256 H
 SELECT s.ord, s.id, s.day, s.position, s.block FROM sealed s WHERE s.chain = ? AND s.feed = ? AND s.position IS NOT NULL AND s.in_ledger = 0
   AND NOT EXISTS (SELECT 1 FROM removed r WHERE r.job = s.job AND r.ord > s.ord) ORDER BY s.ord LIMIT ?;
 
+-- name: note_act
+UPDATE sealed SET ts = ?, of_retention = ? WHERE id = ? AND day = ? AND sha256 = ?;
+
+-- Retention removes acts by age. It does not record that it removed only acts of its own: such an act may be missing if no act
+-- as old or older is there. The time of an act whose record is missing is not known; that record is reported.
 -- name: missing_acts
-SELECT s.ord, s.id, s.day, s.block FROM sealed s WHERE s.chain = ? AND s.feed = ? AND s.position IS NULL AND s.in_ledger = 0 AND s.day > ?
-ORDER BY s.ord LIMIT ?;
+SELECT s.ord, s.id, s.block FROM sealed s WHERE s.chain = :chain AND s.feed = :feed AND s.position IS NULL AND s.in_ledger = 0
+  AND s.ts > :before AND (NOT s.of_retention OR s.ts >= (SELECT min(o.ts) FROM sealed o
+    WHERE o.chain = :chain AND o.feed = :feed AND o.position IS NULL AND o.in_ledger = 1))
+ORDER BY s.ord LIMIT :limit;
 
 -- name: record_at
 SELECT id, day, sha256 FROM sealed WHERE ord = ?;

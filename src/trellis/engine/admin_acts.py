@@ -60,6 +60,18 @@ LEDGER_SUBJECT = "ledger"
 NO_REASON = "no reason given"
 """The cause of an act whose author gave none. PostgreSQL writes the same text."""
 HOME_ISSUER = "issuer.changed"
+SCHEDULE_ADDED = "schedule.added"
+SCHEDULE_CHANGED = "schedule.changed"
+SCHEDULE_PAUSED = "schedule.paused"
+SCHEDULE_RESUMED = "schedule.resumed"
+SCHEDULE_REMOVED = "schedule.removed"
+LEDGER_EVENTS = frozenset(
+    {
+        *(PAUSED, RESUMED, RATE, HELD_LIMIT, KEY_LIMIT, LEFT_BEHIND, TYPE_OPTIONS, MIGRATED, RETAINED, GRANTED),
+        *(HOME_ISSUER, SCHEDULE_ADDED, SCHEDULE_CHANGED, SCHEDULE_PAUSED, SCHEDULE_RESUMED, SCHEDULE_REMOVED),
+    }
+)
+"""Events of acts that the ledger alone records, with their change. PostgreSQL refuses the same ones."""
 ACTIVITY = ("active", "paused")
 """The source and target values of acts that pause or resume a type."""
 EVENT_CHARS_MAX = 100
@@ -133,6 +145,8 @@ def checked_act(act: NewAct) -> NewAct:
     """
     if not 1 <= len(act.event) <= EVENT_CHARS_MAX:
         raise OptionInvalid(option="event", value=act.event[:50], expected=f"1 to {EVENT_CHARS_MAX} characters")
+    if act.event in LEDGER_EVENTS:
+        raise OptionInvalid(option="event", value=act.event, expected="no event that the ledger records itself")
     if not 1 <= len(act.subject) <= SUBJECT_CHARS_MAX:
         raise OptionInvalid(option="subject", value=act.subject[:50], expected=f"1 to {SUBJECT_CHARS_MAX} characters")
     if act.id is not None and (_ID.fullmatch(act.id) is None or _EVENT_ID_END.search(act.id)):

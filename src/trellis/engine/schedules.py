@@ -19,6 +19,7 @@ from enum import StrEnum
 from itertools import islice, takewhile
 from typing import Any, Self
 
+from trellis.engine import admin_acts
 from trellis.engine.cron import EXPECTED as CRON_EXPECTED
 from trellis.engine.cron import cron_problem, instants_back, next_instant, time_zone
 from trellis.engine.errors import OptionInvalid
@@ -45,11 +46,11 @@ SCHEDULE_SCOPE = f"{RESERVED_SCOPE_PREFIX}schedules"
 QUEUE_KEY_PREFIX = "schedule:"
 """Prefix of the concurrency key of a schedule whose jobs run one after the other."""
 
-ADDED = "schedule.added"
-CHANGED = "schedule.changed"
-PAUSED = "schedule.paused"
-RESUMED = "schedule.resumed"
-REMOVED = "schedule.removed"
+ADDED = admin_acts.SCHEDULE_ADDED
+CHANGED = admin_acts.SCHEDULE_CHANGED
+PAUSED = admin_acts.SCHEDULE_PAUSED
+RESUMED = admin_acts.SCHEDULE_RESUMED
+REMOVED = admin_acts.SCHEDULE_REMOVED
 
 
 class Misfire(StrEnum):

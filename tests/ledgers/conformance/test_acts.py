@@ -8,6 +8,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
 from trellis.engine.admin_acts import (
+    LEDGER_EVENTS,
     NO_REASON,
     RESERVED_FIELDS,
     RETAINED,
@@ -132,6 +133,21 @@ async def test_no_act_takes_the_id_of_an_event(rig: Rig):
             with pytest.raises(asyncpg.PostgresError, match="the id of an act"):
                 await rig.admin_sql(f"select trellis.record_act({REGISTERED}, 'x', 'y', {NULLS}, null, '{given}')")
     assert [act.id for act in await rig.ledger.acts()] == list(good)
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_only_the_ledger_records_the_events_of_its_own_acts(rig: Rig):
+    """An act of retention that somebody else recorded would excuse the deletion of a job."""
+    for event in sorted(LEDGER_EVENTS):
+        with pytest.raises(OptionInvalid, match="the ledger records itself"):
+            await rig.ledger.record_act(ADMIN, NewAct(event=event, subject="ledger", facts={"jobs": ["a"]}))
+        if rig.admin_sql is not None:
+            with pytest.raises(asyncpg.PostgresError, match="the ledger itself records") as refused:
+                await rig.admin_sql(f"select trellis.record_act({REGISTERED}, '{event}', 'y', {NULLS})")
+            assert getattr(refused.value, "sqlstate", "") == "TR004"
+    assert await rig.ledger.acts() == []
+    await rig.ledger.pause(ADMIN, "work", paused=True)
+    assert [act.event for act in await rig.ledger.acts()] == ["type.paused"]
 
 
 @pytest.mark.only("postgres")

@@ -53,6 +53,11 @@ begin
     raise exception 'an administrative act has at most 100 characters of event, 500 of subject, 2000 of any other text and 1 MiB of facts'
       using errcode = 'TR004';
   end if;
+  if p_event in ('type.paused', 'type.resumed', 'type.rate.changed', 'type.held_limit.changed', 'key.limit.changed', 'follower.left_behind',
+      'type.options.changed', 'ledger.migrated', 'retention.removed', 'authority.granted', 'issuer.changed', 'schedule.added',
+      'schedule.changed', 'schedule.paused', 'schedule.resumed', 'schedule.removed') then
+    raise exception 'the ledger itself records the event %, with its change', p_event using errcode = 'TR004';
+  end if;
   if _is_limited() and (p_id is not null or p_facts is not null) then
     raise exception 'only a member of trellis_app may give an act its id or facts, and % is none', session_user using errcode = 'TR004';
   end if;
