@@ -410,6 +410,7 @@ def test_doctor_looks_at_clock_disk_keys_and_provider(local: Terminal, tmp_path:
     key.write_text("0" * 64)
     key.chmod(0o644)
     monkeypatch.setenv("TRELLIS_CALLBACK_KEY_FILE", str(key))
+    monkeypatch.setenv("TRELLIS_ALERT_KEY_FILE", str(tmp_path / "alert.key"))
     monkeypatch.setenv("TRELLIS_NLM", "openai")
     answer = local("doctor", "--json")
     found = {one["check"]: one for one in answer.records}
@@ -418,6 +419,7 @@ def test_doctor_looks_at_clock_disk_keys_and_provider(local: Terminal, tmp_path:
     assert found["key callback.key"]["severity"] == "error"
     assert f"others can read {key}" in found["key callback.key"]["detail"]
     assert "TRELLIS_CALLBACK_KEY_FILE" in found["key callback.key"]["remedy"]
+    assert "TRELLIS_ALERT_KEY_FILE" in found["key alert.key"]["remedy"]
     assert (found["nlm provider"]["severity"], "TRELLIS_NLM" in found["nlm provider"]["remedy"]) == ("error", True)
     key.chmod(0o600)
     monkeypatch.delenv("TRELLIS_NLM")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from trellis.app.settings import Settings, read_settings
 from trellis.engine.errors import ExtraMissing, SettingsInvalid
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import SweepOptions
+from trellis.engine.records import JobFilter, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.net.signatures import SignatureRefused, check_signature
@@ -186,6 +187,35 @@ async def test_the_report_of_the_end_waits_for_that_of_the_beginning(duty: Duty,
 
 
 @pytest.mark.requirement("OBS-4")
+async def test_the_path_of_the_webhook_is_stored_and_logged_nowhere(
+    duty: Duty, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Chat services keep the secret that lets its holder post in the path."""
+    monkeypatch.setattr("trellis.engine.alerts.REPORT_ATTEMPTS_MAX", 2)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        origin = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        hook = {
+            "TRELLIS_ALERT_WEBHOOK": f"{origin}/services/hush",
+            "TRELLIS_ALERT_KEY_FILE": str(tmp_path / "alert.key"),
+        }
+        duty.settings = read_settings(hook, tmp_path)
+        await a_job_waits(duty)
+        await duty.evaluate()
+        (alert,) = await duty.ledger.alerts()
+        job_id = JobId(f"{alert.id}-raised-webhook")
+        for _ in range(2):
+            await duty.report()
+            duty.clock.advance(10.0)
+    assert await duty.state(job_id) == "dead_lettered"
+    events, letters = await duty.ledger.events(job_id), await duty.ledger.dead_letters(JobFilter(), limit=10)
+    assert f"{origin} did not answer" in str(letters)
+    assert "report_given_up" in caplog.text
+    for kept in (str(events), str(letters), caplog.text):
+        assert "hush" not in kept
+
+
+@pytest.mark.requirement("OBS-4")
 async def test_nobody_who_may_submit_jobs_has_another_text_sent(duty: Duty, listener: Listener):
     await a_job_waits(duty)
     await duty.evaluate()
@@ -232,5 +262,6 @@ def test_a_channel_that_cannot_work_is_refused_at_the_start(tmp_path: Path, monk
     key.chmod(0o600)
     named = {"TRELLIS_ALERT_KEY_FILE": str(key)}
     settings = read_settings({"TRELLIS_ALERT_WEBHOOK": "ftp://hooks.example/secret", **named}, tmp_path)
-    with pytest.raises(SettingsInvalid, match="only https and http"):
+    with pytest.raises(SettingsInvalid, match="only https and http") as caught:
         report_channels(settings)
+    assert "secret" not in str(caught.value)

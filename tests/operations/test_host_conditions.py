@@ -27,7 +27,8 @@ def host(*folders: Path, **options) -> HostConditions:
 
 async def low(conditions: HostConditions) -> list[str]:
     checked = await conditions.disks(NOW)
-    assert checked.prefix == "alpine:", "it says nothing about the disks of other machines"
+    looked_at = tuple(f"alpine:{folder}" for folder in conditions.folders)
+    assert checked.subjects == looked_at, "it says nothing about other folders and other machines"
     return [one.subject for one in checked.met["disk-low"]]
 
 
@@ -90,5 +91,20 @@ async def test_a_token_that_ends_within_two_weeks_is_told(tmp_path: Path):
 
 @pytest.mark.requirement("OBS-4")
 async def test_a_file_that_cannot_be_read_leaves_its_alert_as_it_is(tmp_path: Path):
-    with pytest.raises(OSError, match="No such file"):
-        await host(certificates={"tls_cert_file": tmp_path / "gone.pem"}).ends(NOW)
+    file = certificate(tmp_path / "ca.pem", NOW)
+    checked = await host(certificates={"tls_cert_file": tmp_path / "gone.pem", "bus_ca_file": file}).ends(NOW)
+    assert (checked.subjects, checked.is_partial) == (("alpine:bus_ca_file",), True)
+    assert [one.subject for one in checked.met["expiry"]] == ["alpine:bus_ca_file"], "the other file is looked at"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_an_old_authority_beside_its_successor_raises_no_alert_but_an_old_certificate_of_ones_own_does(
+    tmp_path: Path,
+):
+    old = certificate(tmp_path / "old.pem", NOW + timedelta(days=1)).read_bytes()
+    new = certificate(tmp_path / "new.pem", NOW + timedelta(days=90)).read_bytes()
+    for bundle, raised in ((old + new, ["alpine:tls_cert_file"]), (new + old, [])):
+        file = tmp_path / "bundle.pem"
+        file.write_bytes(bundle)
+        conditions = host(certificates={"tls_cert_file": file, "bus_ca_file": file})
+        assert [one.subject for one in await ending(conditions, NOW)] == raised

@@ -10,7 +10,7 @@ from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock, new_id, outgoing_tls, read_keys
 from trellis.engine.admin_acts import this_node
 from trellis.engine.clock import Clock
-from trellis.engine.errors import SettingsInvalid
+from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import Service
@@ -38,7 +38,7 @@ def alert_services(
     failing_agents: FailingAgents | None = None,
     clock: Clock | None = None,
 ) -> list[Service[Any]]:
-    """Builds the evaluator, and the reporter if a channel is configured. Raises SettingsInvalid, KeyUnusable.
+    """Builds the evaluator, and the reporter if a channel is configured. Raises SettingsInvalid.
 
     `folders` are those whose disks must have room. Without `failing_agents` there are no agents to look at.
     """
@@ -100,7 +100,7 @@ def _reporter(ledger: Ledger, name: str, channels: Sequence[ReportChannel], cloc
 
 
 def report_channels(settings: Settings) -> list[ReportChannel]:
-    """Opens the configured channels. Raises SettingsInvalid, KeyUnusable, ExtraMissing."""
+    """Opens the configured channels. Raises SettingsInvalid, ExtraMissing."""
     channels: list[ReportChannel] = []
     if settings.alert_webhook is not None and settings.alert_key_file is not None:
         channels.append(_webhook(settings, settings.alert_webhook.get_secret_value(), settings.alert_key_file))
@@ -114,5 +114,10 @@ def _webhook(settings: Settings, url: str, key_file: Path) -> WebhookChannel:
     try:
         policy = OutgoingPolicy(origins=(read_target(url).origin,), public=False)
     except UrlRefused as error:
-        raise SettingsInvalid(source="alert_webhook", detail=str(error)) from None
-    return WebhookChannel(url=url, key=read_keys(key_file)[0], policy=policy, now=time.time, tls=outgoing_tls(settings))
+        # Without the URL: its path may be a secret.
+        raise SettingsInvalid(source="alert_webhook", detail=str(error.data["reason"])) from None
+    try:
+        key = read_keys(key_file)[0]
+    except KeyUnusable as error:
+        raise SettingsInvalid(source="alert_key_file", detail=str(error.data["reason"])) from error
+    return WebhookChannel(url=url, key=key, policy=policy, now=time.time, tls=outgoing_tls(settings))

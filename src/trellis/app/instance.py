@@ -89,16 +89,14 @@ SEED_RUN = "garden"
 JUDGED_PAGES_MAX = 1_000
 """Bound on pages of events judged before a command continues. The next process judges the rest."""
 DAY_S = 24 * 3600.0
+ALERTS_ROLE = "alerts"
+NOT_FOR_ONE_RUN = frozenset({"schedules", ALERTS_ROLE, "retention"})
+"""Roles that a process which executes a single run leaves to others."""
 
 
 def is_of_queue(service: Service[Any]) -> bool:
     """Whether the service drives jobs of the job queue."""
     return service.name.startswith("queue-")
-
-
-def is_of_schedules(service: Service[Any]) -> bool:
-    """Whether the service starts runs by schedules."""
-    return role_of(service.name) == "schedules"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,8 +343,8 @@ class Instance:
             options=OrchestratorOptions(concurrency=self.settings.runs, poll_s=0.2),
         )
 
-    def services(self) -> list[Service[Any]]:
-        """Builds all services that runs need, for one process."""
+    def services(self, *, alerts: bool = True) -> list[Service[Any]]:
+        """Builds all services of one process, without `alerts` except those that evaluate and report alerts."""
         clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
         publisher = DocumentPublisher(self.objects)  # tells the driver what the projector has published
         orchestrator = self._orchestrator(engine, publisher)
@@ -393,11 +391,28 @@ class Instance:
             ),
             Retention(ledger=self.ledger, actor=self.actor(Role.SWEEPER), options=self.settings.retention),
             self.bus_collector(),
-            *self.alert_services(),
+            *(self.alert_services() if alerts else ()),
         ]
 
+    def services_of(self, roles: frozenset[str] | None) -> list[Service[Any]]:
+        """Builds the services of these roles, or all. Settings of alerts matter only to a process that evaluates them."""
+        made = self.services(alerts=roles is None or ALERTS_ROLE in roles)
+        return [service for service in made if roles is None or role_of(service.name) in roles]
+
+    def services_of_run(self, run_id: JobId) -> list[Service[Any]]:
+        """Builds what one run needs. Other runs, queue jobs, schedules, alerts and retention are left to other processes.
+
+        The process has the settings of somebody's shell, not those that the operator of the instance chose.
+        """
+        made = self.services(alerts=False)
+        services = [one for one in made if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
+        for service in services:
+            if isinstance(service, Orchestrator):
+                service.only = run_id
+        return services
+
     def alert_services(self) -> list[Service[Any]]:
-        """Builds the services that evaluate alerts and report them. Raises SettingsInvalid, KeyUnusable."""
+        """Builds the services that evaluate alerts and report them. Raises SettingsInvalid."""
         return alert_services(
             self.settings,
             self.ledger,
@@ -440,7 +455,7 @@ class Instance:
         Without `queue_jobs`, queue jobs are not driven: without a gateway in the process they would only spend
         attempts.
         """
-        services = [service for service in self.services() if roles is None or role_of(service.name) in roles]
+        services = self.services_of(roles)
         if not queue_jobs:
             services = [service for service in services if not is_of_queue(service)]
         if any(isinstance(service, Orchestrator) for service in services):
@@ -448,12 +463,8 @@ class Instance:
         await self._serve(services, stop)
 
     async def serve_run(self, run_id: JobId, stop: asyncio.Event) -> None:
-        """Runs what one run needs until `stop` is set. Other runs, queue jobs and schedules are left to other processes."""
-        services = [service for service in self.services() if not (is_of_queue(service) or is_of_schedules(service))]
-        for service in services:
-            if isinstance(service, Orchestrator):
-                service.only = run_id
-        await self._serve(services, stop)
+        """Runs what one run needs until `stop` is set."""
+        await self._serve(self.services_of_run(run_id), stop)
 
     async def _serve(self, services: Sequence[Service[Any]], stop: asyncio.Event) -> None:
         rng = random.Random()  # noqa: S311 - spreads retries, nothing secret

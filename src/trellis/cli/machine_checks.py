@@ -11,7 +11,7 @@ from trellis.engine.private_files import read_private
 from trellis.engine.records import Finding, FindingSeverity
 from trellis.operations.doctor import disk_finding, error_finding
 
-KEY_FILES = ("token_key_file", "callback_key_file", "bus_key_file")
+KEY_FILES = ("token_key_file", "callback_key_file", "bus_key_file", "alert_key_file")
 """Settings that name a file with a secret."""
 PROVIDER_S = 5.0
 """How long the doctor waits for the provider."""

@@ -161,7 +161,7 @@ async def _serve_jobs(
     async with AsyncExitStack() as stack:
         ledger = await open_ledger(cli.url, part=process_part_name(roles))
         stack.push_async_callback(ledger.close)
-        services = [one for one in _looking_after(cli, ledger) if roles is None or role_of(one.name) in roles]
+        services = [one for one in _looking_after(cli, ledger, roles) if roles is None or role_of(one.name) in roles]
         missing = sorted((roles or frozenset()) - {service.name for service in services} - {*ON_BUS, SAFETY_KERNEL})
         if missing:
             raise SettingsInvalid(source=f"--roles {missing[0]}", detail="it needs TRELLIS_OBJECTS and TRELLIS_MEMORY")
@@ -185,12 +185,13 @@ async def _serve_jobs(
                 await service.drain()
 
 
-def _looking_after(cli: Cli, ledger: Ledger) -> list[Service[Any]]:
-    """The services that every ledger with jobs needs."""
+def _looking_after(cli: Cli, ledger: Ledger, roles: frozenset[str] | None) -> list[Service[Any]]:
+    """The services that every ledger with jobs needs. Those of alerts are built only for a process with that role."""
     from trellis.app.alerts import alert_services  # loads an HTTP client
 
     sweeper = Actor(role=Role.SWEEPER, name=process_name("up"))
     options = SweepOptions(windows_s=cli.settings.windows_s)
     retention = Retention(ledger=ledger, actor=sweeper, options=cli.settings.retention)
-    alerts = alert_services(cli.settings, ledger, name=process_name("up"))
+    is_alerting = roles is None or "alerts" in roles
+    alerts = alert_services(cli.settings, ledger, name=process_name("up")) if is_alerting else []
     return [Sweeper(ledger=ledger, actor=sweeper, options=options), retention, *alerts]

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from trellis.app.instance import Instance, is_of_queue, open_instance
-from trellis.app.roles import role_of
 from trellis.app.settings import Settings
 from trellis.app.wiring import (
     callback_secrets,
@@ -83,8 +82,8 @@ async def serve_all(
             cli.out.line(f"memory    {instance.places.memory}")
             backend = await open_embedded(cli, settings, nlm, stack, asked_for=roles is not None)
             queue_jobs = _drives_queue_jobs(cli, roles, settings, backend)
-            names = [service.name for service in instance.services() if queue_jobs or not is_of_queue(service)]
-            print_services(cli, [name for name in names if roles is None or role_of(name) in roles])
+            services = instance.services_of(roles)
+            print_services(cli, [one.name for one in services if queue_jobs or not is_of_queue(one)])
             part = _bus(instance, roles, loaded)
             on_bus = None if part is None else await stack.enter_async_context(part.opened(cli))
             parts = [instance.serve(stop, roles, queue_jobs=queue_jobs)]

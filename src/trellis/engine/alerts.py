@@ -21,6 +21,9 @@ ALERTS_MAX = 1_000
 SUBJECT_CHARS_MAX = 300
 TEXT_CHARS_MAX = 1_000
 REPORT_ATTEMPTS_MAX = 30
+UNSEEN_S = 3_600.0
+UNSEEN_S_MAX = 1e9
+"""So long that no alert has been unseen for it: about 30 years."""
 STAGE_STEP_TYPES = ("job_retry_scheduled", "job_nlm_called", "job_succeeded")
 """How queue jobs leave a stage: with an error, with a context that was assembled, with an artifact that was written."""
 
@@ -64,10 +67,16 @@ class AlertObservation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertScope:
-    """What a round has checked: an alert's name, for all subjects that begin with `prefix`."""
+    """What a round has checked: an alert's name, for one subject or for all."""
 
     name: str
-    prefix: str = ""
+    subject: str | None = None
+    """None if all subjects were checked."""
+
+    @property
+    def pattern(self) -> str:
+        """What a subject and the line's end after it begin with, so that `/data` does not cover `/data2`."""
+        return "" if self.subject is None else f"{self.subject}\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,8 +99,12 @@ class AlertRound:
     observed: tuple[AlertObservation, ...]
     report_types: tuple[str, ...] = ()
     """The job types that report changes to people. One job of each type is submitted for every change."""
-    unseen_s: float = 3_600.0
-    """An open alert that no evaluator has seen for this long is resolved: its host or its check is gone."""
+    unseen_s: float = UNSEEN_S
+    """An open alert that no evaluator has seen for this long is resolved: its host or its check is gone.
+
+    A round that could not read one of its conditions sets UNSEEN_S_MAX: it cannot tell what is gone from what it cannot
+    read.
+    """
     keep_s: float = 30 * 24 * 3600.0
     """How long a resolved alert is kept."""
 

@@ -110,7 +110,7 @@ class ConcurrencyKeyMissing(InputError):
 
 
 class IdReserved(InputError):
-    """The job id {job_id!r} ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1); choose another id."""
+    """The job id {job_id!r} ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1, -resolved-webhook); choose another id."""
 
 
 class JobNotFound(InputError):

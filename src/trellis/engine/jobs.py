@@ -455,15 +455,22 @@ class CancelRequested:
 
 RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"
 """The endings of derived ids. Python and PostgreSQL interpret the pattern alike."""
+REPORT_ID_PATTERN = r"\Aalert-[0-9a-f-]{36}-(raised|resolved)-[a-z]+\Z"
+"""The ids of jobs that report alerts (`report_job_id` in engine/alerts.py). Whoever took one would keep a report from
+being sent."""
+REPORTING_ROLE = Role.CONTROL_PLANE
+"""The only role that may create jobs with the ids of reports."""
 DERIVING_ROLES: Mapping[str, Role] = MappingProxyType({BUS_JOB.name: Role.RECONCILER, NLM_JOB.name: Role.NLM_BACKEND})
 """By lifecycle: the only role that may create jobs with derived ids."""
 
-_reserved = re.compile(RESERVED_ID_PATTERN)
+_reserved, _report = re.compile(RESERVED_ID_PATTERN), re.compile(REPORT_ID_PATTERN)
 
 
 def check_new_id(job_id: str, lifecycle: str, role: Role) -> None:
     """Check that this role may give a new job this id. Raises IdReserved."""
     if _reserved.search(job_id) and DERIVING_ROLES.get(lifecycle) is not role:
+        raise IdReserved(job_id=job_id)
+    if _report.search(job_id) and role is not REPORTING_ROLE:
         raise IdReserved(job_id=job_id)
 
 

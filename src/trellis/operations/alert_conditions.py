@@ -31,6 +31,8 @@ from trellis.operations.alerts import (
 from trellis.operations.explain import WorkerPresence, counted, duration, worker_presence
 from trellis.operations.slo import measure_dead_rate
 
+TYPES_MAX = 10 * SUBJECTS_MAX
+"""Most job types that are looked at, so that those with an open alert are among them while others wait longer."""
 IN_A_ROW = 3
 """How many failures in a row make an alert (document 000, 5.4)."""
 STEPS_READ = 100
@@ -68,7 +70,7 @@ class LedgerConditions:
 
     async def waiting(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """Jobs that nobody claims."""
-        found = await self.ledger.waiting_types(limit=SUBJECTS_MAX)
+        found = await self.ledger.waiting_types(limit=TYPES_MAX)
         met = [
             ConditionMet(
                 subject=one.type,

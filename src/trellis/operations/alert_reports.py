@@ -29,7 +29,14 @@ from trellis.lifecycles import LIFECYCLES, Phase, Trigger
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.net.guard import GuardedClient, OutgoingPolicy
 from trellis.net.signatures import signed_headers
-from trellis.net.targets import OutgoingError
+from trellis.net.targets import (
+    AddressRefused,
+    AnswerRefused,
+    OutgoingError,
+    OutgoingUnavailable,
+    UrlRefused,
+    read_target,
+)
 from trellis.operations.alerts import ALERTS
 from trellis.storage.objects.canonical_json import timestamp
 
@@ -45,6 +52,14 @@ EARLY_S = 5.0
 CAUSE_CHARS_MAX = 200
 GIVEN_BACK = "the process shuts down"
 OPTIONS = LeaseRunnerOptions(concurrency=4, lease_s=60.0, heartbeat_s=20.0, poll_s=5.0)
+
+_NOT_SENT: Mapping[type[OutgoingError], str] = {
+    OutgoingUnavailable: "did not answer",
+    AnswerRefused: "gave an answer that is too large or compressed",
+    AddressRefused: "has an address that is never allowed",
+    UrlRefused: "is refused: alert_webhook is no URL that may be called",
+}
+"""What went wrong, without the URL."""
 
 _log = log_of("trellis.alerts")
 
@@ -87,7 +102,9 @@ class WebhookChannel:
                 headers = {**signed, "content-type": "application/json"}
                 answer = await client.send("POST", self.url, headers=headers, content=body)
         except OutgoingError as error:
-            raise TransientError(str(error)) from error
+            # The path of the URL may be the secret that lets its holder post, so neither message nor cause names it.
+            kind = _NOT_SENT.get(type(error), "could not be reached")
+            raise TransientError(f"{read_target(self.url).origin} {kind}") from None
         if not 200 <= answer.status < 300:
             raise TransientError(f"the webhook answered {answer.status}")
 

@@ -17,15 +17,18 @@ from types import MappingProxyType
 from trellis.engine.alerts import (
     SUBJECT_CHARS_MAX,
     TEXT_CHARS_MAX,
+    UNSEEN_S,
+    UNSEEN_S_MAX,
     Alert,
     AlertChange,
     AlertChangeKind,
+    AlertMark,
     AlertObservation,
     AlertRound,
     AlertScope,
 )
 from trellis.engine.clock import Clock
-from trellis.engine.errors import LedgerError, TrellisError
+from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -209,8 +212,10 @@ class Checked:
     """What one check read: for each alert that it decides about, the subjects for which the condition holds."""
 
     met: Mapping[str, Sequence[ConditionMet]]
-    prefix: str = ""
-    """The check knows only subjects that begin with this: those of its own machine."""
+    subjects: tuple[str, ...] | None = None
+    """The check decides only about these subjects: those of its own machine that it has looked at. None: about all."""
+    is_partial: bool = False
+    """Whether something could not be read; then nobody knows about other subjects."""
 
 
 Check = Callable[[datetime], Awaitable[Checked]]
@@ -256,23 +261,30 @@ class AlertEvaluator:
         began, read_at = await self.ledger.alert_mark(), await self.ledger.now()
         scopes: list[AlertScope] = []
         observed: list[AlertObservation] = []
+        is_whole = True
         now = self.clock.monotonic()
         is_counting = now - self._counted_at >= COUNT_S
         for check in (*self.checks, *(self.counts if is_counting else ())):
-            for name, prefix, met in await self._checked(check, read_at):
-                scopes.append(AlertScope(name=name, prefix=prefix))
-                observed += [self._observation(name, one) for one in met[:SUBJECTS_MAX]]
+            if (checked := await self._checked(check, read_at)) is None:
+                is_whole = False
+                continue
+            is_whole = is_whole and not checked.is_partial
+            subjects = (None,) if checked.subjects is None else checked.subjects
+            for name, met in checked.met.items():
+                scopes += [AlertScope(name=name, subject=one and one[:SUBJECT_CHARS_MAX]) for one in subjects]
+                observed += [self._observation(name, one) for one in await self._first(name, met, began)]
         self._counted_at = now if is_counting else self._counted_at
         if not observed and not began.has_open and now - self._tidied_at < TIDY_S:
             return AlertReport()
-        checked = AlertRound(
+        made = AlertRound(
             mark=began.mark,
             scopes=tuple(scopes),
             observed=tuple(observed),
             report_types=self.options.report_types,
             keep_s=self.options.keep_s,
+            unseen_s=UNSEEN_S if is_whole else UNSEEN_S_MAX,
         )
-        changes = await self.ledger.observe_alerts(self.actor, checked)
+        changes = await self.ledger.observe_alerts(self.actor, made)
         self._tidied_at = now
         for change in changes:
             _log_change(change)
@@ -282,16 +294,21 @@ class AlertEvaluator:
         """The fixed interval."""
         return self.options.interval_s
 
-    async def _checked(self, check: Check, now: datetime) -> list[tuple[str, str, Sequence[ConditionMet]]]:
-        """What a check found, for each of its alerts; empty if the conditions could not be read."""
+    async def _checked(self, check: Check, now: datetime) -> Checked | None:
+        """What a check found; None if the conditions could not be read."""
         try:
-            found = await check(now)
-        except LedgerError:
-            raise
+            return await check(now)
         except (TrellisError, OSError) as error:
             _log.warning("condition_unknown", check=getattr(check, "__name__", "check"), error=str(error))
-            return []
-        return [(name, found.prefix, met) for name, met in found.met.items()]
+            return None
+
+    async def _first(self, name: str, met: Sequence[ConditionMet], began: AlertMark) -> Sequence[ConditionMet]:
+        """At most SUBJECTS_MAX subjects. Those with an open alert come first: what still holds is not resolved."""
+        if len(met) <= SUBJECTS_MAX:
+            return met
+        opened = await self.ledger.alerts(only_open=True) if began.has_open else []
+        subjects = {one.subject for one in opened if one.name == name}
+        return sorted(met, key=lambda one: one.subject[:SUBJECT_CHARS_MAX] not in subjects)[:SUBJECTS_MAX]
 
     def _observation(self, name: str, met: ConditionMet) -> AlertObservation:
         return AlertObservation(

@@ -7,17 +7,26 @@ import asyncio
 import base64
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+from trellis.engine.errors import TrellisError
+from trellis.engine.logs import log_of
 from trellis.operations.alerts import DISK_LOW, EXPIRY, AlertThresholds, Check, Checked, ConditionMet
 from trellis.operations.explain import duration
 
 DAY_S = 24 * 3600.0
 GIB = 1024.0**3
+AUTHORITIES = "_ca_file"
+"""How the name of a setting ends that lists the certificates of authorities."""
+
+ReadT = TypeVar("ReadT")
+
+_log = log_of("trellis.alerts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,36 +54,59 @@ class HostConditions:
 
     async def disks(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """Disks with too little room."""
-        met = await asyncio.to_thread(self._low_disks)
-        return Checked(met={DISK_LOW: met}, prefix=self._prefix)
+        return await asyncio.to_thread(self._low_disks)
 
-    def _low_disks(self) -> list[ConditionMet]:
+    def _low_disks(self) -> Checked:
         met: list[ConditionMet] = []
-        for folder in self.folders:
-            total, _, free = self.usage(_existing(folder))
+        free_of = _each(DISK_LOW, {str(folder): partial(self._free, folder) for folder in self.folders})
+        for folder, (total, free) in free_of.items():
             percent = 100.0 * free / total if total else 100.0
             if percent < self.thresholds.disk_percent:
                 text = f"The disk of {folder} on {self.node} has {free / GIB:.1f} GiB left, {percent:.1f} % of it."
                 met.append(ConditionMet(subject=f"{self._prefix}{folder}", value=percent, text=text))
-        return met
+        return self._checked(DISK_LOW, met, free_of, is_partial=len(free_of) < len(set(self.folders)))
+
+    def _free(self, folder: Path) -> tuple[int, int]:
+        total, _, free = self.usage(_existing(folder))
+        return total, free
+
+    def _checked(self, name: str, met: list[ConditionMet], looked_at: Iterable[str], *, is_partial: bool) -> Checked:
+        """What a check read. Another process of this machine may look at other folders and settings."""
+        subjects = tuple(f"{self._prefix}{one}" for one in looked_at)
+        return Checked(met={name: met}, subjects=subjects, is_partial=is_partial)
 
     async def ends(self, now: datetime) -> Checked:
         """Certificates and tokens that end soon, or have ended."""
-        ends = await asyncio.to_thread(self._ends)
+        ends, is_partial = await asyncio.to_thread(self._ends)
         met: list[ConditionMet] = []
         for setting, end in ends.items():
+            if end is None:
+                continue
             left_s = (end - now).total_seconds()
             if left_s < self.thresholds.expiry_days * DAY_S:
                 when = f"ends in {duration(left_s)}" if left_s > 0 else f"ended {duration(left_s)} ago"
                 text = f"What TRELLIS_{setting.upper()} names on {self.node} {when}."
                 met.append(ConditionMet(subject=f"{self._prefix}{setting}", value=left_s / DAY_S, text=text))
-        return Checked(met={EXPIRY: met}, prefix=self._prefix)
+        return self._checked(EXPIRY, met, ends, is_partial=is_partial)
 
-    def _ends(self) -> dict[str, datetime]:
-        ends = {setting: _certificate_end(path) for setting, path in (self.certificates or {}).items()}
-        token = self.token()
-        ends["token"] = None if token is None else _token_end(token)
-        return {setting: end for setting, end in ends.items() if end is not None}
+    def _ends(self) -> tuple[dict[str, datetime | None], bool]:
+        """When what each setting names ends; and whether something could not be read."""
+        files = self.certificates or {}
+        ends = _each(EXPIRY, {setting: partial(_certificate_end, setting, path) for setting, path in files.items()})
+        tokens = _each(EXPIRY, {"token": self.token})
+        is_partial = len(ends) < len(files) or not tokens
+        return ends | {name: _token_end(token) for name, token in tokens.items() if token is not None}, is_partial
+
+
+def _each(alert: str, reads: Mapping[str, Callable[[], ReadT]]) -> dict[str, ReadT]:
+    """What each read gives, without those that fail: one missing file must not hide the others."""
+    made: dict[str, ReadT] = {}
+    for name, read in reads.items():
+        try:
+            made[name] = read()
+        except (OSError, TrellisError) as error:
+            _log.warning("condition_unknown", alert=alert, subject=name, error=str(error))
+    return made
 
 
 def _existing(folder: Path) -> Path:
@@ -82,15 +114,20 @@ def _existing(folder: Path) -> Path:
     return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
 
 
-def _certificate_end(path: Path) -> datetime | None:
-    """When the first certificate of a file ends. None for a file without one."""
+def _certificate_end(setting: str, path: Path) -> datetime | None:
+    """When a file of certificates stops to serve its setting. None for a file without a certificate.
+
+    A list of authorities serves until the last of them ends: an old one may stay in it while its successor is there. Of
+    any other file the first certificate is the process's own.
+    """
     from cryptography import x509  # slow to import, and few instances name a certificate
 
     try:
         found = x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError:
         return None
-    return min((one.not_valid_after_utc for one in found), default=None)
+    ends = [one.not_valid_after_utc for one in found]
+    return max(ends) if setting.endswith(AUTHORITIES) else ends[0]
 
 
 def _token_end(token: str) -> datetime | None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
 from tests.ledgers.conformance.test_idle import read_statements
 from trellis.engine.alerts import Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
-from trellis.engine.errors import OptionInvalid
+from trellis.engine.errors import LedgerUnavailable, OptionInvalid
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import RetentionOptions
@@ -111,14 +113,48 @@ async def test_a_round_that_read_earlier_neither_resolves_nor_raises(rig: Rig):
 
 @pytest.mark.requirement("OBS-4")
 async def test_a_round_resolves_only_what_it_has_checked(rig: Rig):
-    here, there = met("disk-low", "a:/data"), met("disk-low", "b:/data")
+    here, there = met("disk-low", "a:/data"), met("disk-low", "a:/data2")
     await observe(rig, here, there, met())
     await rig.advance(15.0)
-    of_a = (AlertScope(name="disk-low", prefix="a:"),)
+    of_a = (AlertScope(name="disk-low", subject="a:/data"),)
     assert await observe(rig, scopes=of_a) == [("resolved", "a:/data")]
-    assert {one.subject for one in await opened(rig)} == {"b:/data", "work"}
+    assert {one.subject for one in await opened(rig)} == {"a:/data2", "work"}, "its folder is another one"
     await rig.advance(HOUR_S)
-    assert await observe(rig, met(), scopes=of_a) == [("resolved", "b:/data")], "nobody has looked there for an hour"
+    assert await observe(rig, met(), scopes=of_a) == [("resolved", "a:/data2")], "nobody has looked there for an hour"
+
+
+def of_agents(rig: Rig, failing: Callable[[], list[str]]) -> AlertEvaluator:
+    """An evaluator that also looks at agents; `failing` says which of them keep failing."""
+
+    async def read() -> list[str]:
+        return failing()
+
+    conditions = LedgerConditions(ledger=rig.ledger, thresholds=AlertThresholds(), failing_agents=read)
+    return replace(evaluator(rig), checks=(conditions.agents, conditions.waiting), counts=())
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_condition_that_cannot_be_read_leaves_its_alert_open_and_the_others_work(rig: Rig):
+    def unreadable() -> list[str]:
+        raise LedgerUnavailable(reason="this read took too long")
+
+    assert await changes(of_agents(rig, lambda: ["scout"])) == [("raised", "agent-failing", "scout")]
+    await rig.submit_one()
+    await rig.advance(HOUR_S + 1.0)
+    assert await changes(of_agents(rig, unreadable)) == [("raised", "jobs-wait", "work")]
+    assert {one.name for one in await opened(rig)} == {"agent-failing", "jobs-wait"}
+    assert await changes(of_agents(rig, list)) == [("resolved", "agent-failing", "scout")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_more_subjects_than_an_alert_may_have_resolve_none_that_still_holds(rig: Rig):
+    agents = [f"m{number:02}" for number in range(SUBJECTS_MAX)]
+    assert len(await changes(of_agents(rig, lambda: agents))) == SUBJECTS_MAX
+    assert await changes(of_agents(rig, lambda: ["a", *agents])) == []
+    assert await changes(of_agents(rig, lambda: ["a", *agents[1:]])) == [
+        ("raised", "agent-failing", "a"),
+        ("resolved", "agent-failing", "m00"),
+    ]
 
 
 @pytest.mark.requirement("OBS-4")

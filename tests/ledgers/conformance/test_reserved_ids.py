@@ -8,6 +8,7 @@ import pytest
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor
 from trellis.bus.outcomes.linked_jobs import SUFFIX, derived_ids
 from trellis.bus.requests import wire_id
+from trellis.engine.alerts import AlertChangeKind, report_job_id
 from trellis.engine.errors import IdReserved
 from trellis.engine.jobs import DERIVING_ROLES, Epoch, JobId, NewJob, Submitted
 from trellis.engine.records import JobFilter
@@ -53,6 +54,17 @@ async def test_the_role_that_derives_ids_may_use_them_and_a_repeat_is_the_same_j
     assert await rig.ledger.submit(reconciler, jobs) == [Submitted(job_id=job.job_id, created=True) for job in jobs]
     by_others = await rig.ledger.submit(actor(Role.GATEWAY), jobs)
     assert by_others == [Submitted(job_id=job.job_id, created=False) for job in jobs], "it is there: nothing is made"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_the_id_of_an_alerts_report_is_given_by_the_control_plane_only(rig: Rig):
+    alert_id = "alert-b0dc72e7-42f2-4b48-9ed2-d3c9e29342a1"
+    job_id = report_job_id(alert_id, AlertChangeKind.RESOLVED, "trellis.alert.webhook")
+    with pytest.raises(IdReserved, match="choose another id"):
+        await rig.ledger.submit(SUBMITTER, [NewJob(job_id=job_id, type="work", id_is_given=True)])
+    control_plane = actor(Role.CONTROL_PLANE)
+    (made,) = await rig.ledger.submit(control_plane, [NewJob(job_id=job_id, type="trellis.alert.webhook")])
+    assert made == Submitted(job_id=job_id, created=True)
 
 
 async def test_ids_similar_to_reserved_ids_are_accepted(rig: Rig):

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from tests.ledgers.conformance.rig import Rig, actor
-from trellis.ledgers.postgres.reads import READ_QUERIES
+from tests.ledgers.conformance.test_idle import read_statements
+from trellis.ledgers.postgres.reads import BY_INDEX, READ_QUERIES
 from trellis.lifecycles import Role
 
 pytestmark = pytest.mark.only("postgres")
@@ -15,14 +16,17 @@ PARTITION_JOBS = 4_194_304
 OURS = "relnamespace = 'trellis'::regnamespace AND relkind IN ('r', 'i')"
 
 
-async def _plan(rig: Rig, statement: str, *arguments: object) -> str:
+INDEX_SCANS = ("SET LOCAL enable_seqscan = off", "SET LOCAL enable_bitmapscan = off")
+
+
+async def _plan(rig: Rig, statement: str, *arguments: object, settings: tuple[str, ...] = INDEX_SCANS) -> str:
     """The plan on big tables that nothing else is known about: what earlier tests left in the statistics does not count."""
     assert rig.admin_sql is not None
     await rig.admin_sql("BEGIN")
     try:
         await rig.admin_sql("SET LOCAL search_path = trellis")
-        await rig.admin_sql("SET LOCAL enable_seqscan = off")
-        await rig.admin_sql("SET LOCAL enable_bitmapscan = off")
+        for setting in settings:
+            await rig.admin_sql(setting)
         await rig.admin_sql("DELETE FROM pg_statistic WHERE starelid IN (SELECT oid FROM pg_class WHERE " + OURS + ")")
         await rig.admin_sql("UPDATE pg_class SET reltuples = 1e6, relpages = 1 WHERE " + OURS)
         rows = await rig.admin_sql("EXPLAIN (FORMAT JSON) " + statement, *arguments)
@@ -74,6 +78,22 @@ async def test_events_of_few_lifecycles_are_counted_and_sampled_without_reading_
         used = {name for name in re.findall(r'"Index Name": "(\w+)"', plan) if name.startswith("event_")}
         assert "event_0_lifecycle_type_at_idx" in used
         assert all(name.endswith("_lifecycle_type_at_idx") for name in used), "no other index, in any partition"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_recent_events_of_all_jobs_are_counted_through_the_index_on_time(rig: Rig):
+    """Also while nothing is known about the table: an alert counts them every minute."""
+    await rig.submit(3)
+    since = await rig.ledger.now()
+    for query, *more in ((READ_QUERIES.count_events,), (READ_QUERIES.count_frequent_events, 4)):
+        plan = await _plan(rig, query, [25, 29], since, *more, settings=(BY_INDEX,))
+        assert "Seq Scan" not in plan
+        used = re.findall(r'"Index Name": "(\w+)"', plan)
+        assert used
+        assert all(name.endswith(("_at_idx", "_type_at")) for name in used), "by time, or by type and time"
+    async with read_statements(rig.ledger) as asked:
+        await rig.ledger.count_events(["job_failed"], since=since)
+    assert BY_INDEX in asked, "the ledger counts so"
 
 
 @pytest.mark.requirement("DJ-13")

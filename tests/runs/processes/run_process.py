@@ -257,10 +257,10 @@ class ShortInstance(Instance):
     orders: Orders
     watch: Watch
 
-    def services(self) -> list[Service[Any]]:
+    def services(self, *, alerts: bool = True) -> list[Service[Any]]:
         orders = self.orders
         kept: list[Service[Any]] = []
-        for service in super().services():
+        for service in super().services(alerts=alerts):
             match service:
                 case Orchestrator():
                     service.options = OrchestratorOptions(

@@ -28,7 +28,7 @@ async def observe(
             [one.value for one in observed],
             [one.text for one in observed],
             [scope.name for scope in checked.scopes],
-            [scope.prefix for scope in checked.scopes],
+            [scope.pattern for scope in checked.scopes],
             checked.unseen_s,
             checked.keep_s,
         )

@@ -19,7 +19,7 @@ from trellis.auth.principals import ACTIONS, ADMINISTRATION
 from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
-from trellis.engine.jobs import DERIVING_ROLES, RESERVED_ID_PATTERN
+from trellis.engine.jobs import DERIVING_ROLES, REPORT_ID_PATTERN, REPORTING_ROLE, RESERVED_ID_PATTERN
 from trellis.engine.request_keys import KEY_S_MIN
 from trellis.engine.retry_policy import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.ledgers.migration import MigratedBy, migrated_by, migration_act
@@ -296,6 +296,8 @@ def _constants() -> LiteralString:
         .replace("{causes}", cast("LiteralString", sql_cases()))
         .replace("{reserved}", RESERVED_ID_PATTERN)
         .replace("{deriving}", deriving)
+        .replace("{reports}", REPORT_ID_PATTERN)
+        .replace("{reporting}", str(REPORTING_ROLE.code))
         .replace("{fact_names}", ", ".join(f"{fact.name} boolean default false".lower() for fact in Fact))
         .replace("{fact_bits}", " | ".join(f"{fact.name}::int * {fact.value}".lower() for fact in Fact))
         .replace("{unbegun_losses_max}", str(UNBEGUN_LOSSES_MAX))

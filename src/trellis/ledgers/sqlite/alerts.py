@@ -73,7 +73,7 @@ def _is_over(tx: Transaction, alert: Alert, checked: AlertRound, *, is_unseen: b
 
     `is_unseen` says that no other round has seen it since this one began to read.
     """
-    in_scope = any(one.name == alert.name and alert.subject.startswith(one.prefix) for one in checked.scopes)
+    in_scope = any(one.name == alert.name and f"{alert.subject}\n".startswith(one.pattern) for one in checked.scopes)
     is_old = rows.microseconds(alert.last_seen_at) < tx.now - int(checked.unseen_s * US)
     return (in_scope and is_unseen) or is_old
 

@@ -4,7 +4,7 @@
 
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin
-  raise exception 'job id % ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1); choose another id', p_job_id
+  raise exception 'job id % ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1, -resolved-webhook); choose another id', p_job_id
     using errcode = 'TR007', detail = p_job_id;
 end $$;
 

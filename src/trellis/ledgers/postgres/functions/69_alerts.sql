@@ -45,7 +45,7 @@ begin
        and (o.last_seen_at < now_at - p_unseen_s * interval '1 s'
             or (o.seen_in <= p_mark and exists (
                   select from unnest(p_scope_names, p_scope_prefixes) c(name, prefix)
-                   where c.name = o.name and starts_with(o.subject, c.prefix))))
+                   where c.name = o.name and starts_with(o.subject || e'\n', c.prefix))))
     returning o.*)
   select 'resolved', v.id, v.name, v.subject, v.value, v.text, v.raised_at, v.last_seen_at, v.resolved_at from over v;
   delete from alert o where o.id = any(array(

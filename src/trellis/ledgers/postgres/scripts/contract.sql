@@ -10,10 +10,12 @@ $f$;
 create or replace function trellis._cause(p_name text) returns text language sql immutable as $f$
   select case p_name {causes} end
 $f$;
--- Whether a new job may not have this id: it ends as only derived ids do, and this is not the role that derives them.
+-- Whether a new job may not have this id: it ends as only derived ids do, and this is not the role that derives them; or it is that of a
+-- report of an alert.
 create or replace function trellis._id_is_reserved(p_job_id text, p_lifecycle smallint, p_role smallint) returns boolean
 language sql immutable as $f$
-  select p_job_id ~ '{reserved}' and (p_lifecycle::int, p_role::int) not in ({deriving})
+  select (p_job_id ~ '{reserved}' and (p_lifecycle::int, p_role::int) not in ({deriving}))
+    or (p_job_id ~ '{reports}' and p_role <> {reporting})
 $f$;
 -- A further fact is a further argument: without this, the function of an earlier version would stay beside the new one.
 do $f$
