@@ -19,7 +19,9 @@ from bench.preload import preload
 from bench.stores import APPLICATION as BENCH_LOGIN
 from bench.stores import Database
 from tests.servers.postgres import PostgresServer
+from trellis.documents.audit_chain import NO_BLOCK
 from trellis.engine.jobs import Actor
+from trellis.engine.records import AuditHead
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 
@@ -27,7 +29,8 @@ JOBS = 250_000
 """Each left four events."""
 EMPTY_PLACES = 20_000
 """Older versions opened one with every sweep."""
-WARM_S = 8.0
+WARM_S = 12.0
+"""A session that has become idle reports what it did up to 10 s later. What a process asks at its start is not meant."""
 MEASURED_S = 10.0
 STATEMENTS_PER_S_MAX = 5.0
 CORE_SHARE_MAX = 0.01
@@ -89,12 +92,14 @@ def statements(server: PostgresServer, database: str) -> int:
 
 
 async def all_was_read(url: str) -> None:
-    """Somebody has published everything; then the database idled for hours with an older version."""
+    """Somebody has published and sealed everything; then the database idled for hours with an older version."""
     ledger = await open_ledger(url)
-    following = await ledger.subscribe(Actor(role=Role.PROJECTOR, name="before"), "projector", lease_s=60.0)
+    before, end = Actor(role=Role.PROJECTOR, name="before"), await ledger.feed_end()
+    following = await ledger.subscribe(before, "projector", lease_s=60.0)
     assert following is not None
-    await ledger.ack(following, await ledger.feed_end(), lease_s=60.0)
+    await ledger.ack(following, end, lease_s=60.0)
     await ledger.unsubscribe(following)
+    assert await ledger.extend_audit_chain(before, AuditHead(number=1, sha256=NO_BLOCK, position=end), after=None)
     await ledger.close()
     connection = await asyncpg.connect(url, server_settings={"search_path": "trellis"})
     await connection.execute(

@@ -22,7 +22,7 @@ from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.admin_acts import RETAINED, NewAct
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, DeadLetterReason, ReasonCode, Stage, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import AuditHead, RetentionOptions
+from trellis.engine.records import AuditHead, FeedPage, RetentionOptions
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -276,6 +276,22 @@ class ReadBetween:
         return wrapped if name == self.read else call
 
 
+@dataclass
+class SlowSealing:
+    """A ledger in which storing a block takes long."""
+
+    ledger: Ledger
+    clock: FakeClock
+    takes_s: float
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ledger, name)
+
+    async def extend_audit_chain(self, *args: Any, **options: Any) -> bool:
+        self.clock.advance(self.takes_s)
+        return await self.ledger.extend_audit_chain(*args, **options)
+
+
 @pytest.mark.requirement("OBS-1", "D57")
 async def test_retention_between_two_reads_of_a_verification_is_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
@@ -299,7 +315,7 @@ async def test_what_is_sealed_and_removed_during_a_verification_is_no_violation(
     assert sealer is not None
 
     async def seal_and_remove() -> None:
-        await sealer.seal_all(await stand.ledger.feed_end())
+        await sealer.seal_before_end(await stand.ledger.feed_end())
         assert (await stand.ledger.retain(RetentionOptions(ended_s=0.0))).jobs == 4
 
     racing = ReadBetween(stand.ledger, "feed", seal_and_remove)
@@ -463,6 +479,60 @@ async def test_a_next_block_that_leaves_out_an_event_and_a_block_beyond_it_are_f
     assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [beyond]
     await objects.put(beyond, b"junk")
     assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [beyond]
+
+
+@dataclass
+class EmptyPlaces:
+    """A ledger whose feed ends with positions without events, as sweeps of older versions left them. Counts reads."""
+
+    ledger: Ledger
+    end: str
+    read: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ledger, name)
+
+    async def feed(self, after: str | None, **options: Any) -> FeedPage:
+        self.read += 1
+        page = await self.ledger.feed(after, **options)
+        return page if page.events else replace(page, position=self.end)
+
+
+async def test_positions_without_events_are_read_once_and_not_again_to_be_sealed(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    head = await stand.ledger.audit_head()
+    end = await stand.ledger.feed_end()
+    ledger = EmptyPlaces(stand.ledger, end=f"{int(end) + 1_000:0{len(end)}}")
+    idle = sealing_projector(cast("Ledger", ledger), objects, world.clock)
+    await idle.run_once()
+    world.clock.advance(60.0)
+    await idle.run_once()
+    await idle.release()
+    assert (ledger.read, await stand.ledger.audit_head()) == (2, head), "one read for each pass"
+
+
+@pytest.mark.requirement("OBS-1", "RUN-9")
+async def test_a_projector_that_ends_seals_for_a_bounded_time_and_the_next_one_seals_the_rest(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 12)
+    ending = sealing_projector(stand.ledger, objects, world.clock)
+    sealer, ending.sealer = ending.sealer, None
+    while (await ending.run_once()).events:
+        pass
+    assert sealer is not None
+    ending.sealer = sealer
+    sealer.ledger = cast("Ledger", SlowSealing(stand.ledger, world.clock, takes_s=sealer.options.final_s / 2))
+    await ending.release()
+    head = await stand.ledger.audit_head()
+    assert head is not None
+    assert (head.number, (head.position or "") < await stand.ledger.feed_end()) == (2, True), (
+        "one begins the chain, one has events"
+    )
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    report = await audited(stand.ledger, objects)
+    assert (report.violations, report.unsealed) == ((), 0)
 
 
 @pytest.mark.requirement("OBS-1", "D14")

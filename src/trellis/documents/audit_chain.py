@@ -147,6 +147,8 @@ class SealOptions:
     """How long a published record waits for others to share its block."""
     records_max: int = 1_000
     """Most events in a block."""
+    final_s: float = 5.0
+    """How long a process that ends goes on sealing. The next one seals the rest."""
 
 
 @dataclass(kw_only=True)
@@ -212,9 +214,10 @@ class AuditSealer:
             return 0
         return await self._seal_block(up_to)
 
-    async def seal_all(self, up_to: str | None) -> None:
-        """Seal everything that is published, without waiting for more."""
-        while await self.seal(up_to, at_once=True):
+    async def seal_before_end(self, up_to: str | None) -> None:
+        """Seal what is published, without waiting for more, for at most `final_s`. The next process seals the rest."""
+        ends_at = self.clock.monotonic() + self.options.final_s
+        while await self.seal(up_to, at_once=True) and self.clock.monotonic() < ends_at:
             pass
 
     async def _seal_block(self, up_to: str | None) -> int:

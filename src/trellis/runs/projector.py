@@ -479,7 +479,7 @@ class Projector(FeedSubscriber[ProjectorOptions]):
             for one, position in zip(known, page.positions, strict=True)
             if one is not None
         ]
-        if len(records) == len(known) and known:
+        if len(records) == len(known) and page.position != self._events_up_to:
             self.sealer.note(self._events_up_to, page.position, records)
 
     async def _publish_acts(self) -> int:
@@ -488,7 +488,7 @@ class Projector(FeedSubscriber[ProjectorOptions]):
             self.sealer.act_published()
         return written
 
-    async def _seal(self, *, everything: bool = False) -> None:
+    async def _seal(self, *, ending: bool = False) -> None:
         """Seal what is published up to the stored position.
 
         A block that is not what the ledger says stops the sealing and nothing else. `trellis audit verify` names it.
@@ -496,8 +496,8 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         if self.sealer is None:
             return
         try:
-            if everything:
-                await self.sealer.seal_all(self._stored_up_to)
+            if ending:
+                await self.sealer.seal_before_end(self._stored_up_to)
             else:
                 await self.sealer.seal(self._stored_up_to)
         except DocumentDiffers as differs:
@@ -513,7 +513,7 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         try:
             await self._write_segments()
             await self._store_position()
-            await self._seal(everything=True)
+            await self._seal(ending=True)
         except (StoreError, TakenOver) as error:
             # Nothing is lost: the next projector continues from the last stored position.
             _log.warning("segments_left", projector=self.actor.name, error=str(error))
