@@ -36,14 +36,19 @@ def drop_chain_trigger(database: Database) -> None:
 
 
 def drop_definer(database: Database) -> None:
-    """The application's role writes the tables itself."""
+    """The application's role writes the tables itself, and no row security asks whose rows they are."""
+    tables = database.run(
+        f"""select string_agg(format('alter table %s disable row level security', c.oid::regclass), ';')
+              from pg_class c where c.relnamespace = '{SCHEMA}'::regnamespace and c.relrowsecurity"""
+    )
     functions = database.run(
         f"""select string_agg(format('alter function %s security invoker', p.oid::regprocedure), ';')
               from pg_proc p where p.pronamespace = '{SCHEMA}'::regnamespace and p.prosecdef"""
     )
-    if not functions:
-        raise GuardNotFound("no SECURITY DEFINER function")
+    if not functions or not tables:
+        raise GuardNotFound("no SECURITY DEFINER function, or no row security")
     database.run(
+        tables,
         functions,
         f"grant all on all tables in schema {SCHEMA} to public",
         f"grant all on all sequences in schema {SCHEMA} to public",
@@ -115,7 +120,10 @@ GUARDS = (
 
 def _replace(database: Database, function: str, pattern: str, replacement: str) -> None:
     """Write a function anew with a part of its text changed."""
-    source: str = database.run(f"select pg_get_functiondef('{SCHEMA}.{function}'::regproc)")
+    source: str = database.run(  # older programs have functions of the same name with fewer arguments
+        f"""select pg_get_functiondef(p.oid) from pg_proc p
+             where p.pronamespace = '{SCHEMA}'::regnamespace and p.proname = '{function}' order by p.pronargs desc limit 1"""
+    )
     changed, count = re.subn(pattern, replacement, source, count=1, flags=re.DOTALL)
     if not count:
         raise GuardNotFound(f"{function}: {pattern}")

@@ -69,11 +69,11 @@ async def worker(task: Task) -> None:
     async with open_instance(settings, task.url) as instance:
         await instance.plant()
         app = create_app(instance, [KEY], monotonic=time.monotonic, new_id=new_id, options=OPTIONS)
-        run_id = await instance.layer.trigger(AGENT, {}, kind=TriggerKind.MANUAL)
+        run = await instance.layer.trigger(AGENT, {}, kind=TriggerKind.MANUAL)
         place = listen(LISTENING, key_configured=True)
 
         def ready() -> None:
-            about = {"port": place.sockets[0].getsockname()[1], "pid": os.getpid(), "run_id": run_id}
+            about = {"port": place.sockets[0].getsockname()[1], "pid": os.getpid(), "run_id": run.job_id}
             half = task.folder / f"{PLACE}.half"
             half.write_text(json.dumps(about), encoding="utf-8")
             half.replace(task.folder / PLACE)

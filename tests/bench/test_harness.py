@@ -64,7 +64,6 @@ def test_a_run_that_failed_for_its_readers_is_no_figure(stores: Stores):
         folder.wait()
 
 
-@pytest.mark.prove
 def test_benchmark_jobs_end_with_each_guard_removed(stores: Stores):
     for guard in GUARDS[1:-1]:
         database = stores.database("ledger")
@@ -117,7 +116,6 @@ def test_every_listener_of_a_gateway_hears_everything_once(stores: Stores):
     assert 0 < figures["p50_ms"] <= figures["p99_ms"]
 
 
-@pytest.mark.prove
 def test_the_gateway_group_measures_on_both_stores(stores: Stores):
     names = [next(iter(figures)) for figures in gateway(stores, SMALL)]
     assert names == [
