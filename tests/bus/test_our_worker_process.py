@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from tests.bus.wire.conftest import new_id, now
 from tests.servers.nats import NatsServer, running_nats
+from tests.servers.ready_python import ready_python
 from trellis.app.wiring import SystemClock
 from trellis.bus.messages import (
     ASK_FIRST,
@@ -104,7 +104,7 @@ async def plane(server: NatsServer, tmp_path: Path) -> AsyncIterator[Plane]:
 def process(server: NatsServer, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     root = Path(__file__).resolve().parents[2]
     started = subprocess.Popen(
-        [sys.executable, "-m", "trellis", "worker", "examples.bus_worker:app", "--bus", server.url, "--name", WORKER],
+        [ready_python(), "-m", "trellis", "worker", "examples.bus_worker:app", "--bus", server.url, "--name", WORKER],
         cwd=root,
         env={**os.environ, "TRELLIS_OBJECTS": f"file://{tmp_path / 'objects'}"},
         text=True,

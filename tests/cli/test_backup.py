@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable, Generator
@@ -17,6 +16,7 @@ import pytest
 from dulwich.repo import Repo
 
 from tests.cli.conftest import Answer, Terminal
+from tests.servers.ready_python import ready_python
 from trellis import connect
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
@@ -366,7 +366,7 @@ def processes(folder: Path, *commands: tuple[str, ...]) -> Generator[None]:
     environment = {**os.environ, "TRELLIS_PORT": "0", "TRELLIS_NLM_PORT": "0"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "trellis", *words], cwd=folder, env=environment, stdout=subprocess.DEVNULL
+            [ready_python(), "-m", "trellis", *words], cwd=folder, env=environment, stdout=subprocess.DEVNULL
         )
         for words in commands
     ]

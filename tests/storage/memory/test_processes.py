@@ -3,7 +3,6 @@
 import json
 import random
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.ready_python import ready_python
 from tests.storage.memory.committer import committed
 from tests.storage.memory.rig import AGENT, AT, append, apply
 from tests.storage.memory.verification import verify
@@ -28,7 +28,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def run(module: str, *arguments: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.storage.memory.{module}", *map(str, arguments)],
+            [ready_python(), "-m", f"tests.storage.memory.{module}", *map(str, arguments)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
