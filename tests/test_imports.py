@@ -135,6 +135,10 @@ def test_lazily_imported_names_can_be_pickled_and_inspected():
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
+def test_commands_are_made_once_in_a_process():
+    assert commands_of("jobs")["jobs"] is commands_of("jobs")["jobs"]
+
+
 def test_top_level_help_repeats_the_help_of_each_command():
     there = {
         name: (module, command.rich_help_panel, command.get_short_help_str(limit=72))

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import groupby
 from types import MappingProxyType
@@ -93,8 +94,9 @@ ON_THIS_MACHINE: Mapping[str, str] = MappingProxyType(
 """Commands that take no --gateway, each with the reason. Every other command works through a gateway too."""
 
 
+@cache
 def commands_of(module: str) -> Mapping[str, Any]:
-    """The commands that a module defines, by name."""
+    """The commands that a module defines, by name. They are made once in a process: `main` may be called many times."""
     part = typer.Typer(rich_markup_mode=None)
     import_module(f"trellis.cli.{module}").add_to(part)
     return typer.main.get_group(part).commands
@@ -175,6 +177,12 @@ def make_program() -> typer.Typer:
     return program
 
 
+@cache
+def _root_command() -> Any:
+    """The program as the library runs it, made once in a process."""
+    return typer.main.get_command(make_program())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
     chosen = list(sys.argv[1:] if arguments is None else arguments)
@@ -183,8 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         completion_init()
     try:
-        program = typer.main.get_command(make_program())
-        answer = program.main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
+        answer = _root_command().main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:
         return _misused(error)
     except typer.Abort:
