@@ -19,7 +19,7 @@ from trellis.app.fleet import (
     gateway_address,
     kernel_of,
     local_folders,
-    nlm_key,
+    open_settings_provider,
     reachable_host,
     storage_locations,
     topics_of,
@@ -55,7 +55,6 @@ from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.inbox import InboxService, InboxSettler
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.operations.alert_reports import AlertReporter
@@ -524,13 +523,7 @@ async def open_instance(
         objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
         try:
             await objects.probe()
-            provider = open_provider(
-                settings.nlm,
-                clock=SystemClock(),
-                base_url=settings.nlm_base_url,
-                model=settings.nlm_model,
-                key=nlm_key(settings),
-            )
+            provider = open_settings_provider(settings, clock=SystemClock())
             memory = await asyncio.to_thread(open_memory, found.memory, counter=counter)
             if uses_memory:
                 repository = await asyncio.to_thread(repository_id, memory.path, new_id)

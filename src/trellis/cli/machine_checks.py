@@ -63,21 +63,15 @@ def key_findings(settings: Settings) -> list[Finding]:
 
 async def provider_findings(settings: Settings) -> list[Finding]:
     """Whether the provider that this machine's settings name would answer; none for the built-in one."""
-    from trellis.app.fleet import nlm_key
+    from trellis.app.fleet import open_settings_provider
     from trellis.app.wiring import SystemClock
-    from trellis.nlm.open import DEFAULT, open_provider
+    from trellis.nlm.open import DEFAULT
 
     if settings.nlm == DEFAULT:
         return []
     check, remedy = "nlm provider", f"correct {PREFIX}NLM and the settings beside it, or start its server"
     try:
-        provider = open_provider(
-            settings.nlm,
-            clock=SystemClock(),
-            base_url=settings.nlm_base_url,
-            model=settings.nlm_model,
-            key=nlm_key(settings),
-        )
+        provider = open_settings_provider(settings, clock=SystemClock())
     except TrellisError as error:
         return [error_finding(check, str(error), remedy)]
     try:

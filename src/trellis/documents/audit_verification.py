@@ -19,8 +19,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import apsw
-
 from trellis.documents import audit, audit_log, ids
 from trellis.documents.audit_chain import (
     NLM_CHAIN,
@@ -37,7 +35,7 @@ from trellis.engine.admin_acts import RETAINED, AdminAct
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import AuditHead, Event
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.sqlite.connection import Database
+from trellis.ledgers.sqlite.connection import open_scratch_database
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import ObjectStore
@@ -47,7 +45,6 @@ PAGE = 500
 READS_AT_ONCE = 16
 LATER = 1 << 62
 """The place of what is not sealed yet: after everything that is."""
-_TEMPORARY_FILE = ""
 FIELDS_SHOWN = 5
 
 
@@ -177,12 +174,7 @@ class _Comparison:
     def __init__(self, objects: ObjectStore, on_progress: Progress) -> None:
         self._objects = objects
         self._on_progress = on_progress
-        self._connection = apsw.Connection(_TEMPORARY_FILE)
-        self._db = cast("Database", self._connection)
-        for pragma in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF"):
-            self._db.execute(pragma).fetchall()
-        for table in _TABLES:
-            self._db.execute(table)
+        self._db = open_scratch_database(_TABLES)
         self._chains: dict[str, _Chain] = {}
         self._hashes: set[str] = set()
         self._violations: list[AuditViolation] = []
@@ -194,8 +186,8 @@ class _Comparison:
         """When the chain of an instance with earlier records began. Whether those were changed cannot be judged."""
 
     def close(self) -> None:
-        """Close the connection, which deletes the file."""
-        self._connection.close()
+        """Close the database, which deletes its file."""
+        self._db.close()
 
     def _add(self, **facts: Any) -> None:
         self._found += 1

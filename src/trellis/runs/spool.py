@@ -7,9 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
-
-import apsw
+from typing import Any
 
 from trellis.documents import audit
 from trellis.documents.errors import RecordInvalid
@@ -17,12 +15,10 @@ from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, RecordedEvent
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.sqlite.connection import Database
+from trellis.ledgers.sqlite.connection import open_scratch_database
 from trellis.lifecycles import LIFECYCLES, Phase
 
 PAGE = 1_000
-_TEMPORARY_FILE = ""
-"""SQLite's name for a private temporary file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +51,11 @@ class RecordSpool:
     """The spooled records of one rebuild. Used by one task at a time."""
 
     def __init__(self) -> None:
-        self._connection = apsw.Connection(_TEMPORARY_FILE)
-        self._db = cast("Database", self._connection)
-        for pragma in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF"):
-            self._db.execute(pragma).fetchall()
-        for table in _TABLES:
-            self._db.execute(table)
+        self._db = open_scratch_database(_TABLES)
 
     def close(self) -> None:
-        """Close the connection, which deletes the file."""
-        self._connection.close()
+        """Close the database, which deletes its file."""
+        self._db.close()
 
     def add(self, made: Iterable[Mapping[str, Any]]) -> int:
         """Add records. Returns how many belong to job events.
