@@ -23,9 +23,10 @@ from trellis.engine.errors import (
     ScheduleNotFound,
     TrellisError,
 )
-from trellis.engine.jobs import DECLARED, Actor, ChosenOptions, JobId, Mismatch, NewJob
+from trellis.engine.jobs import DECLARED, Actor, ChosenOptions, JobId, Mismatch, NewJob, RequestKey, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.request_keys import SUBMIT_ANSWERS
 from trellis.engine.schedules import (
     CATCH_UP_MAX,
     DUE_MAX,
@@ -98,12 +99,13 @@ async def _topic_job(spec: ScheduleSpec, owner: str, key: str, bus: OpenBusSubmi
     return replace(made, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
 
 
-async def submit_scheduled(ledger: Ledger, actor: Actor, job: NewJob) -> JobId:
+async def submit_scheduled(ledger: Ledger, actor: Actor, job: NewJob, *, key: RequestKey | None = None) -> Submitted:
     """Submit the job, unless it exists: another process was first, or this one died before it could record it."""
-    (answer,) = await ledger.submit(acting_or_gateway(actor, job.lifecycle), [job])
+    (answer,) = await ledger.submit(acting_or_gateway(actor, job.lifecycle), [job], key=key)
     if isinstance(answer, Mismatch):
         _log.warning("schedule_job_differs", key=answer.key, job_id=answer.job_id)
-    return answer.job_id
+        return Submitted(job_id=answer.job_id, created=False)
+    return answer
 
 
 # --- firing ----------------------------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class JobScheduleFirer:
         job_id, refusal = None, None
         try:
             job = await scheduled_job(record, key, new_id=self.new_id, bus=self.bus)
-            job_id = await submit_scheduled(self.ledger, owner, job)
+            job_id = (await submit_scheduled(self.ledger, owner, job)).job_id
         except (InputError, QueueFull, NotAllowed) as error:
             refusal = str(error)
         made = await self._store(submitted(record, job_id, refusal))
@@ -305,21 +307,22 @@ class JobSchedules:
         if not await self.ledger.remove_schedule(actor, name, cause=reason):
             raise await self._unknown(name)
 
-    async def run(self, name: str, *, request: str | None = None) -> JobId:
-        """Submit the job of a schedule now, also of a paused one. The same `request` again returns the same job."""
+    async def run(self, name: str) -> JobId:
+        """Submit the job of a schedule now, also of a paused one."""
+        return (await self.run_under_key(name, None)).job_id
+
+    async def run_under_key(self, name: str, key: RequestKey | None) -> Submitted:
+        """The same for a request with a key: repeated, it gets the job of the first. Raises IdempotencyMismatch."""
         actor = self.permit(MANAGE)
+        stored = None if key is None else await self.ledger.find_request(key)
+        if stored is not None and stored.answer is not None:
+            return Submitted(job_id=SUBMIT_ANSWERS.decode(stored.answer)[0].job_id, created=False)
         record = await self._find(name)
-        job = await self._job_now(record, request)
-        job_id = await submit_scheduled(self.ledger, replace(actor, name=self.owner), job)
+        job = await self._job_now(record, None if key is None else key.key)
+        submitted_job = await submit_scheduled(self.ledger, replace(actor, name=self.owner), job, key=key)
         if record.spec.topic is not None and self.accepted is not None:
             self.accepted()
-        return job_id
-
-    async def ran_before(self, name: str, *, request: str) -> bool:
-        """Whether `run` has submitted a job for this request."""
-        job = await self._job_now(await self._find(name), request)
-        found = await self.ledger.find_by_idempotency_key(SCHEDULE_SCOPE, str(job.idempotency_key), job.fingerprint)
-        return found is not None
+        return submitted_job
 
     async def _job_now(self, record: ScheduleRecord, request: str | None) -> NewJob:
         key = f"schedule:{record.name}:run:{(request or self.new_id())[:RUN_KEY_CHARS]}"
