@@ -53,6 +53,7 @@ from trellis.ledgers.sqlite.plan import (
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Phase, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
+from trellis.lifecycles.queue_job import QUEUE_JOB
 
 # Reads: short transactions on the reader's own connection.
 
@@ -62,6 +63,8 @@ OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
 POSITION_DIGITS = 16
 COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed_states()])
 FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
+QUEUE_JOB_FAILURES = frozenset({"job_failed", "job_dead_lettered"})
+"""Events of queue jobs that have an index of their own: other lifecycles have events of the same types, and many more."""
 
 
 _READ_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/read.sql")
@@ -191,6 +194,8 @@ def count_events(
     values: dict[str, str | int | None] = {"types": json.dumps(list(codes)), "since": rows.microseconds(since)}
     if lifecycle is None or _is_sole_user(lifecycle, types):
         counted = dict(tx.db.execute(_READ_QUERIES.count_events, values).fetchall())
+    elif lifecycle == QUEUE_JOB.name and QUEUE_JOB_FAILURES.issuperset(types):
+        counted = dict(tx.db.execute(_READ_QUERIES.count_failed_queue_jobs, values).fetchall())
     else:
         values["lifecycle"] = lifecycle_code(lifecycle)
         counted = dict(tx.db.execute(_READ_QUERIES.count_events_of_lifecycle, values).fetchall())
@@ -207,15 +212,13 @@ def _is_sole_user(lifecycle: str, types: Sequence[str]) -> bool:
 def sample_events(
     tx: Transaction, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
 ) -> list[SampledEvent]:
-    found, sampled = LIFECYCLES[lifecycle], list[SampledEvent]()
+    of, sampled = LIFECYCLES[lifecycle], list[SampledEvent]()
     for type_ in dict.fromkeys(types):
-        values = {
-            "type": event_code(_known_type(type_)),
-            "since": rows.microseconds(since),
-            "lifecycle": found.code,
-            "limit": limit,
-        }
-        sampled += [rows.sampled_event(row, found) for row in tx.db.execute(_READ_QUERIES.sample_events, values)]
+        values = {"type": event_code(_known_type(type_)), "since": rows.microseconds(since), "limit": limit}
+        query = _READ_QUERIES.sample_failed_queue_jobs
+        if lifecycle != QUEUE_JOB.name or type_ not in QUEUE_JOB_FAILURES:
+            query, values["lifecycle"] = _READ_QUERIES.sample_events, of.code
+        sampled += [rows.sampled_event(row, of) for row in tx.db.execute(query, values)]
     return sampled
 
 
