@@ -23,6 +23,7 @@ from trellis.engine.admin_acts import RETAINED, NewAct
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, DeadLetterReason, ReasonCode, Stage, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import AuditHead, FeedPage, RetentionOptions
+from trellis.engine.subscription import PROJECTOR
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -53,6 +54,21 @@ def sealing_projector(
         clock=clock,
         options=ProjectorOptions(batch=20),
     )
+
+
+async def upgraded(world: "World") -> tuple[Stand, ObjectStore]:
+    """An instance that published two jobs without sealing, and removed them, and begins its chain with a third one."""
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    unsealing = sealing_projector(stand.ledger, objects, world.clock)
+    unsealing.sealer = None
+    await publish(unsealing)
+    world.clock.advance(40 * DAY_S)
+    await stand.ledger.release_retention(ADMIN, PROJECTOR)  # a program without the chain did not wait for it
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
+    await work(stand, 1, type_="late")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    return stand, objects
 
 
 async def publish(projector: Projector) -> None:
@@ -238,18 +254,9 @@ async def test_two_sealers_at_once_do_not_fork_the_chain(world: World):
 
 @pytest.mark.requirement("OBS-1")
 async def test_records_from_before_the_chain_are_counted_and_no_others(world: World):
-    """An instance that published without sealing, and removed a job, is upgraded."""
-    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
-    await work(stand, 2)
-    old = sealing_projector(stand.ledger, objects, world.clock)
-    old.sealer = None
-    await publish(old)
-    world.clock.advance(40 * DAY_S)
-    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
-    await work(stand, 1, type_="late")
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    stand, objects = await upgraded(world)
     report = await audited(stand.ledger, objects)
-    assert (report.violations, report.unproven, report.sealed) == ((), 8, 5)
+    assert (report.violations, report.unproven, report.sealed) == ((), 8, 6), "four events and two acts"
     tampering = ObjectTampering(objects)
     await tampering._put(next(key for key in await keys(objects) if "segments" in key and "late" in key), None)
     assert not (await audited(stand.ledger, objects)).ok
@@ -345,15 +352,7 @@ async def test_blocks_that_a_sealer_adds_during_a_verification_are_no_violation(
 @pytest.mark.requirement("OBS-1", "D57")
 async def test_records_older_than_the_chain_hide_no_forged_one(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(audit_verification, "VIOLATIONS_MAX", 5)
-    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
-    await work(stand, 2)
-    publishing = sealing_projector(stand.ledger, objects, world.clock)
-    publishing.sealer = None
-    await publish(publishing)
-    world.clock.advance(40 * DAY_S)
-    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
-    await work(stand, 1, type_="late")
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    stand, objects = await upgraded(world)
     report = await audited(stand.ledger, objects)
     assert (report.violations, report.unproven) == ((), 8)
     segment = await objects.get(next(key for key in await keys(objects) if "segments" in key and "late" in key))
@@ -653,8 +652,31 @@ async def test_acts_of_retention_that_retention_removed_are_not_missed(world: Wo
         await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))
         await publish(projector)
     world.clock.advance(20 * DAY_S)
-    await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))
-    assert (await stand.ledger.acts(), (await audited(stand.ledger, objects)).violations) == ([], ())
+    assert (await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))).acts == 0, "the last one waits for the next"
+    (last,) = await stand.ledger.acts()
+    assert (last.event, last.facts["acts"], last.facts["jobs"] != []) == (RETAINED, 1, True)
+    assert (await audited(stand.ledger, objects)).violations == ()
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+@pytest.mark.parametrize("deleted", [1, 2], ids=["the oldest", "all"])
+async def test_the_oldest_acts_of_retention_are_missed_when_somebody_deletes_them(world: World, deleted: int):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    projector = sealing_projector(stand.ledger, objects, world.clock)
+    for _ in range(2):
+        await work(stand, 1)
+        await publish(projector)
+        world.clock.advance(2 * DAY_S)
+        await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))
+        await publish(projector)
+        world.clock.advance(-1.5 * DAY_S)
+    acts = await stand.ledger.acts()
+    assert ([act.event for act in acts], (await audited(stand.ledger, objects)).ok) == ([RETAINED] * 2, True)
+    SqliteTampering(world.ledger_file)._run(
+        *(("DELETE FROM trellis_act WHERE no = ?", (act.no,)) for act in acts[:deleted])
+    )
+    report = await audited(stand.ledger, objects)
+    assert [(one.place, one.event_id) for one in report.violations] == [("ledger", act.id) for act in acts[:deleted]]
 
 
 @pytest.mark.requirement("OBS-1", "D57")

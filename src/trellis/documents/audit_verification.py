@@ -407,7 +407,7 @@ class _Comparison:
             self._add_at(record, "objects", key, "the record is there twice")
         self._db.execute(_AUDIT_QUERIES.mark_met, which)
         if audit.is_of_act(record.made):
-            self._db.execute(_AUDIT_QUERIES.note_act, (record.ts, record.made["event"] == RETAINED, *which))
+            self._db.execute(_AUDIT_QUERIES.note_act, (record.ts, *which))
         began = self._chains[chain].began.get(feed)
         return None if began is not None and record.ts < began else order
 

@@ -10,6 +10,7 @@ from trellis.engine.event_data import data_of
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter, RetentionOptions, SubscriberRecord
 from trellis.engine.service import RETENTION_DEFAULT
+from trellis.engine.subscription import PROJECTOR
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.operations.alerts import (
     AGENT_FAILING,
@@ -42,7 +43,6 @@ ERROR_EVENT = "job_retry_scheduled"
 """The event of a stage that was left with an error, or given back. Every other step out of a stage is a success."""
 CONTEXT_TIMEOUT = "CONTEXT_TIMEOUT"
 STAGING_REFUSED = "STAGING_REFUSED"
-PROJECTOR = "projector"
 LOST_S = 3_600.0
 """How long a silent worker counts as lost. After that its record only says that it was there."""
 DEAD_WINDOW_S = 3_600.0
