@@ -364,6 +364,29 @@ async def test_records_older_than_the_chain_hide_no_forged_one(world: World, mon
 
 
 @pytest.mark.requirement("OBS-1", "D57")
+@pytest.mark.parametrize("change", ["insert", "edit", "delete"])
+async def test_a_change_of_records_older_than_the_chain_is_found_by_their_kept_hash(world: World, change: str):
+    stand, objects = await upgraded(world)
+    ledgers = [AuditedLedger(chain="", ledger=stand.ledger)]
+    kept = (await audited(stand.ledger, objects)).unproven_sha256
+    await work(stand, 1, type_="later")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    assert (await verify_audit(ledgers, objects, unproven=kept)).ok, "what is sealed since does not change it"
+    old = next(key for key in await keys(objects) if "segments" in key and "late" not in key)
+    lines = (await objects.get(old)).body.splitlines(keepends=True)  # type: ignore[union-attr]
+    if change == "insert":
+        forged = {**json.loads(lines[0]), "event_id": "zforged-1", "ts": "2025-01-01T00:00:00.000000Z"}
+        await objects.put("audit/20250101/zforged-1.json", encode(forged))
+    else:  # the last line, whose record names no segment
+        edited = [lines[-1].replace(b'"actor_name":"', b'"actor_name":"not-')] if change == "edit" else []
+        await objects.put(old, b"".join([*lines[:-1], *edited]))
+    report = await verify_audit(ledgers, objects, unproven=kept)
+    (violation,) = report.violations
+    assert (violation.place, str(kept) in violation.detail) == ("objects", True)
+    assert (await verify_audit(ledgers, objects)).ok, "without the kept hash nobody can know it"
+
+
+@pytest.mark.requirement("OBS-1", "D57")
 async def test_a_record_of_the_first_format_that_was_sealed_late_is_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await stand.run_of()

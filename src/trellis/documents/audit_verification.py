@@ -13,6 +13,7 @@ Memory is bounded for any number of records: they are sorted in a temporary file
 """
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import closing
@@ -84,6 +85,9 @@ class AuditReport:
     unproven: int = 0
     """Number of records that no block has and that cannot be judged: they are older than the chain, or of a ledger that
     cannot be opened from here."""
+    unproven_sha256: str | None = None
+    """Hash over the ids and hashes of the records that are older than the chain, without those of NLM jobs. It stays the
+    same while nobody changes, adds or removes one. None if there are none."""
     restarts: tuple[int, ...] = ()
     """Numbers of the blocks with which the chain began again after the object store was lost."""
     found: int = 0
@@ -108,11 +112,13 @@ async def verify_audit(
     objects: ObjectStore,
     *,
     anchor: str | None = None,
+    unproven: str | None = None,
     on_progress: Progress = _no_progress,
 ) -> AuditReport:
     """Compare the chains of these ledgers with the object store and the ledgers.
 
-    `anchor` is the hash of a block that somebody kept: one of the blocks must have it. Raises StoreUnavailable.
+    `anchor` is the hash of a block that somebody kept: one of the blocks must have it. `unproven` is an
+    `unproven_sha256` that somebody kept: it must be the same. Raises StoreUnavailable.
     """
     with closing(_Comparison(objects, on_progress)) as comparison:
         heads = {one.chain: None if one.ledger is None else await one.ledger.audit_head() for one in ledgers}
@@ -127,6 +133,7 @@ async def verify_audit(
         for one in ledgers:
             if one.ledger is not None:
                 await comparison.read_newer_blocks(one.chain, one.ledger)
+        comparison.check_older_records(unproven)
         return comparison.report(unread)
 
 
@@ -182,6 +189,7 @@ class _Comparison:
         self._blocks = self._sealed = self._unsealed = self._records = 0
         self._restarts: list[int] = []
         self._all_rebuilt_listed = True
+        self._unproven_sha256: str | None = None
         self._late = ""
         """When the chain of an instance with earlier records began. Whether those were changed cannot be judged."""
 
@@ -314,6 +322,18 @@ class _Comparison:
         if anchor is not None and anchor not in self._hashes:
             detail = f"no block has the hash {anchor}: this chain does not extend the head that was kept"
             self._add(place="chain", detail=detail, order=-1)
+
+    def check_older_records(self, expected: str | None) -> None:
+        """Hash the records that are older than the chain, and check that it is the hash that somebody kept."""
+        digest, count = hashlib.sha256(), 0
+        for row in self._db.execute(_AUDIT_QUERIES.unproven, {"late": self._late, "elsewhere": NLM_JOB.name}):
+            digest.update(json.dumps(row).encode())
+            count += 1
+        self._unproven_sha256 = digest.hexdigest() if count else None
+        if expected is not None and self._unproven_sha256 != expected:
+            now = f"have the hash {self._unproven_sha256}" if count else "are gone"
+            detail = f"the records that are older than the chain {now}, and the hash that was kept is {expected}"
+            self._add(place="objects", detail=detail)
 
     # --- the object store ----------------------------------------------------------------------------------------
 
@@ -593,6 +613,7 @@ class _Comparison:
             sealed=self._sealed,
             unsealed=self._unsealed,
             unproven=unproven,
+            unproven_sha256=self._unproven_sha256,
             restarts=tuple(self._restarts),
             found=self._found,
             violations=tuple(sorted(self._violations, key=lambda one: one.order)),

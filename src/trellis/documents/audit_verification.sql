@@ -57,6 +57,11 @@ SELECT 1 FROM stray LIMIT 1;
 SELECT count(*) FROM stray s WHERE (s.ts < :late OR s.lifecycle = :elsewhere)
   AND NOT EXISTS (SELECT 1 FROM sealed o WHERE o.id = s.id AND o.day = s.day);
 
+-- Of these the ones that are older than the chain.
+-- name: unproven
+SELECT s.id, s.day, s.sha256 FROM stray s WHERE s.ts < :late AND s.lifecycle IS NOT :elsewhere
+  AND NOT EXISTS (SELECT 1 FROM sealed o WHERE o.id = s.id AND o.day = s.day) ORDER BY s.id, s.day, s.sha256;
+
 -- All others.
 -- name: strays
 SELECT key, id, ord FROM (
