@@ -80,8 +80,10 @@ class LocalSchedules:
         self, name: str, changes: Mapping[str, Any], *, paused: bool | None = None, reason: str | None = None
     ) -> ScheduleDetail:
         """Change fields of a schedule of jobs, or pause or resume it. Raises ScheduleNotFound."""
-        made = {field: _policy(field, value) if field in POLICIES else value for field, value in changes.items()}
-        return await self._detail(await self._jobs().change(name, made, paused=paused, reason=reason))
+        checked_changes = {
+            field: _policy(field, value) if field in POLICIES else value for field, value in changes.items()
+        }
+        return await self._detail(await self._jobs().change(name, checked_changes, paused=paused, reason=reason))
 
     async def pause(self, name: str, *, reason: str | None = None) -> ScheduleDetail:
         """Fire no instant of a schedule of jobs until it is resumed."""

@@ -395,16 +395,16 @@ class Instance:
 
     def services_of(self, roles: frozenset[str] | None) -> list[Service[Any]]:
         """Builds the services of these roles, or all. Settings of alerts matter only to a process that evaluates them."""
-        made = self.services(alerts=roles is None or ALERTS_ROLE in roles)
-        return [service for service in made if roles is None or role_of(service.name) in roles]
+        services = self.services(alerts=roles is None or ALERTS_ROLE in roles)
+        return [service for service in services if roles is None or role_of(service.name) in roles]
 
     def services_of_run(self, run_id: JobId) -> list[Service[Any]]:
         """Builds what one run needs. Other runs, queue jobs, schedules, alerts and retention are left to other processes.
 
         The process has the settings of somebody's shell, not those that the operator of the instance chose.
         """
-        made = self.services(alerts=False)
-        services = [one for one in made if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
+        all_services = self.services(alerts=False)
+        services = [one for one in all_services if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
         for service in services:
             if isinstance(service, Orchestrator):
                 service.only = run_id

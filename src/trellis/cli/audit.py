@@ -114,9 +114,9 @@ def _print(cli: Cli, report: AuditReport, limit: int) -> None:
         )
     if report.unproven_sha256 is not None:
         cli.out.note(f"the older records have the hash {report.unproven_sha256}; --unproven HASH compares it")
-    told = counted(report.found, "violation") if report.found else "no violation"
+    violations = counted(report.found, "violation") if report.found else "no violation"
     sealed = f"{counted(report.blocks, 'block')}, {counted(report.sealed, 'record')} sealed, {report.unsealed} not yet"
-    cli.out.line(f"{sealed}: {told}", style="green" if report.ok else "bold red")
+    cli.out.line(f"{sealed}: {violations}", style="green" if report.ok else "bold red")
 
 
 VIOLATION_COLUMNS = (
@@ -142,11 +142,11 @@ async def head(
     changed.
     """
     async with cli.open() as ledger:
-        found = await ledger.audit_head()
-    if found is None or not found.number:
+        newest = await ledger.audit_head()
+    if newest is None or not newest.number:
         raise Refused(detail="Nothing is sealed yet: `trellis up` seals what it publishes, every ten seconds.")
-    facts = {"number": found.number, "sha256": found.sha256, "position": found.position}
-    facts["at"] = None if found.at is None else found.at.isoformat()
+    facts = {"number": newest.number, "sha256": newest.sha256, "position": newest.position}
+    facts["at"] = None if newest.at is None else newest.at.isoformat()
     if sign:
         statement = signed_statement(token_key(cli.url, cli.settings), STATEMENT, facts)
         cli.out.record({**facts, "jws": statement}) if cli.out.as_json else cli.out.line(statement)

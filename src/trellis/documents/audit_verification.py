@@ -161,7 +161,7 @@ class _StoredRecord:
     day: str
     sha256: str
     line: bytes
-    made: dict[str, Any]
+    fields: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -278,9 +278,9 @@ class _Comparison:
         while number < latest.number:
             number += 1
             key = ids.block_key(name, number)
-            found = await self._objects.get(key)
+            stored = await self._objects.get(key)
             try:
-                block = ChainBlock.read(key, b"" if found is None else found.body)
+                block = ChainBlock.read(key, b"" if stored is None else stored.body)
             except RecordInvalid as error:
                 self._add(place="chain", key=key, block=number, detail=str(error))
                 return
@@ -288,7 +288,7 @@ class _Comparison:
             if problem is not None:
                 self._add(place="chain", key=key, block=number, detail=problem)
                 return
-            previous = sha256(b"" if found is None else found.body)
+            previous = sha256(b"" if stored is None else stored.body)
             for one in block.records:
                 self._db.execute(_AUDIT_QUERIES.forget_stray, (one.event_id, one.day, one.sha256))
         if head is not None and number > head.number and previous != latest.sha256:
@@ -361,9 +361,9 @@ class _Comparison:
             page = await self._objects.list(prefix, after=after)
             keys = [info.key for info in page.items if wanted(info.key)]
             for few in (keys[start : start + READS_AT_ONCE] for start in range(0, len(keys), READS_AT_ONCE)):
-                for found in await asyncio.gather(*map(self._objects.get, few)):
-                    if found is not None:
-                        yield found.key, found.body
+                for stored in await asyncio.gather(*map(self._objects.get, few)):
+                    if stored is not None:
+                        yield stored.key, stored.body
             if not page.more:
                 return
             after = page.items[-1].key
@@ -405,8 +405,8 @@ class _Comparison:
 
     def _add_unreadable(self, key: str, event_id: str | None, detail: str) -> None:
         day = key.split("/")[1]
-        found = self._db.execute(_AUDIT_QUERIES.find_other, (event_id or "", day, "")).fetchall()
-        order, position, block = found[0] if found else (LATER, None, None)
+        sealed = self._db.execute(_AUDIT_QUERIES.find_other, (event_id or "", day, "")).fetchall()
+        order, position, block = sealed[0] if sealed else (LATER, None, None)
         facts = {"event_id": event_id, "position": position, "block": block, "order": order}
         self._add(place="objects", key=key, detail=detail, **facts)
 
@@ -415,18 +415,18 @@ class _Comparison:
         self._records += 1
         which = (record.event_id, record.day, self._sealed_hash(record))
         rows = self._db.execute(_AUDIT_QUERIES.find, which).fetchall()
-        self._note_act(record.made, rows[0][4] if rows else None, rows[0][0] if rows else LATER)
+        self._note_act(record.fields, rows[0][4] if rows else None, rows[0][0] if rows else LATER)
         if not rows:
             self._db.execute(
                 _AUDIT_QUERIES.add_stray,
-                (key, *which, record.ts, record.line, cast("str | None", record.made.get("lifecycle"))),
+                (key, *which, record.ts, record.line, cast("str | None", record.fields.get("lifecycle"))),
             )
             return None
         order, feed, met, _, chain = rows[0]
         if met:
             self._add_at(record, "objects", key, "the record is there twice")
         self._db.execute(_AUDIT_QUERIES.mark_met, which)
-        if audit.is_of_act(record.made):
+        if audit.is_of_act(record.fields):
             self._db.execute(_AUDIT_QUERIES.note_act, (record.ts, *which))
         began = self._chains[chain].began.get(feed)
         return None if began is not None and record.ts < began else order
@@ -436,34 +436,34 @@ class _Comparison:
 
         A record that is older than the chain may lie there in an older format. It was sealed from the ledger, in today's.
         """
-        if record.ts < self._late and record.made.get("format") == audit.FIRST_FORMAT:
-            today = sha256(audit.made_to_line({**record.made, "format": audit.FORMAT}))
+        if record.ts < self._late and record.fields.get("format") == audit.FIRST_FORMAT:
+            today = sha256(audit.fields_to_line({**record.fields, "format": audit.FORMAT}))
             if self._db.execute(_AUDIT_QUERIES.find, (record.event_id, record.day, today)).fetchall():
                 return today
         return record.sha256
 
-    def _note_act(self, made: dict[str, Any], chain: str | None, order: int = LATER) -> None:
+    def _note_act(self, fields: dict[str, Any], chain: str | None, order: int = LATER) -> None:
         """Note what an administrative act says about the records: what retention removed, what a rebuild wrote.
 
         An act that is neither sealed nor in a ledger belongs to no chain and proves no removal.
         """
-        if not audit.is_of_act(made):
+        if not audit.is_of_act(fields):
             return
-        written = made.get("objects_written")
+        written = fields.get("objects_written")
         if isinstance(written, list):
             keys = cast("list[str]", written)
             self._all_rebuilt_listed &= len(keys) < audit_log.KEYS_MAX
             for key in keys:
                 self._db.execute(_AUDIT_QUERIES.add_rebuilt, (str(key),))
-        if made["event"] == RETAINED and chain is not None:
-            self._note_retention(made, chain, order)
+        if fields["event"] == RETAINED and chain is not None:
+            self._note_retention(fields, chain, order)
 
-    def _note_retention(self, made: dict[str, Any], name: str, order: int) -> None:
+    def _note_retention(self, fields: dict[str, Any], name: str, order: int) -> None:
         """Note which jobs and acts a pass of retention removed from the ledger of this chain."""
-        for job in cast("list[str]", made.get("jobs", [])):
+        for job in cast("list[str]", fields.get("jobs", [])):
             self._db.execute(_AUDIT_QUERIES.add_removed, (str(job), order))
         chain = self._chains[name]
-        chain.acts_before = max(chain.acts_before, str(made.get("acts_before") or ""))
+        chain.acts_before = max(chain.acts_before, str(fields.get("acts_before") or ""))
 
     # --- the ledger ----------------------------------------------------------------------------------------------
 
@@ -639,13 +639,13 @@ def _problem(block: ChainBlock, named_right: bool, number: int, previous: str) -
 def _stored(line: bytes) -> _StoredRecord | None:
     """A record from its line; None if the line is none."""
     try:
-        made = cast("dict[str, Any]", json.loads(line))
-        event_id, ts = made["event_id"], made["ts"]
+        fields = cast("dict[str, Any]", json.loads(line))
+        event_id, ts = fields["event_id"], fields["ts"]
         if not isinstance(event_id, str) or not isinstance(ts, str) or len(ts) < len("YYYY-MM-DD"):
             return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return _StoredRecord(event_id, ts, ts[:10].replace("-", ""), sha256(line), line, made)
+    return _StoredRecord(event_id, ts, ts[:10].replace("-", ""), sha256(line), line, fields)
 
 
 def _segment_key(first: _StoredRecord) -> str:

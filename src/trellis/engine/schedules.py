@@ -154,9 +154,9 @@ def checked_spec(spec: ScheduleSpec) -> ScheduleSpec:
         if not is_right:
             raise OptionInvalid(option=option, value=str(value)[:KEY_CHARS_MAX], expected=expected)
     _check_concurrency(spec)
-    made = replace(spec, cron=" ".join(spec.cron.split()), jitter_s=float(spec.jitter_s))
-    _check_text(made)
-    return made
+    normal = replace(spec, cron=" ".join(spec.cron.split()), jitter_s=float(spec.jitter_s))
+    _check_text(normal)
+    return normal
 
 
 def _check_concurrency(spec: ScheduleSpec) -> None:
@@ -238,12 +238,12 @@ def instant_key(name: str, instant: datetime) -> str:
 
 def next_fires(record: ScheduleRecord, now: datetime, count: int) -> list[datetime]:
     """When the next instants fire, from `now` on. A paused schedule shows when it would."""
-    found: list[datetime] = []
+    instants: list[datetime] = []
     at = max(now, record.since)
     for _ in range(count):
         at = record.spec.next_instant(at)
-        found.append(record.spec.fires_at(at))
-    return found
+        instants.append(record.spec.fires_at(at))
+    return instants
 
 
 @dataclass(frozen=True, slots=True)

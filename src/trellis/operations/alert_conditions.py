@@ -70,14 +70,14 @@ class LedgerConditions:
 
     async def waiting(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """Jobs that nobody claims."""
-        found = await self.ledger.waiting_types(limit=TYPES_MAX)
+        types = await self.ledger.waiting_types(limit=TYPES_MAX)
         met = [
             ConditionMet(
                 subject=one.type,
                 value=one.waited_s,
                 text=f"A job of type {one.type} ({one.lifecycle}) has waited to be claimed for {duration(one.waited_s)}.",
             )
-            for one in found
+            for one in types
             if one.waited_s > self.thresholds.queued_s
         ]
         return Checked(met={JOBS_WAIT: met})
@@ -173,13 +173,13 @@ class LedgerConditions:
 
 def _row(steps: Sequence[Event], *, counts: Callable[[Event], bool]) -> list[Event]:
     """The failures that count since the last success, newest first. Other failures neither count nor end the row."""
-    found: list[Event] = []
+    failures: list[Event] = []
     for step in sorted(steps, key=lambda one: one.ts, reverse=True):
         if step.type != ERROR_EVENT:
             break
         if counts(step):
-            found.append(step)
-    return found
+            failures.append(step)
+    return failures
 
 
 def _in_a_row(row: Sequence[Event], what: str) -> list[ConditionMet]:

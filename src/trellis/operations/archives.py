@@ -236,9 +236,9 @@ class ArchiveReader:
                 recorded = content.readline()
             except (tarfile.TarError, OSError) as error:
                 raise self._damaged(MANIFEST, str(error)) from error
-            found = lines.readline()
-            if recorded != found:
-                raise self._damaged(*_difference(recorded, found))
+            line = lines.readline()
+            if recorded != line:
+                raise self._damaged(*_difference(recorded, line))
             if not recorded:
                 break
             digest.update(recorded)
@@ -282,10 +282,10 @@ def _checked_name(member: tarfile.TarInfo) -> str:
     return member.name
 
 
-def _difference(recorded: bytes, found: bytes) -> tuple[str, str]:
+def _difference(recorded: bytes, stored: bytes) -> tuple[str, str]:
     """The file in which manifest and archive differ, and how."""
     try:
-        known, seen = (str(json.loads(line)["path"]) if line else None for line in (recorded, found))
+        known, seen = (str(json.loads(line)["path"]) if line else None for line in (recorded, stored))
     except (ValueError, KeyError, TypeError):
         return MANIFEST, "a line of it cannot be read"
     if known is None:
@@ -310,7 +310,7 @@ def _written(place: Path | None) -> Generator[IO[bytes] | None]:
 def is_empty(path: Path) -> bool:
     """Whether nothing is at this path but perhaps an empty folder."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return True
-    return stat.S_ISDIR(found.st_mode) and not any(path.iterdir())
+    return stat.S_ISDIR(status.st_mode) and not any(path.iterdir())

@@ -220,8 +220,8 @@ def _scratch_beside(cleanup: contextlib.ExitStack, path: Path) -> Path:
         number = left.name.removeprefix(SCRATCH).partition("-")[0]
         if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
             shutil.rmtree(left, ignore_errors=True)
-    made = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=path.parent)
-    return Path(cleanup.enter_context(made))
+    scratch = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=path.parent)
+    return Path(cleanup.enter_context(scratch))
 
 
 async def check_backup(file: Path, *, digest: str | None, on_progress: Progress) -> RestoreReport:
@@ -273,11 +273,17 @@ async def restore_backup(
         report = _checked(file, archive, about, digest)
         for folder in MEMORY_FOLDERS if scratch[MEMORY].exists() else ():
             (scratch[MEMORY] / folder).mkdir(0o700, parents=True, exist_ok=True)
-        found = await _check_ledgers(file, scratch, actor, reason, report, on_progress, strict=not accept_violations)
+        verification = await _check_ledgers(
+            file, scratch, actor, reason, report, on_progress, strict=not accept_violations
+        )
         await asyncio.to_thread(os.sync)
         _put_in_place(places, scratch)
     return RestoreReport(
-        **asdict(archive), taken_at=report.taken_at, jobs=found.jobs, events=found.events, violations=found.found
+        **asdict(archive),
+        taken_at=report.taken_at,
+        jobs=verification.jobs,
+        events=verification.events,
+        violations=verification.found,
     )
 
 
@@ -297,12 +303,12 @@ def _checked(file: Path, report: ArchiveReport, about: Path, digest: str | None)
     if digest is not None and digest.lower() != report.digest:
         raise BackupDamaged(file=file, place="its digest", reason=f"it is {report.digest}, not {digest}")
     try:
-        found = json.loads(about.read_bytes())
-        taken_at = datetime.fromisoformat(found["taken_at"])
+        contents = json.loads(about.read_bytes())
+        taken_at = datetime.fromisoformat(contents["taken_at"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackupDamaged(file=file, place=ABOUT, reason="it is missing or cannot be read") from error
-    if found.get("format") != FORMAT:
-        reason = f"it has format {found.get('format')}, and this version reads format {FORMAT}"
+    if contents.get("format") != FORMAT:
+        reason = f"it has format {contents.get('format')}, and this version reads format {FORMAT}"
         raise BackupRefused(file=file, done="read", reason=reason)
     return RestoreReport(**asdict(report), taken_at=taken_at)
 
@@ -325,9 +331,9 @@ async def _check_ledgers(
         raise BackupDamaged(file=file, place=LEDGER, reason="it is missing")
     ledger = await open_ledger(f"sqlite:///{scratch[LEDGER]}")
     try:
-        found = await verify(ledger, on_progress=lambda far: on_progress("jobs checked", far.jobs))
-        if strict and not found.ok:
-            first = found.violations[0]
+        verification = await verify(ledger, on_progress=lambda far: on_progress("jobs checked", far.jobs))
+        if strict and not verification.ok:
+            first = verification.violations[0]
             why = (
                 f"the archive is whole, but job {first.job_id} broke a rule when it was saved ({first.detail}); "
                 "--accept-violations restores it as it was"
@@ -337,7 +343,7 @@ async def _check_ledgers(
         await ledger.record_act(actor, NewAct(event=RESTORED, subject=SUBJECT, cause=reason, facts=facts))
     finally:
         await ledger.close()
-    return found
+    return verification
 
 
 def _put_in_place(places: InstancePlaces, scratch: dict[str, Path]) -> None:

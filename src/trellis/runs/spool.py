@@ -137,21 +137,21 @@ class RecordSpool:
 
     def records(self, job_id: JobId, submitted_at: str) -> list[RecordedEvent]:
         """Every record of one job, oldest first; raises RecordInvalid."""
-        found = self._db.execute(_SPOOL_QUERIES.records_of, (job_id, submitted_at))
-        return [audit.read_record(json.loads(body)) for (body,) in found]
+        stored = self._db.execute(_SPOOL_QUERIES.records_of, (job_id, submitted_at))
+        return [audit.read_record(json.loads(body)) for (body,) in stored]
 
     def last_life(self, job_id: JobId) -> RecordedLife | None:
         """The newest job with this id; None if none is recorded."""
-        found = self._db.execute(_SPOOL_QUERIES.last_life, (job_id,)).fetchall()
-        return RecordedLife(JobId(found[0][0]), found[0][1], bool(found[0][2])) if found else None
+        lives = self._db.execute(_SPOOL_QUERIES.last_life, (job_id,)).fetchall()
+        return RecordedLife(JobId(lives[0][0]), lives[0][1], bool(lives[0][2])) if lives else None
 
     def rivals(self, life: RecordedLife) -> list[RecordedLife]:
         """Other recorded jobs with the same id or one of the same idempotency keys.
 
         A ledger holds only one of them at a time.
         """
-        found = self._db.execute(_SPOOL_QUERIES.rivals, {"job": life.job_id, "life": life.submitted_at})
-        return [RecordedLife(JobId(job), at, bool(ended)) for job, at, ended in found]
+        rivals = self._db.execute(_SPOOL_QUERIES.rivals, {"job": life.job_id, "life": life.submitted_at})
+        return [RecordedLife(JobId(job), at, bool(ended)) for job, at, ended in rivals]
 
 
 def day(at: datetime) -> str:

@@ -75,13 +75,13 @@ async def scheduled_job(
     settings = SubmitSettings(correlation_id=correlation)
     if spec.concurrency_key is not None:
         settings["concurrency_key"] = spec.concurrency_key
-    made = new_job(str(spec.type), spec.payload, settings, app=None, new_id=new_id)
+    job = new_job(str(spec.type), spec.payload, settings, app=None, new_id=new_id)
     if spec.overlap is Overlap.QUEUE:
         bits = ChosenOptions.CONCURRENCY_KEY | ChosenOptions.CONCURRENCY_LIMIT
         key_of_queue = f"{QUEUE_KEY_PREFIX}{spec.name}"
-        made = replace(made, concurrency_key=key_of_queue, concurrency_limit=1, chosen=made.chosen | bits)
-    made = replace(made, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
-    return replace(made, fingerprint=fingerprint(made))
+        job = replace(job, concurrency_key=key_of_queue, concurrency_limit=1, chosen=job.chosen | bits)
+    job = replace(job, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
+    return replace(job, fingerprint=fingerprint(job))
 
 
 async def _topic_job(spec: ScheduleSpec, owner: str, key: str, bus: OpenBusSubmitter | None) -> NewJob:
@@ -89,14 +89,14 @@ async def _topic_job(spec: ScheduleSpec, owner: str, key: str, bus: OpenBusSubmi
         raise OptionInvalid(option="topic", value=spec.topic, expected="this process has no settings of the bus")
     principal = Principal(name=owner, roles=frozenset({Role.SUBMITTER}), by_token=True)
     async with bus() as submitter:
-        made = await submitter.job(
+        job = await submitter.job(
             {"topic": spec.topic},
             payload=spec.payload,
             principal=principal,
             correlation_id=key,
             asked_as=(SCHEDULE_SCOPE, key),
         )
-    return replace(made, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
+    return replace(job, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
 
 
 async def submit_scheduled(ledger: Ledger, actor: Actor, job: NewJob, *, key: RequestKey | None = None) -> Submitted:
@@ -137,17 +137,17 @@ class JobScheduleFirer:
 
     async def run_once(self) -> JobScheduleReport:
         """Handle every schedule that is due. One statement if there is none."""
-        found = await self.ledger.due_schedules(topics=self.bus is not None)
+        schedules = await self.ledger.due_schedules(topics=self.bus is not None)
         jobs: list[str] = []
-        skipped, moments = 0, [] if found.next_at is None else [found.next_at]
-        for due in found.due:
-            decided_records = await self._handle(due, found.now)
+        skipped, moments = 0, [] if schedules.next_at is None else [schedules.next_at]
+        for due in schedules.due:
+            decided_records = await self._handle(due, schedules.now)
             jobs += [record.last_job for record in decided_records if record.skipped is None and record.last_job]
             skipped += sum(record.skipped is not None for record in decided_records)
             moments += [record.next_at for record in decided_records[-1:] if record.next_at is not None]
-        if len(found.due) == DUE_MAX:
-            moments.append(found.now)
-        next_s = (min(moments) - found.now).total_seconds() if moments else None
+        if len(schedules.due) == DUE_MAX:
+            moments.append(schedules.now)
+        next_s = (min(moments) - schedules.now).total_seconds() if moments else None
         return JobScheduleReport(jobs=tuple(jobs), skipped=skipped, next_s=next_s)
 
     def pause_s(self, report: JobScheduleReport) -> float:
@@ -179,13 +179,13 @@ class JobScheduleFirer:
             return await self._store(replace(record, next_at=record.spec.next_fire(now)))
         if decision.skipped is None:
             decision = InstantDecision(decision.instant, await self._overlap(record))
-        made = await self._store(decided(record, decision))
-        if made is None:
+        stored = await self._store(decided(record, decision))
+        if stored is None:
             return None
-        if made.firing is None:
-            _log_of(made).warning("schedule_skipped", reason=made.skipped)
-            return made
-        return await self._submit(made, made.firing)
+        if stored.firing is None:
+            _log_of(stored).warning("schedule_skipped", reason=stored.skipped)
+            return stored
+        return await self._submit(stored, stored.firing)
 
     async def _submit(self, record: ScheduleRecord, instant: datetime) -> ScheduleRecord | None:
         key, owner = instant_key(record.name, instant), Actor(role=Role.SUBMITTER, name=record.owner)
@@ -195,14 +195,14 @@ class JobScheduleFirer:
             job_id = (await submit_scheduled(self.ledger, owner, job)).job_id
         except (InputError, QueueFull, NotAllowed) as error:
             refusal = str(error)
-        made = await self._store(submitted(record, job_id, refusal))
-        if made is not None and refusal is not None:
-            _log_of(made).warning("schedule_skipped", reason=refusal)
-        elif made is not None:
-            _log_of(made).info("schedule_fired", job_id=job_id)
+        stored = await self._store(submitted(record, job_id, refusal))
+        if stored is not None and refusal is not None:
+            _log_of(stored).warning("schedule_skipped", reason=refusal)
+        elif stored is not None:
+            _log_of(stored).info("schedule_fired", job_id=job_id)
         if job_id is not None and record.spec.topic is not None and self.accepted is not None:
             self.accepted()
-        return made
+        return stored
 
     async def _overlap(self, record: ScheduleRecord) -> str | None:
         """Why the overlap policy skips an instant now; None if it does not."""
@@ -329,10 +329,10 @@ class JobSchedules:
         return await scheduled_job(replace(record, owner=self.owner), key, new_id=self.new_id, bus=self.bus)
 
     async def _find(self, name: str) -> ScheduleRecord:
-        found = await self.ledger.schedules(name)
-        if not found:
+        stored = await self.ledger.schedules(name)
+        if not stored:
             raise await self._unknown(name)
-        return found[0]
+        return stored[0]
 
     async def _unknown(self, name: str) -> ScheduleNotFound:
         near = nearest(name, [record.name for record in await self.ledger.schedules()])

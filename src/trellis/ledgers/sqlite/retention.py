@@ -204,9 +204,9 @@ def plan(tx: Transaction, options: RetentionOptions) -> list[PlannedRemoval]:
         "read": horizon.read_up_to,
         "unread": horizon.unread,
     }
-    found = [PlannedGroup(*row) for row in tx.db.execute(_RETENTION_QUERIES.plan, values).fetchall()]
+    groups = [PlannedGroup(*row) for row in tx.db.execute(_RETENTION_QUERIES.plan, values).fetchall()]
     keep_s = {code: age.keep_s for code, age in horizon.ages.items()}
-    return planned_removals(found, keep_s, rows.moment)
+    return planned_removals(groups, keep_s, rows.moment)
 
 
 def _prune_keys(tx: Transaction, limit: int) -> bool:
@@ -273,11 +273,11 @@ def _purge_kept(tx: Transaction, options: RetentionOptions, horizon: _RetentionH
 
     A requeued one is met by the walk again after it has ended.
     """
-    found = tx.db.execute(_RETENTION_QUERIES.kept, (tx.now, options.batch)).fetchall()
-    for job, place, seq, at, version, code, job_id, has_letter, key_count, key_at in found:
+    kept = tx.db.execute(_RETENTION_QUERIES.kept, (tx.now, options.batch)).fetchall()
+    for job, place, seq, at, version, code, job_id, has_letter, key_count, key_at in kept:
         if place < ENDED_WELL:
             tx.db.execute(_RETENTION_QUERIES.forget_kept, (job,))
         else:
             one = _EndedJob(job, seq, at, version, code, job_id, bool(has_letter), key_count, key_at)
             _purge_or_keep(tx, one, horizon, done)
-    done.more = done.more or len(found) == options.batch
+    done.more = done.more or len(kept) == options.batch
