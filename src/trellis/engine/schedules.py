@@ -13,7 +13,7 @@ is to be done at a moment; `trellis.worker.schedules` does it. Invariants:
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 from itertools import islice, takewhile
@@ -217,7 +217,7 @@ class DueSchedules:
     """Schedules with something to do at `now`, the ledger's time. `next_at` is when the next of all others is due."""
 
     now: datetime
-    due: tuple[ScheduleRecord, ...] = field(default=())
+    due: tuple[ScheduleRecord, ...] = ()
     next_at: datetime | None = None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from trellis.engine.errors import TrellisError
-from trellis.engine.private_files import PRIVATE_FILE, PRIVATE_FOLDER
+from trellis.engine.private_files import PRIVATE_FILE, PRIVATE_FOLDER, sync_folder
 
 MANIFEST = "manifest.jsonl"
 SEAL = "seal.json"
@@ -120,11 +120,7 @@ class ArchiveWriter:
             if self.path.exists():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path)) from None
             self._scratch.rename(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
         return ArchiveReport(files=self.files, bytes=self.bytes, digest=digest)
 
     def close(self) -> None:
@@ -170,20 +166,19 @@ class ArchiveReader:
                 tar = tarfile.TarFile(fileobj=file, mode="r")
             except (tarfile.TarError, EOFError) as error:
                 raise self._damaged("its beginning", "it is no tar file, or an empty one") from error
-            report, manifest = self._read_files(tar, lines)
+            report = self._read_files(tar, lines)
             seal = self._next(tar)
             if seal is None or seal.name != SEAL or seal.size > SEAL_BYTES_MAX:
                 raise self._damaged("its end", "the seal is missing: the archive was cut or added to")
-            self._check_seal(tar, seal, manifest)
+            self._check_seal(tar, seal, report.digest)
             self._check_end(file, seal)
         return report
 
-    def _read_files(self, tar: tarfile.TarFile, lines: IO[bytes]) -> tuple[ArchiveReport, str]:
+    def _read_files(self, tar: tarfile.TarFile, lines: IO[bytes]) -> ArchiveReport:
         files = size = 0
         while (member := self._next(tar)) is not None:
             if member.name == MANIFEST:
-                digest = self._check_manifest(tar, member, lines)
-                return ArchiveReport(files=files, bytes=size, digest=digest), digest
+                return ArchiveReport(files=files, bytes=size, digest=self._check_manifest(tar, member, lines))
             try:
                 place = self.place_of(_checked_name(member))
             except ValueError as error:
@@ -228,6 +223,7 @@ class ArchiveReader:
             raise self._damaged(member.name, f"{left} of its {member.size} bytes are missing")
 
     def _check_manifest(self, tar: tarfile.TarFile, member: tarfile.TarInfo, lines: IO[bytes]) -> str:
+        """Compare the manifest with the lines of the files that were read. Returns its SHA-256."""
         lines.seek(0)
         content = tar.extractfile(member)
         digest = hashlib.sha256()

@@ -24,6 +24,7 @@ from pathlib import Path
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import Refused, TrellisError
 from trellis.engine.jobs import Actor
+from trellis.engine.private_files import sync_folder
 from trellis.engine.verify import VerifyReport, verify
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S
@@ -256,8 +257,8 @@ async def restore_backup(
     beside = [path.with_name(path.name + end) for path in (places.ledger, places.nlm_ledger) for end in SQLITE_SUFFIXES]
     for path in (places.objects, places.memory, *beside):
         if not is_empty(path):
-            reason = f"{path} exists already; restore into an empty folder, or move it away first"
-            raise BackupRefused(file=file, done="restored", reason=reason)
+            why = f"{path} exists already; restore into an empty folder, or move it away first"
+            raise BackupRefused(file=file, done="restored", reason=why)
     with contextlib.ExitStack() as cleanup, _reported(file, "restored"):
         scratch: dict[str, Path] = {}
         for name, path in places.parts.items():
@@ -354,12 +355,4 @@ def _put_in_place(places: InstancePlaces, scratch: dict[str, Path]) -> None:
         if path.is_dir():
             path.rmdir()
         scratch[name].rename(path)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(path.parent)

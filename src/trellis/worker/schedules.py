@@ -6,7 +6,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +69,10 @@ async def scheduled_job(
     record: ScheduleRecord, key: str, *, new_id: Callable[[], str], bus: OpenBusSubmitter | None
 ) -> NewJob:
     """The job that a schedule submits, under this idempotency key. Raises an InputError that says what to change."""
-    spec, correlation = record.spec, key
+    spec = record.spec
     if spec.topic is not None:
         return await _topic_job(spec, record.owner, key, bus)
-    settings = SubmitSettings(correlation_id=correlation)
+    settings = SubmitSettings(correlation_id=key)
     if spec.concurrency_key is not None:
         settings["concurrency_key"] = spec.concurrency_key
     job = new_job(str(spec.type), spec.payload, settings, app=None, new_id=new_id)
@@ -256,7 +256,8 @@ class JobSchedules:
     check_read: Callable[[str], None]
     """Raises NotAllowed unless the rule of this name lets the caller read."""
     bus: OpenBusSubmitter | None = None
-    accepted: Callable[[], None] | None = field(default=None)
+    accepted: Callable[[], None] | None = None
+    """Called after a job on a topic was submitted."""
 
     async def list(self) -> list[ScheduleRecord]:
         """All schedules of jobs, by name."""

@@ -276,7 +276,10 @@ async def stored_version(connection: PostgresConnection) -> int:
 
 
 async def check_version(connection: PostgresConnection, url: str) -> None:
-    """Raise LedgerNotMigrated unless this program can use the ledger: of its own version, or newer and compatible."""
+    """Check that this program can use the ledger, which has its version or a newer one that still serves it.
+
+    Raises LedgerNotMigrated for an older ledger, and LedgerNewer for one that serves this version no more.
+    """
     stored, needed = await stored_version(connection), schema_version()
     if stored < needed:
         raise LedgerNotMigrated(found=stored, needed=needed, url=url)

@@ -62,10 +62,10 @@ class ScratchDatabase(Database, Protocol):
 
 def open_scratch_database(tables: Iterable[str]) -> ScratchDatabase:
     """Open a database for intermediate results, with these tables. Nothing in it survives the process."""
-    connection = apsw.Connection("")  # SQLite chooses a temporary file for an empty name
+    database = cast("ScratchDatabase", apsw.Connection(""))  # SQLite chooses a temporary file for an empty name
     for statement in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", *tables):
-        connection.execute(statement).fetchall()
-    return cast("ScratchDatabase", connection)
+        database.execute(statement).fetchall()
+    return database
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
