@@ -91,7 +91,8 @@ class ScheduleSpec:
     misfire: Misfire = Misfire.ONCE
     overlap: Overlap = Overlap.ALLOW
     jitter_s: float = 0.0
-    """Each instant fires up to so many seconds later. The delay depends on the name and the instant alone."""
+    """Each instant fires up to so many seconds later, and before the next one. The delay depends on the name and the
+    instant alone."""
 
     @property
     def zone(self) -> tzinfo:
@@ -119,11 +120,15 @@ class ScheduleSpec:
         return cls(name=name, **policies, **values)
 
     def fires_at(self, instant: datetime) -> datetime:
-        """When this instant fires: at the instant, plus its jitter. Every process computes the same."""
+        """When this instant fires: at the instant, plus its jitter. Every process computes the same.
+
+        An instant fires before the next one, so a jitter that is longer than the time between them is cut.
+        """
         if not self.jitter_s:
             return instant
+        longest_s = min(self.jitter_s, (self.next_instant(instant) - instant).total_seconds())
         digest = hashlib.sha256(f"{self.name}:{instant_text(instant)}".encode()).digest()
-        return instant + timedelta(seconds=self.jitter_s * int.from_bytes(digest[:4]) / 2**32)
+        return instant + timedelta(seconds=longest_s * int.from_bytes(digest[:4]) / 2**32)
 
     def next_instant(self, after: datetime) -> datetime:
         return next_instant(self.cron, after, self.zone)
