@@ -57,6 +57,8 @@ def test_head_is_printed_signed_and_found_again(used: Terminal):
     assert used("audit", "verify", "--head", head["sha256"]).code == 0
     assert used("audit", "verify", "--head", "f" * 64).code == 1
     assert "64 hexadecimal digits" in used("audit", "verify", "--head", "f").err
+    assert "the records that are older than the chain are gone" in used("audit", "verify", "--unproven", "f" * 64).out
+    assert "64 hexadecimal digits" in used("audit", "verify", "--unproven", "f").err
 
     from joserfc import jws
 

@@ -104,6 +104,19 @@ def test_nothing_before_a_schedule_was_stored_changed_or_resumed_is_due():
 
 
 @pytest.mark.requirement("RUN-9")
+def test_a_jitter_longer_than_the_time_between_instants_loses_none_of_them():
+    record = hourly(cron="*/5 * * * *", jitter_s=3_600.0)
+    fired: list[datetime] = []
+    while len(fired) < 20:
+        assert record.next_at is not None
+        decision = decide(record, record.next_at)
+        assert decision is not None
+        fired.append(decision.instant)
+        record = submitted(decided(record, decision), "job")
+    assert fired == [fired[0] + timedelta(minutes=5 * number) for number in range(20)]
+
+
+@pytest.mark.requirement("RUN-9")
 def test_jitter_depends_on_name_and_instant_alone_and_delays_only():
     spec = replace(HOURLY, jitter_s=600.0)
     delays = [(spec.fires_at(hour(n)) - hour(n)).total_seconds() for n in range(100)]

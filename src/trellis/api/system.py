@@ -78,8 +78,8 @@ class LocalSystem:
     async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> Page[AlertShape]:
         """Open alerts, then resolved ones while they are kept, each newest first."""
         self._context.check_read(READ)
-        found = await self._context.ledger.alerts(limit=limit, only_open=only_open)
-        return Page[AlertShape](items=[_alert(one) for one in found], next_cursor=None)
+        alerts = await self._context.ledger.alerts(limit=limit, only_open=only_open)
+        return Page[AlertShape](items=[_alert(one) for one in alerts], next_cursor=None)
 
     async def metrics(self) -> str:
         """Queues, workers and followers in Prometheus' text format. A gateway adds what its process has counted."""

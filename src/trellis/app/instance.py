@@ -19,7 +19,7 @@ from trellis.app.fleet import (
     gateway_address,
     kernel_of,
     local_folders,
-    nlm_key,
+    open_settings_provider,
     reachable_host,
     storage_locations,
     topics_of,
@@ -55,7 +55,6 @@ from trellis.engine.service import Retention, Service, Sweeper, serve
 from trellis.inbox import InboxService, InboxSettler
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.operations.alert_reports import AlertReporter
@@ -396,16 +395,16 @@ class Instance:
 
     def services_of(self, roles: frozenset[str] | None) -> list[Service[Any]]:
         """Builds the services of these roles, or all. Settings of alerts matter only to a process that evaluates them."""
-        made = self.services(alerts=roles is None or ALERTS_ROLE in roles)
-        return [service for service in made if roles is None or role_of(service.name) in roles]
+        services = self.services(alerts=roles is None or ALERTS_ROLE in roles)
+        return [service for service in services if roles is None or role_of(service.name) in roles]
 
     def services_of_run(self, run_id: JobId) -> list[Service[Any]]:
         """Builds what one run needs. Other runs, queue jobs, schedules, alerts and retention are left to other processes.
 
         The process has the settings of somebody's shell, not those that the operator of the instance chose.
         """
-        made = self.services(alerts=False)
-        services = [one for one in made if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
+        all_services = self.services(alerts=False)
+        services = [one for one in all_services if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
         for service in services:
             if isinstance(service, Orchestrator):
                 service.only = run_id
@@ -524,13 +523,7 @@ async def open_instance(
         objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
         try:
             await objects.probe()
-            provider = open_provider(
-                settings.nlm,
-                clock=SystemClock(),
-                base_url=settings.nlm_base_url,
-                model=settings.nlm_model,
-                key=nlm_key(settings),
-            )
+            provider = open_settings_provider(settings, clock=SystemClock())
             memory = await asyncio.to_thread(open_memory, found.memory, counter=counter)
             if uses_memory:
                 repository = await asyncio.to_thread(repository_id, memory.path, new_id)

@@ -473,8 +473,8 @@ def read_settings(
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         # `from None`: pydantic's own message contains the values, and some are secrets.
-        told = _sentence(problem["type"], problem["msg"], problem.get("ctx", {}))
-        raise SettingsInvalid(**_problem_of(problem["loc"], told, problem["input"], named, file)) from None
+        sentence = _sentence(problem["type"], problem["msg"], problem.get("ctx", {}))
+        raise SettingsInvalid(**_problem_of(problem["loc"], sentence, problem["input"], named, file)) from None
     return settings.noting(file, frozenset(values) - frozenset(named))
 
 

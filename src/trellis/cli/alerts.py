@@ -29,8 +29,8 @@ async def alerts(cli: Cli, only_open: OpenOption = False, limit: LimitOption = L
     """
     wanted = values.limit(limit, ALERTS_MAX)
     async with cli.api() as api:
-        found = (await api.system.alerts(only_open=only_open, limit=wanted)).items
-    cli.out.listing(found, COLUMNS, empty="No alert is open, and none was resolved lately.")
+        shown = (await api.system.alerts(only_open=only_open, limit=wanted)).items
+    cli.out.listing(shown, COLUMNS, empty="No alert is open, and none was resolved lately.")
 
 
 COLUMNS = (

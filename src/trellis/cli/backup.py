@@ -116,8 +116,8 @@ async def restore(
     if report.jobs is None:
         cli.out.line("the backup is whole", style="green")
         return
-    told = f"{report.violations} violations, as when it was saved" if report.violations else "no violation"
-    cli.out.line(f"restored: {report.jobs:,} jobs, {report.events or 0:,} events, {told}", style="green")
+    violations = f"{report.violations} violations, as when it was saved" if report.violations else "no violation"
+    cli.out.line(f"restored: {report.jobs:,} jobs, {report.events or 0:,} events, {violations}", style="green")
     if keys is None:
         cli.out.note("its key was not restored and a new one was made: tokens issued before are not valid here")
 

@@ -66,9 +66,9 @@ async def events(
         raise InputError(detail="--since goes with --type or --correlation; the feed goes on with --after.")
     async with cli.api() as api:
         if job is not None:
-            found = await _found(cli, api, LIMIT_MAX, job_id=job)
-            print_events(cli.out, found, EVENT_COLUMNS)
-            await _print_cancel_request(cli, api, found)
+            job_events = await _found(cli, api, LIMIT_MAX, job_id=job)
+            print_events(cli.out, job_events, EVENT_COLUMNS)
+            await _print_cancel_request(cli, api, job_events)
         elif looked_up:
             where = {"type_": event_type, "correlation_id": correlation, "since": moment, "lifecycle": kind}
             print_events(cli.out, await _found(cli, api, wanted, **where), FEED_COLUMNS)
@@ -94,8 +94,8 @@ async def _print_cancel_request(cli: Cli, api: "GatewayClient | LocalApi", event
     if not events or LIFECYCLES[events[-1].lifecycle].by_name[events[-1].target].phase is not Phase.HELD:
         return
     with suppress(TrellisError):  # whoever may read the events may not read every job
-        found = await api.jobs.get(events[-1].job_id)
-        job = found if isinstance(found, BaseModel) else found.job
+        answer = await api.jobs.get(events[-1].job_id)
+        job = answer if isinstance(answer, BaseModel) else answer.job
         if job.cancel_requested:
             cli.out.note(f"asked to stop {asked_to_stop(job)}; it has not ended yet")
 

@@ -88,7 +88,7 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
     wanted = values.limit(limit, LIMIT_MAX)
     waits: dict[str, str | None] = {}
     async with cli.api(lifecycle=chosen_lifecycle) as api:
-        now, found = await cli.ledger_time(api), list["Job | JobListed"]()
+        now, jobs = await cli.ledger_time(api), list["Job | JobListed"]()
         while wanted > 0:
             asked = min(wanted, PAGE_MAX)
             page = await api.jobs.list(**where, correlation_id=correlation, limit=asked, cursor=cursor)
@@ -100,12 +100,12 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
                 for job in page.items:
                     cli.out.record({**_listed(job), "waits_for": waits.get(job.job_id)})
             else:
-                found += page.items
+                jobs += page.items
                 waits |= await _waits(api, page.items)
             if cursor is None:
                 break
     if not ids and not cli.out.as_json:
-        cli.out.listing([as_record(job) for job in found], _columns(now, waits), empty="No job is like that.")
+        cli.out.listing([as_record(job) for job in jobs], _columns(now, waits), empty="No job is like that.")
     if cursor is not None:
         cli.out.note(f"there are more: --cursor {cursor}")
 

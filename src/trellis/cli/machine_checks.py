@@ -33,18 +33,18 @@ def disk_findings(settings: Settings, url: str) -> list[Finding]:
         paths += [sqlite_path(settings.nlm_ledger_of(url)), read_address(where.objects), where.memory]
     except TrellisError:
         pass  # errors in them are reported by other checks
-    found: dict[int, Finding] = {}
+    by_device: dict[int, Finding] = {}
     for path in (one for one in paths if isinstance(one, Path)):
         there = next((one for one in (path, *path.absolute().parents) if one.exists()), None)
-        if there is not None and (device := there.stat().st_dev) not in found:
+        if there is not None and (device := there.stat().st_dev) not in by_device:
             usage = shutil.disk_usage(there)
-            found[device] = disk_finding(str(there), free=usage.free, total=usage.total)
-    return list(found.values())
+            by_device[device] = disk_finding(str(there), free=usage.free, total=usage.total)
+    return list(by_device.values())
 
 
 def key_findings(settings: Settings) -> list[Finding]:
     """Key files that cannot be read, or that others can read or replace."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name in KEY_FILES:
         path: Path | None = getattr(settings, name)
         if path is None:
@@ -54,30 +54,24 @@ def key_findings(settings: Settings) -> list[Finding]:
             read_private(path)
         except KeyUnusable as error:
             remedy = f"let {variable} name a file that belongs to this user and that others cannot read (chmod 600)"
-            found.append(error_finding(check, str(error.data["reason"]), remedy))
+            findings.append(error_finding(check, str(error.data["reason"]), remedy))
         else:
             detail = f"{path} ({variable}) belongs to this user and others cannot read it"
-            found.append(Finding(check=check, severity=FindingSeverity.OK, detail=detail))
-    return found
+            findings.append(Finding(check=check, severity=FindingSeverity.OK, detail=detail))
+    return findings
 
 
 async def provider_findings(settings: Settings) -> list[Finding]:
     """Whether the provider that this machine's settings name would answer; none for the built-in one."""
-    from trellis.app.fleet import nlm_key
+    from trellis.app.fleet import open_settings_provider
     from trellis.app.wiring import SystemClock
-    from trellis.nlm.open import DEFAULT, open_provider
+    from trellis.nlm.open import DEFAULT
 
     if settings.nlm == DEFAULT:
         return []
     check, remedy = "nlm provider", f"correct {PREFIX}NLM and the settings beside it, or start its server"
     try:
-        provider = open_provider(
-            settings.nlm,
-            clock=SystemClock(),
-            base_url=settings.nlm_base_url,
-            model=settings.nlm_model,
-            key=nlm_key(settings),
-        )
+        provider = open_settings_provider(settings, clock=SystemClock())
     except TrellisError as error:
         return [error_finding(check, str(error), remedy)]
     try:

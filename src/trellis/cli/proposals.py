@@ -17,13 +17,13 @@ ProposalArgument = Annotated[str, typer.Argument(metavar="ID", help="The proposa
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    made = group(
+    proposals = group(
         program, "proposals", section="Agents", help_="Proposals of agents: list, show, approve, reject.", lists=True
     )
-    command(made, "list", gateway=True)(list_proposals)
-    command(made, "show", gateway=True)(show_proposal)
-    command(made, "approve", gateway=True)(approve)
-    command(made, "reject", gateway=True)(reject)
+    command(proposals, "list", gateway=True)(list_proposals)
+    command(proposals, "show", gateway=True)(show_proposal)
+    command(proposals, "approve", gateway=True)(approve)
+    command(proposals, "reject", gateway=True)(reject)
 
 
 async def list_proposals(

@@ -24,8 +24,8 @@ async def slo(cli: Cli) -> None:
     is overspent. A `+` behind the samples: the window has more, and these are the newest.
     """
     async with cli.api() as api:
-        found = (await api.system.slo()).items
-    cli.out.listing(found, COLUMNS, empty="There is no objective.")
+        measurements = (await api.system.slo()).items
+    cli.out.listing(measurements, COLUMNS, empty="There is no objective.")
 
 
 def _amount(value: float | None, unit: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from trellis.app.fleet import gateway_address, nlm_key, object_store_url
+from trellis.app.fleet import gateway_address, object_store_url, open_settings_provider
 from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
 from trellis.artifacts.payloads import SNAPSHOT_BYTES_MAX
@@ -34,7 +34,6 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.net.guard import GuardedClient, OutgoingPolicy
 from trellis.net.targets import read_target
-from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.nlm_backend.app import BackendServices, create_backend_app
@@ -219,13 +218,7 @@ async def open_backend(
         objects = await _open_objects(settings, ledger_url)
         if objects is not None:
             stack.push_async_callback(objects.close)
-        provider = open_provider(
-            settings.nlm,
-            clock=SystemClock(),
-            base_url=settings.nlm_base_url,
-            model=settings.nlm_model,
-            key=nlm_key(settings),
-        )
+        provider = open_settings_provider(settings, clock=SystemClock())
         stack.push_async_callback(provider.close)
         client = await stack.enter_async_context(GuardedClient(policy, tls=outgoing_tls(settings)))
         yield BackendProcess(

@@ -10,6 +10,7 @@ from trellis.engine.event_data import data_of
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter, RetentionOptions, SubscriberRecord
 from trellis.engine.service import RETENTION_DEFAULT
+from trellis.engine.subscription import PROJECTOR
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.operations.alerts import (
     AGENT_FAILING,
@@ -42,7 +43,6 @@ ERROR_EVENT = "job_retry_scheduled"
 """The event of a stage that was left with an error, or given back. Every other step out of a stage is a success."""
 CONTEXT_TIMEOUT = "CONTEXT_TIMEOUT"
 STAGING_REFUSED = "STAGING_REFUSED"
-PROJECTOR = "projector"
 LOST_S = 3_600.0
 """How long a silent worker counts as lost. After that its record only says that it was there."""
 DEAD_WINDOW_S = 3_600.0
@@ -70,14 +70,14 @@ class LedgerConditions:
 
     async def waiting(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """Jobs that nobody claims."""
-        found = await self.ledger.waiting_types(limit=TYPES_MAX)
+        types = await self.ledger.waiting_types(limit=TYPES_MAX)
         met = [
             ConditionMet(
                 subject=one.type,
                 value=one.waited_s,
                 text=f"A job of type {one.type} ({one.lifecycle}) has waited to be claimed for {duration(one.waited_s)}.",
             )
-            for one in found
+            for one in types
             if one.waited_s > self.thresholds.queued_s
         ]
         return Checked(met={JOBS_WAIT: met})
@@ -173,13 +173,13 @@ class LedgerConditions:
 
 def _row(steps: Sequence[Event], *, counts: Callable[[Event], bool]) -> list[Event]:
     """The failures that count since the last success, newest first. Other failures neither count nor end the row."""
-    found: list[Event] = []
+    failures: list[Event] = []
     for step in sorted(steps, key=lambda one: one.ts, reverse=True):
         if step.type != ERROR_EVENT:
             break
         if counts(step):
-            found.append(step)
-    return found
+            failures.append(step)
+    return failures
 
 
 def _in_a_row(row: Sequence[Event], what: str) -> list[ConditionMet]:

@@ -207,7 +207,7 @@ class _ReportDrive(JobDrive[None, JobError]):
         if before is not None and LIFECYCLES[before.lifecycle].by_name[before.state].phase is not Phase.ENDED:
             raise ReportEarly
 
-    async def complete(self, made: None) -> str | None:  # noqa: ARG002 - the shape of a drive
+    async def complete(self, result: None) -> str | None:  # noqa: ARG002 - the shape of a drive
         await self.advance(Trigger.COMPLETE, None)
         return "succeeded"
 

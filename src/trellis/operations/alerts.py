@@ -276,7 +276,7 @@ class AlertEvaluator:
         self._counted_at = now if is_counting else self._counted_at
         if not observed and not began.has_open and now - self._tidied_at < TIDY_S:
             return AlertReport()
-        made = AlertRound(
+        round_ = AlertRound(
             mark=began.mark,
             scopes=tuple(scopes),
             observed=tuple(observed),
@@ -284,7 +284,7 @@ class AlertEvaluator:
             keep_s=self.options.keep_s,
             unseen_s=UNSEEN_S if is_whole else UNSEEN_S_MAX,
         )
-        changes = await self.ledger.observe_alerts(self.actor, made)
+        changes = await self.ledger.observe_alerts(self.actor, round_)
         self._tidied_at = now
         for change in changes:
             _log_change(change)

@@ -100,13 +100,13 @@ class HostConditions:
 
 def _each(alert: str, reads: Mapping[str, Callable[[], ReadT]]) -> dict[str, ReadT]:
     """What each read gives, without those that fail: one missing file must not hide the others."""
-    made: dict[str, ReadT] = {}
+    values: dict[str, ReadT] = {}
     for name, read in reads.items():
         try:
-            made[name] = read()
+            values[name] = read()
         except (OSError, TrellisError) as error:
             _log.warning("condition_unknown", alert=alert, subject=name, error=str(error))
-    return made
+    return values
 
 
 def _existing(folder: Path) -> Path:
@@ -123,10 +123,10 @@ def _certificate_end(setting: str, path: Path) -> datetime | None:
     from cryptography import x509  # slow to import, and few instances name a certificate
 
     try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
+        certificates = x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError:
         return None
-    ends = [one.not_valid_after_utc for one in found]
+    ends = [one.not_valid_after_utc for one in certificates]
     return max(ends) if setting.endswith(AUTHORITIES) else ends[0]
 
 

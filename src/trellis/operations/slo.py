@@ -218,11 +218,11 @@ async def measure_completion_rate(ledger: Ledger) -> SloMeasurement:
 
 async def _failed(ledger: Ledger, lifecycle: str, type_: str, since: datetime) -> int:
     """How many failed without having been cancelled. Beyond the newest RUNS_MAX, all count as failed."""
-    found = await ledger.sample_events(lifecycle, [type_], since=since, limit=RUNS_MAX)
+    failures = await ledger.sample_events(lifecycle, [type_], since=since, limit=RUNS_MAX)
     is_cancel = run_documents.was_cancelled if lifecycle == RUN.name else queue_job.is_cancel
-    cancelled = sum(map(is_cancel, found))
-    if len(found) < RUNS_MAX:
-        return len(found) - cancelled
+    cancelled = sum(map(is_cancel, failures))
+    if len(failures) < RUNS_MAX:
+        return len(failures) - cancelled
     return (await ledger.count_events([type_], since=since, lifecycle=lifecycle))[type_] - cancelled
 
 

@@ -159,8 +159,8 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
         if not _is_of_agent(job):
             return _Origin()
         where = JobFilter(lifecycle=RUN.name, correlation_id=event.correlation_id)
-        found = (await self.ledger.jobs(where, limit=CHAIN_RUNS_MAX)).jobs
-        origins = [_origin_of(await self.ledger.job(run.job_id)) for run in found]
+        runs = (await self.ledger.jobs(where, limit=CHAIN_RUNS_MAX)).jobs
+        origins = [_origin_of(await self.ledger.job(run.job_id)) for run in runs]
         return max(origins, key=lambda origin: origin.depth, default=_Origin())
 
 

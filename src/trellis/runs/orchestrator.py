@@ -452,13 +452,13 @@ class Orchestrator(LeaseRunner[RunDriver]):
         """
         if self.only is None:
             where = JobFilter(lifecycle="run", state="requested")
-            found = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs
+            runs = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs
         else:
             run = await self.ledger.job(self.only)
-            found = [run] if run is not None and run.state == "requested" else []
-        for run in found:
+            runs = [run] if run is not None and run.state == "requested" else []
+        for run in runs:
             await accept(self.ledger, self.actor, run.job_id)
-        return len(found)
+        return len(runs)
 
 
 async def accept(ledger: Ledger, actor: Actor, run_id: JobId) -> None:

@@ -30,6 +30,7 @@ from trellis.engine.jobs import Actor, JobId, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobToRestore
 from trellis.engine.restoration import check_restorable
+from trellis.engine.subscription import PROJECTOR
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
@@ -39,7 +40,6 @@ from trellis.runs import finalization
 from trellis.runs.projector import (
     REBUILDING,
     SEGMENTED,
-    SUBSCRIBER_NAME,
     EventRecorder,
     ProjectorPosition,
     read_alerts,
@@ -522,7 +522,7 @@ def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
 
 @asynccontextmanager
 async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Subscription]:
-    following = await ledger.subscribe(actor, SUBSCRIBER_NAME, lease_s=LEASE_S, reads=False)
+    following = await ledger.subscribe(actor, PROJECTOR, lease_s=LEASE_S, reads=False)
     if following is None:
         raise RecordInUse(lease_s=LEASE_S)
     try:

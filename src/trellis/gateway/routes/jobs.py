@@ -196,8 +196,8 @@ async def listing(
     jobs = _jobs(instance, caller)
     page = await jobs.list(lifecycle=lifecycle, type_=type, limit=limit, cursor=cursor, **filters)
     waits = await jobs.waits(page.items, await instance.ledger.now())
-    told = [{**job_document(job), "waits_for": waits.get(job.job_id)} for job in page.items]
-    return page_document(told, page.next_cursor)
+    documents = [{**job_document(job), "waits_for": waits.get(job.job_id)} for job in page.items]
+    return page_document(documents, page.next_cursor)
 
 
 def _jobs(instance: Instance, caller: Caller) -> LocalJobs:

@@ -196,15 +196,15 @@ def queue_depth(row: PostgresRow) -> QueueDepth:
     )
 
 
-def figures(found: Sequence[PostgresRow]) -> LedgerFigures:
+def figures(stored: Sequence[PostgresRow]) -> LedgerFigures:
     """The rows of `figures`: one per type with dead letters, or one without a type."""
     return LedgerFigures(
         dead_letters=tuple(
             DeadLetterCount(type=row["type_name"], lifecycle=BY_CODE[row["lifecycle"]].name, count=row["many"])
-            for row in found
+            for row in stored
             if row["type_name"] is not None
         ),
-        swept_at=found[0]["tick"],
+        swept_at=stored[0]["tick"],
     )
 
 

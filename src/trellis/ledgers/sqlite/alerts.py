@@ -64,8 +64,8 @@ def _raised(tx: Transaction, one: AlertObservation, checked: AlertRound, number:
         "round": number,
         "mark": checked.mark,
     }
-    made = tx.db.execute(_ALERT_QUERIES.raise_alert, values).fetchall()
-    return [AlertChange(kind=AlertChangeKind.RAISED, alert=_alert(row)) for row in made]
+    raised = tx.db.execute(_ALERT_QUERIES.raise_alert, values).fetchall()
+    return [AlertChange(kind=AlertChangeKind.RAISED, alert=_alert(row)) for row in raised]
 
 
 def _is_over(tx: Transaction, alert: Alert, checked: AlertRound, *, is_unseen: bool) -> bool:
@@ -85,22 +85,22 @@ def mark(tx: Transaction) -> AlertMark:
 
 def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:
     """Open alerts, then resolved ones, each newest first."""
-    found = _alerts(tx, _ALERT_QUERIES.open_alerts, limit)
-    if not only_open and len(found) < limit:
-        found += _alerts(tx, _ALERT_QUERIES.resolved_alerts, limit - len(found))
-    return found
+    listed = _alerts(tx, _ALERT_QUERIES.open_alerts, limit)
+    if not only_open and len(listed) < limit:
+        listed += _alerts(tx, _ALERT_QUERIES.resolved_alerts, limit - len(listed))
+    return listed
 
 
 def alert(tx: Transaction, alert_id: str) -> Alert | None:
-    found = tx.db.execute(_ALERT_QUERIES.alert, (alert_id,)).fetchall()
-    return _alert(found[0]) if found else None
+    stored = tx.db.execute(_ALERT_QUERIES.alert, (alert_id,)).fetchall()
+    return _alert(stored[0]) if stored else None
 
 
 def waiting_types(tx: Transaction, *, limit: int) -> list[WaitingType]:
-    found = tx.db.execute(_ALERT_QUERIES.waiting_since, (limit,)).fetchall()
+    stored = tx.db.execute(_ALERT_QUERIES.waiting_since, (limit,)).fetchall()
     return [
         WaitingType(type=name, lifecycle=BY_CODE[lifecycle].name, waited_s=max(0.0, (tx.now - since) / US))
-        for name, lifecycle, since in found
+        for name, lifecycle, since in stored
     ]
 
 
