@@ -103,6 +103,7 @@ def report_channels(settings: Settings) -> list[ReportChannel]:
     """Opens the configured channels. Raises SettingsInvalid, ExtraMissing."""
     channels: list[ReportChannel] = []
     if settings.alert_webhook is not None and settings.alert_key_file is not None:
+        settings.check_alert_webhook()
         channels.append(_webhook(settings, settings.alert_webhook.get_secret_value(), settings.alert_key_file))
     if settings.alert_apprise is not None:
         channels.append(AppriseChannel(urls=tuple(settings.alert_apprise.get_secret_value().split())))
