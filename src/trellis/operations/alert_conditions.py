@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+from trellis.engine.alerts import REPORT_TYPES
 from trellis.engine.event_data import data_of
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter, RetentionOptions, SubscriberRecord
@@ -36,7 +37,7 @@ TYPES_MAX = 10 * SUBJECTS_MAX
 IN_A_ROW = 3
 """How many failures in a row make an alert (document 000, 5.4)."""
 STEPS_READ = 100
-"""How many steps out of each stage are searched for a row of failures."""
+"""How many steps of each type are searched for a row of failures."""
 CONTEXT, WRITE = "CONTEXT_ASSEMBLY", "ARTIFACT_WRITE"
 ERROR_EVENT = "job_retry_scheduled"
 """The event of a stage that was left with an error, or given back. Every other step out of a stage is a success."""
@@ -58,6 +59,7 @@ class LedgerConditions:
     thresholds: AlertThresholds
     failing_agents: Callable[[], Awaitable[Sequence[str]]] | None = None
     retention: RetentionOptions = RETENTION_DEFAULT
+    steps_read: int = STEPS_READ
 
     def checks(self) -> tuple[Check, ...]:
         """The checks of every round, in the order in which they run."""
@@ -69,7 +71,7 @@ class LedgerConditions:
         return (self.dead_jobs, self.dead_letters)
 
     async def waiting(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
-        """Jobs that nobody claims."""
+        """Jobs that nobody claims. Reports of alerts are left out: an alert about them would only wait with them."""
         found = await self.ledger.waiting_types(limit=TYPES_MAX)
         met = [
             ConditionMet(
@@ -78,7 +80,7 @@ class LedgerConditions:
                 text=f"A job of type {one.type} ({one.lifecycle}) has waited to be claimed for {duration(one.waited_s)}.",
             )
             for one in found
-            if one.waited_s > self.thresholds.queued_s
+            if one.waited_s > self.thresholds.queued_s and one.type not in REPORT_TYPES
         ]
         return Checked(met={JOBS_WAIT: met})
 

@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from trellis.engine.alerts import Alert, AlertChangeKind, report_job_id
+from trellis.engine.alerts import APPRISE, WEBHOOK, Alert, AlertChangeKind, report_job_id
 from trellis.engine.clock import within
 from trellis.engine.errors import JobError, LedgerError, PermanentError, SettingsInvalid, TransientError
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.jobs import Claimed, JobId
 from trellis.engine.lease_runner import LeaseRunner, LeaseRunnerOptions
 from trellis.engine.logs import log_of
-from trellis.engine.retry_policy import AttemptFacts, ErrorPolicy, Fail, Retry, RetryPolicy, on_error
+from trellis.engine.retry_policy import AttemptFacts, ErrorPolicy, Fail, OnExhausted, Retry, RetryPolicy, on_error
 from trellis.engine.step_runner import DriveStopped, JobDrive, StepRunner
 from trellis.lifecycles import LIFECYCLES, Phase, Trigger
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -40,11 +40,11 @@ from trellis.net.targets import (
 from trellis.operations.alerts import ALERTS
 from trellis.storage.objects.canonical_json import timestamp
 
-WEBHOOK = "trellis.alert.webhook"
-APPRISE = "trellis.alert.apprise"
-"""Job types of the reports."""
-ERRORS = ErrorPolicy(retry=RetryPolicy(base_s=5.0, factor=2.0, max_s=900.0, jitter=0.2))
-"""30 attempts (`REPORT_ATTEMPTS_MAX`) take about six hours. Then the report is a dead letter."""
+ERRORS = ErrorPolicy(
+    retry=RetryPolicy(base_s=5.0, factor=2.0, max_s=900.0, jitter=0.2), on_exhausted=OnExhausted.FAIL
+)
+"""30 attempts (`REPORT_ATTEMPTS_MAX`) take about six hours. Then the report has failed. It is no dead letter, which would
+count among those of users."""
 SEND_S = 20.0
 """How long one try may take. It is shorter than the lease, so that no other process sends meanwhile."""
 EARLY_S = 5.0

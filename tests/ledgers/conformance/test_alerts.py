@@ -18,6 +18,7 @@ from trellis.engine.records import RetentionOptions
 from trellis.lifecycles import Role, Trigger
 from trellis.operations.alert_conditions import LedgerConditions
 from trellis.operations.alerts import SUBJECTS_MAX, AlertEvaluator, AlertThresholds
+from trellis.operations.doctor import work_findings
 from trellis.testing import FakeClock
 
 WEBHOOK = "trellis.alert.webhook"
@@ -212,6 +213,17 @@ async def test_job_that_nobody_claims_for_five_minutes_raises_an_alert(rig: Rig)
     assert await changes(evaluator(rig, await rig.open_another())) == []
     await rig.claim(2)
     assert await changes(evaluator(rig)) == [("resolved", "jobs-wait", "work")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_reports_that_nobody_sends_raise_no_alert_about_themselves_and_the_doctor_says_so(rig: Rig):
+    await rig.submit_one(type=WEBHOOK)
+    await rig.submit_one()
+    await rig.advance(301.0)
+    assert await changes(evaluator(rig)) == [("raised", "jobs-wait", "work")]
+    findings = work_findings(await rig.ledger.queues(), [], await rig.ledger.now())
+    (unsent,) = [one for one in findings if one.check == f"type {WEBHOOK}"]
+    assert unsent.remedy == "start `trellis up`, or its role alerts, with TRELLIS_ALERT_WEBHOOK"
 
 
 @pytest.mark.requirement("OBS-4")
