@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +79,10 @@ class Duty:
     ledger: Ledger
     clock: FakeClock
     settings: Settings
-    numbers: Iterator[int] = field(default_factory=count)
 
     def services(self) -> tuple[AlertEvaluator, AlertReporter]:
-        """Those of one process. Another call is another process, or the same one after a restart."""
-        name = f"up@{next(self.numbers)}"
-        evaluator, reporter = alert_services(self.settings, self.ledger, name=name, clock=self.clock)
+        """Those of one process, as after a restart under the same name."""
+        evaluator, reporter = alert_services(self.settings, self.ledger, name="up@home", clock=self.clock)
         assert isinstance(evaluator, AlertEvaluator)
         assert isinstance(reporter, AlertReporter)
         return evaluator, reporter

@@ -521,7 +521,7 @@ class PostgresReads:
 
     async def alert_mark(self) -> AlertMark:
         (found,) = await self.fetch(READ_QUERIES.alert_mark)
-        return AlertMark(mark=found["mark"], has_open=found["has_open"])
+        return AlertMark(mark=found["mark"], has_open=found["has_open"], has_unreported=found["has_unreported"])
 
     async def alert(self, alert_id: str) -> Alert | None:
         found = await self.fetch(READ_QUERIES.alert, alert_id)
