@@ -79,7 +79,9 @@ def test_a_wrong_value_of_any_setting_is_told_in_our_own_words(value: str, tmp_p
 def test_an_empty_setting_is_refused_whichever_it_is_and_wherever_it_is_written(tmp_path: Path):
     for name in Settings.model_fields:
         for empty in ("", " "):
-            with pytest.raises(SettingsInvalid, match=f"^TRELLIS_{name.upper()}: it is set but empty; give it a value,"):
+            with pytest.raises(
+                SettingsInvalid, match=f"^TRELLIS_{name.upper()}: it is set but empty; give it a value,"
+            ):
                 read_settings({f"TRELLIS_{name.upper()}": empty}, tmp_path)
     (tmp_path / "trellis.toml").write_text('gateway = ""\n')
     with pytest.raises(SettingsInvalid, match=r"trellis\.toml, gateway: it is set but empty"):

@@ -29,8 +29,8 @@ REPORT_ATTEMPTS_MAX = 30
 UNSEEN_S = 3_600.0
 HOLD_S = 180.0
 WEBHOOK, APPRISE = "trellis.alert.webhook", "trellis.alert.apprise"
-REPORT_TYPES = (WEBHOOK, APPRISE)
-"""The job types of reports. They are the platform's own jobs: no alert about the jobs of users counts them."""
+REPORT_TYPE_PREFIX = "trellis.alert."
+"""How the job types of reports begin. They are the platform's own jobs: no alert about the jobs of users counts them."""
 STAGE_STEP_TYPES = ("job_retry_scheduled", "job_nlm_called", "job_succeeded")
 """How queue jobs leave a stage: with an error, with a context that was assembled, with an artifact that was written."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from trellis.engine.alerts import REPORT_TYPES, AlertScope
+from trellis.engine.alerts import REPORT_TYPE_PREFIX, AlertScope
 from trellis.engine.event_data import data_of
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter, RetentionOptions, SubscriberRecord
@@ -82,7 +82,7 @@ class LedgerConditions:
                 text=f"A job of type {one.type} ({one.lifecycle}) has waited to be claimed for {duration(one.waited_s)}.",
             )
             for one in found
-            if one.waited_s > self.thresholds.queued_s and one.type not in REPORT_TYPES
+            if one.waited_s > self.thresholds.queued_s and not one.type.startswith(REPORT_TYPE_PREFIX)
         ]
         return Checked(met={JOBS_WAIT: met})
 

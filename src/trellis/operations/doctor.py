@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from trellis.engine.alerts import REPORT_TYPES, WEBHOOK
+from trellis.engine.alerts import REPORT_TYPE_PREFIX, WEBHOOK
 from trellis.engine.records import Finding, FindingSeverity, Job, JobPlace, QueueDepth, SubscriberRecord, WorkerRecord
 from trellis.engine.service import RETENTION_DEFAULT
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
@@ -64,7 +64,7 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
     ready = [queue for queue in queues if queue.ready and not queue.paused and _is_for_workers(queue)]
     found += [_unserved(queue) for queue in ready if queue.type not in served]
     found += [_paused(queue) for queue in queues if queue.paused]
-    found += [_unsent(queue) for queue in queues if queue.type in REPORT_TYPES and _waits_long(queue)]
+    found += [_unsent(queue) for queue in queues if queue.type.startswith(REPORT_TYPE_PREFIX) and _waits_long(queue)]
     found += [_slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN]
     return found
 

@@ -328,7 +328,9 @@ async def test_a_row_that_other_failures_push_out_of_view_neither_ends_nor_begin
     assert await changes(evaluator(rig, steps_read=3)) == [("raised", "context-timeouts", "")]
     for _ in range(2):
         await leave_context(rig, "UPSTREAM_UNAVAILABLE")
-    assert await changes(evaluator(rig, steps_read=3)) == [], "one of the row is in view, and nothing says that it is over"
+    assert await changes(evaluator(rig, steps_read=3)) == [], (
+        "one of the row is in view, and nothing says that it is over"
+    )
     await leave_context(rig, None)
     assert await changes(evaluator(rig, steps_read=3)) == [("resolved", "context-timeouts", "")]
 
