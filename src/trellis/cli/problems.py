@@ -37,13 +37,13 @@ INTERRUPTED = 130
 _FAILED_INPUT = (JobNotFound, IdempotencyMismatch)
 """Valid requests that fail because of the ledger's content."""
 
-_TOKEN_OF_A_GATEWAY = (
+_ASK_FOR_RIGHTS = (
     "Whoever administers the gateway makes a token: `trellis token issue {}` on its machine."
     " Set TRELLIS_TOKEN or TRELLIS_TOKEN_FILE to it."
 )
 _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
     (GatewayUnavailable, "Check the address (--gateway, TRELLIS_GATEWAY) and that `trellis up` runs there."),
-    (TokenNotTaken, _TOKEN_OF_A_GATEWAY.format("--role ROLE")),
+    (TokenNotTaken, _ASK_FOR_RIGHTS.format("--role ROLE")),
     (JobNotFound, "`trellis jobs` lists what is there; --ledger or --data names another ledger."),
     (LoginNotAllowed, "Whoever administers the database grants it; `trellis migrate` does not."),
     (
@@ -111,7 +111,7 @@ def _rights_remedy(error: Forbidden) -> str:
     roles = () if rule is None else rule.holders
     if "bound to" in str(error) or "for its own only" in str(error):
         return "The token reaches only what is its own; whoever administers the gateway can give you another one."
-    return _TOKEN_OF_A_GATEWAY.format(f"--role {' or '.join(roles)}" if roles else "--role ROLE")
+    return _ASK_FOR_RIGHTS.format(f"--role {' or '.join(roles)}" if roles else "--role ROLE")
 
 
 def _payload_remedy(type_: str, detail: str) -> str:
