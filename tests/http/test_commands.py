@@ -352,3 +352,20 @@ def test_a_command_says_at_once_that_no_gateway_listens(shell: Shell, monkeypatc
     told = " ".join(shell("submit", "echo", code=1).split())
     assert "No gateway listens at http://127.0.0.1:9 (the connection was refused), so POST /jobs was not sent." in told
     assert time.monotonic() - began < TIMEOUT_S_DEFAULT / 3
+
+
+def test_a_refusal_of_the_gateway_says_what_the_caller_can_do_there(
+    shell: Shell, place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    shell("submit", "--topic", "job.echo", '{"n": 1}', "--id", "mine")
+    taken = shell("submit", "--topic", "job.echo", '{"n": 2}', "--id", "mine", code=1)
+    assert "Job mine was submitted before with another request; choose another --id" in taken
+    shell("submit", "echo", '{"n": 1}', "--key", "my-key")
+    assert "Key 'my-key' was used before" in shell("submit", "echo", '{"n": 2}', "--key", "my-key", code=1)
+    assert "give --key, which lets you repeat" in shell("submit", "echo", "--id", "x", code=2)
+    monkeypatch.setenv("TRELLIS_TOKEN", place.token(Role.WORKER))
+    refused = shell("queues", "pause", "echo", code=1)
+    assert "`trellis token issue --role control-plane` on its machine" in refused
+    assert "trellis migrate" not in refused
+    monkeypatch.setenv("TRELLIS_TOKEN", "no.token.here")
+    assert "Whoever administers the gateway makes a token" in shell("queues", "pause", "echo", code=1)

@@ -41,6 +41,9 @@ if TYPE_CHECKING:  # HTTP and the application are imported only when they are us
 LEDGER_FILE = "trellis.db"
 """File name of the ledger in a `--data` folder."""
 
+_AT_GATEWAY = {"id": "give --key, which lets you repeat the submit safely, or --topic, where an id is yours to choose"}
+"""What to do at a gateway instead of giving an option that only a ledger takes."""
+
 OWNER_ROLES = LOCAL_ROLES | {Role.OWNER, Role.CONTROL_PLANE}
 """Roles of the local owner, who needs no token."""
 
@@ -118,7 +121,7 @@ class Cli:
         """Raise OptionInvalid for an option that only a ledger supports, if the command goes through a gateway."""
         for name, value in options.items():
             if value is not None and self.gateway_url is not None:
-                expected = "it is not for a gateway; give --ledger, or leave it out"
+                expected = f"it is not for a gateway; {_AT_GATEWAY.get(name, 'give --ledger, or leave it out')}"
                 raise OptionInvalid(option=f"--{name.replace('_', '-')}", value=value, expected=expected)
 
     @asynccontextmanager

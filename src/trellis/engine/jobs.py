@@ -469,7 +469,7 @@ class CancelRequested:
 
 RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"
 """The endings of derived ids. Python and PostgreSQL interpret the pattern alike."""
-REPORT_ID_PATTERN = r"\Aalert-[0-9a-f-]{36}-(raised|resolved)-[a-z]+\Z"
+REPORT_ID_PATTERN = r"\Aalert-[0-9a-f-]{36}-(raised|resolved)-[a-z]+(-[0-9]+)?\Z"
 """The ids of jobs that report alerts (`report_job_id` in engine/alerts.py). Whoever took one would keep a report from
 being sent."""
 REPORTING_ROLE = Role.CONTROL_PLANE

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from trellis.engine.errors import InvalidTransition, TrellisError
+from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, TrellisError
 from trellis.engine.logs import log_of
 
 # Every error response is application/problem+json (RFC 9457, D27), with one shape that also covers crashes.
@@ -110,6 +110,8 @@ def problem_of_error(error: TrellisError) -> Problem:
     told = error.shown if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None
     status_now = error.data.get("source") if isinstance(error, InvalidTransition) else None
     extra = {} if status_now is None else {"status_now": status_now}
+    if isinstance(error, IdempotencyMismatch):
+        extra = {name: error.data[name] for name in ("key", "job_id") if name in error.data}
     return Problem(code, told or str(error), headers=headers, **extra)
 
 

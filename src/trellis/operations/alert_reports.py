@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from trellis.engine.alerts import Alert, AlertChangeKind, report_job_id
+from trellis.engine.alerts import APPRISE, WEBHOOK, Alert, AlertChangeKind, report_job_id
 from trellis.engine.clock import within
 from trellis.engine.errors import JobError, LedgerError, PermanentError, SettingsInvalid, TransientError
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.jobs import Claimed, JobId
 from trellis.engine.lease_runner import LeaseRunner, LeaseRunnerOptions
 from trellis.engine.logs import log_of
-from trellis.engine.retry_policy import AttemptFacts, ErrorPolicy, Fail, Retry, RetryPolicy, on_error
+from trellis.engine.retry_policy import AttemptFacts, ErrorPolicy, Fail, OnExhausted, Retry, RetryPolicy, on_error
 from trellis.engine.step_runner import DriveStopped, JobDrive, StepRunner
 from trellis.lifecycles import LIFECYCLES, Phase, Trigger
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -40,11 +40,9 @@ from trellis.net.targets import (
 from trellis.operations.alerts import ALERTS
 from trellis.storage.objects.canonical_json import timestamp
 
-WEBHOOK = "trellis.alert.webhook"
-APPRISE = "trellis.alert.apprise"
-"""Job types of the reports."""
-ERRORS = ErrorPolicy(retry=RetryPolicy(base_s=5.0, factor=2.0, max_s=900.0, jitter=0.2))
-"""30 attempts (`REPORT_ATTEMPTS_MAX`) take about six hours. Then the report is a dead letter."""
+ERRORS = ErrorPolicy(retry=RetryPolicy(base_s=5.0, factor=2.0, max_s=900.0, jitter=0.2), on_exhausted=OnExhausted.FAIL)
+"""30 attempts (`REPORT_ATTEMPTS_MAX`) take about six hours. Then the report has failed. It is no dead letter, which would
+count among those of users."""
 SEND_S = 20.0
 """How long one try may take. It is shorter than the lease, so that no other process sends meanwhile."""
 EARLY_S = 5.0
@@ -111,10 +109,19 @@ class WebhookChannel:
 
 @dataclass(frozen=True, kw_only=True)
 class AppriseChannel:
-    """Sends reports with Apprise, an optional library that knows mail, chat and paging services by URL."""
+    """Sends reports to one URL of Apprise, an optional library that knows mail, chat and paging services.
 
-    urls: tuple[str, ...]
-    type: str = APPRISE
+    Each URL has reports of its own, so that one which fails repeats none to the others.
+    """
+
+    url: str
+    number: int = 1
+    """Its place among the URLs of the setting, from 1."""
+
+    @property
+    def type(self) -> str:
+        """The job type of its reports: the channel of the second URL is `trellis.alert.apprise-2`."""
+        return APPRISE if self.number == 1 else f"{APPRISE}-{self.number}"
 
     def __post_init__(self) -> None:
         """Raises ExtraMissing, and SettingsInvalid for a URL that no service fits."""
@@ -124,18 +131,17 @@ class AppriseChannel:
         with extra_needed(Extra.APPRISE, "Alerts through Apprise"):
             import apprise
         sender: Any = cast("Any", apprise).Apprise()
-        for number, url in enumerate(self.urls, start=1):
-            if not sender.add(url):
-                # The URL itself has a password or a token in it.
-                raise SettingsInvalid(source="alert_apprise", detail=f"entry {number} is no URL that Apprise knows")
+        if not sender.add(self.url):
+            # The URL itself has a password or a token in it.
+            raise SettingsInvalid(source="alert_apprise", detail=f"entry {self.number} is no URL that Apprise knows")
         return sender
 
     async def send(self, id_: str, document: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a channel
-        """Send a report to every URL. Raises TransientError if one of them did not take it."""
+        """Send a report. Raises TransientError if the service did not take it."""
         title = f"[{document['change']}] {document['name']} {document['subject']}".strip()
         body = f"{document['text']}\n\n{document['action']} See {document['runbook']}"
         if not await asyncio.to_thread(self._sender().notify, body=body, title=title):
-            raise TransientError("a service did not take the report; the log of Apprise says which")
+            raise TransientError(f"the service of entry {self.number} of alert_apprise did not take the report")
 
 
 def report_document(alert: Alert, kind: AlertChangeKind) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
+from typing import TypeVar
 
 from trellis.engine.alerts import (
+    HOLD_S,
     SUBJECT_CHARS_MAX,
     TEXT_CHARS_MAX,
-    UNSEEN_S,
-    UNSEEN_S_MAX,
     Alert,
     AlertChange,
     AlertChangeKind,
@@ -214,12 +214,26 @@ class Checked:
     met: Mapping[str, Sequence[ConditionMet]]
     subjects: tuple[str, ...] | None = None
     """The check decides only about these subjects: those of its own machine that it has looked at. None: about all."""
-    is_partial: bool = False
-    """Whether something could not be read; then nobody knows about other subjects."""
+    unread: tuple[AlertScope, ...] = ()
+    """What could not be read: nobody knows whether these conditions hold."""
 
 
 Check = Callable[[datetime], Awaitable[Checked]]
-"""Reads the conditions of some alerts at the ledger's time. A TrellisError or OSError means that they are not known."""
+"""Reads the conditions of some alerts at the ledger's time. A TrellisError or OSError means that they are not known.
+
+`decides` names those alerts.
+"""
+CheckT = TypeVar("CheckT", bound=Callable[..., Awaitable[Checked]])
+
+
+def decides(*names: str) -> Callable[[CheckT], CheckT]:
+    """Declare the alerts that a check decides about, so that they stay as they are while it fails."""
+
+    def declare(check: CheckT) -> CheckT:
+        check.alerts = names  # pyright: ignore[reportFunctionMemberAccess]
+        return check
+
+    return declare
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,20 +275,19 @@ class AlertEvaluator:
         began, read_at = await self.ledger.alert_mark(), await self.ledger.now()
         scopes: list[AlertScope] = []
         observed: list[AlertObservation] = []
-        is_whole = True
+        unread: list[AlertScope] = []
         now = self.clock.monotonic()
         is_counting = now - self._counted_at >= COUNT_S
         for check in (*self.checks, *(self.counts if is_counting else ())):
-            if (checked := await self._checked(check, read_at)) is None:
-                is_whole = False
-                continue
-            is_whole = is_whole and not checked.is_partial
+            checked = await self._checked(check, read_at)
+            unread += checked.unread
             subjects = (None,) if checked.subjects is None else checked.subjects
             for name, met in checked.met.items():
                 scopes += [AlertScope(name=name, subject=one and one[:SUBJECT_CHARS_MAX]) for one in subjects]
                 observed += [self._observation(name, one) for one in await self._first(name, met, began)]
         self._counted_at = now if is_counting else self._counted_at
-        if not observed and not began.has_open and now - self._tidied_at < TIDY_S:
+        has_to_report = began.has_unreported and bool(self.options.report_types)
+        if not (observed or began.has_open or has_to_report) and now - self._tidied_at < TIDY_S:
             return AlertReport()
         round_ = AlertRound(
             mark=began.mark,
@@ -282,7 +295,8 @@ class AlertEvaluator:
             observed=tuple(observed),
             report_types=self.options.report_types,
             keep_s=self.options.keep_s,
-            unseen_s=UNSEEN_S if is_whole else UNSEEN_S_MAX,
+            unread=tuple(unread),
+            hold_s=max(HOLD_S, 3 * self.options.interval_s),
         )
         changes = await self.ledger.observe_alerts(self.actor, round_)
         self._tidied_at = now
@@ -294,13 +308,14 @@ class AlertEvaluator:
         """The fixed interval."""
         return self.options.interval_s
 
-    async def _checked(self, check: Check, now: datetime) -> Checked | None:
-        """What a check found; None if the conditions could not be read."""
+    async def _checked(self, check: Check, now: datetime) -> Checked:
+        """What a check read. If it fails, none of the alerts that it decides about is known."""
         try:
             return await check(now)
         except (TrellisError, OSError) as error:
             _log.warning("condition_unknown", check=getattr(check, "__name__", "check"), error=str(error))
-            return None
+            names: tuple[str, ...] = getattr(check, "alerts", ())
+            return Checked(met={}, unread=tuple(AlertScope(name=name) for name in names))
 
     async def _first(self, name: str, met: Sequence[ConditionMet], began: AlertMark) -> Sequence[ConditionMet]:
         """At most SUBJECTS_MAX subjects. Those with an open alert come first: what still holds is not resolved."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from trellis.engine.alerts import REPORT_TYPE_PREFIX, WEBHOOK
 from trellis.engine.records import Finding, FindingSeverity, Job, JobPlace, QueueDepth, SubscriberRecord, WorkerRecord
 from trellis.engine.service import RETENTION_DEFAULT
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
@@ -63,6 +64,7 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
     ready = [queue for queue in queues if queue.ready and not queue.paused and _is_for_workers(queue)]
     found += [_unserved(queue) for queue in ready if queue.type not in served]
     found += [_paused(queue) for queue in queues if queue.paused]
+    found += [_unsent(queue) for queue in queues if queue.type.startswith(REPORT_TYPE_PREFIX) and _waits_long(queue)]
     found += [_slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN]
     return found
 
@@ -221,8 +223,21 @@ def _is_for_workers(queue: QueueDepth) -> bool:
 
 def _waits_for_service(queue: QueueDepth) -> bool:
     """Whether a job that a service of `trellis up` claims has been ready for long."""
-    is_driven = queue.lifecycle in {RUN.name, QUEUE_JOB.name}
-    return is_driven and bool(queue.ready) and not queue.paused and (queue.oldest_ready_s or 0.0) > READY_S_WARN
+    return queue.lifecycle in {RUN.name, QUEUE_JOB.name} and _waits_long(queue)
+
+
+def _waits_long(queue: QueueDepth) -> bool:
+    return bool(queue.ready) and not queue.paused and (queue.oldest_ready_s or 0.0) > READY_S_WARN
+
+
+def _unsent(queue: QueueDepth) -> Finding:
+    """Reports of alerts that nobody sends."""
+    setting = "TRELLIS_ALERT_WEBHOOK" if queue.type == WEBHOOK else "TRELLIS_ALERT_APPRISE"
+    return _warning(
+        f"type {queue.type}",
+        detail=f"{counted(queue.ready, 'report')} of alerts not sent, the oldest for {duration(queue.oldest_ready_s or 0)}",
+        remedy=f"start `trellis up`, or its role alerts, with {setting}",
+    )
 
 
 def _unserved(queue: QueueDepth) -> Finding:

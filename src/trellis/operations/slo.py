@@ -131,6 +131,11 @@ class SloMeasurement:
     """Whether the window has more samples than one measurement looks at; then these are the newest."""
 
 
+def window_text(window_s: float) -> str:
+    """A window as the documentation writes it: a day is 24 h, a week 7 d."""
+    return f"{window_s / 3600:g} h" if window_s <= DAY_S else f"{window_s / DAY_S:g} d"
+
+
 def measure_rate(objective: Objective, *, good: int, bad: int) -> SloMeasurement:
     """The share of good samples if the value must be above the target, else the share of bad ones."""
     samples = good + bad
