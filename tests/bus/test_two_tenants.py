@@ -71,7 +71,7 @@ async def test_a_strangers_step_holds_up_nobody(rig: Rig, parent: str):
     assert "s2" not in worker.jobs, "a step of the same tenant does"
 
 
-@pytest.mark.requirement("D62", "BUS-8")
+@pytest.mark.requirement("D62")
 async def test_a_strangers_failed_step_ends_nobody(rig: Rig):
     parts = parts_of(rig)
     await step(rig, "bad", 0, by=STRANGER)
@@ -82,7 +82,7 @@ async def test_a_strangers_failed_step_ends_nobody(rig: Rig):
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("D62", "BUS-8")
+@pytest.mark.requirement("D62")
 @pytest.mark.parametrize("first", ["the steps", "the parent"])
 async def test_cancel_of_a_job_with_the_id_of_another_tenants_parent_ends_no_child(rig: Rig, first: str):
     parts = parts_of(rig)

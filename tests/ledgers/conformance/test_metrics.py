@@ -122,7 +122,6 @@ async def test_dead_letters_are_counted_by_type_also_those_that_the_sweep_made(r
     assert (await gauges())[by_type] == 1
 
 
-@pytest.mark.requirement("OBS-5")
 async def test_the_age_of_the_last_sweep_is_shown(rig: Rig):
     await rig.sweep()
     await rig.advance(90.0)
@@ -130,7 +129,6 @@ async def test_the_age_of_the_last_sweep_is_shown(rig: Rig):
     assert ages == [pytest.approx(90.0, abs=1.0)]
 
 
-@pytest.mark.requirement("OBS-5")
 async def test_calls_that_use_a_connection_or_wait_for_one_are_shown_while_they_do(rig: Rig):
     def waiting() -> int:
         return sum(one.calls for one in rig.ledger.connections())
