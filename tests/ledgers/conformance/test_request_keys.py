@@ -65,7 +65,7 @@ CHANGES: dict[str, tuple[Change, Callable[[Rig], Awaitable[JobId]]]] = {
 }
 
 
-@pytest.mark.requirement("D27")
+@pytest.mark.requirement("D27", "DJ-21")
 @pytest.mark.parametrize("verb", CHANGES)
 async def test_concurrent_different_requests_with_one_key_have_one_effect(rig: Rig, verb: str):
     change, prepare = CHANGES[verb]
