@@ -134,7 +134,6 @@ async def test_a_worker_process_serves_topics_until_it_is_told_to_stop(
     assert (process.returncode, "Traceback" in errors) == (0, False)
 
 
-@pytest.mark.requirement("BUS-10")
 async def test_worker_logs_that_it_waits_for_the_bus(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.kill()
     options, cli = BusOptions(url=server.url, sender_id=WORKER), Cli(ledger=None, data=None, out=Output(as_json=False))

@@ -105,6 +105,7 @@ def test_backup_restored_elsewhere_is_the_same_instance_and_goes_on(instance: Te
     assert not list(tmp_path.rglob(".trellis-backup-*")), "nothing is left behind"
 
 
+@pytest.mark.requirement("OBS-1", "D35")
 def test_backup_and_restore_are_recorded_with_who_and_why(small: Terminal, tmp_path: Path):
     file, folder = tmp_path / "b.tar", tmp_path / "elsewhere"
     assert small("backup", str(file), "--reason", "weekly").code == 0

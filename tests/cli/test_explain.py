@@ -347,7 +347,6 @@ def test_durations_read_as_people_say_them(seconds: float, text: str):
     assert duration(seconds) == text
 
 
-@pytest.mark.requirement("BUS-3")
 def test_a_ready_job_on_a_topic_says_that_its_worker_is_missing_before_it_blames_the_scheduler():
     ready = job(lifecycle="bus-job", type="job.echo", state="SCHEDULED")
 

@@ -505,7 +505,6 @@ def bus_job() -> NewJob:
     return new_bus_job(request, Topics(), trace_id="trace-1")
 
 
-@pytest.mark.requirement("AUTH-1")
 async def test_the_table_is_shown_as_it_is_held(gateway: Gateway):
     shown = (await gateway.client("worker").get("/authority")).json()["items"]
     assert {rule["name"]: rule["grants"] for rule in shown} == {

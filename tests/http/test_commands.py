@@ -236,7 +236,6 @@ def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_fro
     assert {name for name in local if remote[name] != local[name]} <= only_local, "status.json may be a moment behind"
 
 
-@pytest.mark.requirement("RUN-9", "OBS-5")
 def test_a_schedule_of_jobs_is_administered_through_a_gateway_and_shown_as_on_a_ledger(shell: Shell, place: Place):
     options = ("--cron", "0 3 * * *", "--tz", "Europe/Kyiv", "--type", "report", "--payload", '{"n": 1}')
     (made,) = shell.records("schedules", "add", "nightly", *options, "--overlap", "queue", "--jitter", "60")

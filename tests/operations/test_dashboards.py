@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from trellis.engine.metrics import METRICS, MetricKind, Sample, exposition
@@ -33,7 +32,6 @@ def shown_names() -> set[str]:
     return set(NAME.findall("\n".join(re.findall(r"^trellis_\w+", exposition(samples).decode(), re.MULTILINE))))
 
 
-@pytest.mark.requirement("OBS-5")
 def test_every_metric_has_one_panel_and_every_query_names_a_metric_that_is_shown():
     shown = shown_names()
     panels = [panel for panel in grafana_dashboard()["panels"] if panel["type"] == "timeseries"]
@@ -76,7 +74,6 @@ def test_every_alert_has_a_runbook():
     assert pages == {rule.runbook for rule in RULES} | {alert.runbook for alert in ALERTS.values()}
 
 
-@pytest.mark.requirement("OBS-4")
 def test_every_alert_is_in_the_guide_with_its_setting_its_action_and_its_runbook():
     guide = (ROOT / "docs/how-to/alerts.md").read_text()
     rows = [

@@ -299,7 +299,6 @@ class SlowSealing:
         return await self.ledger.extend_audit_chain(*args, **options)
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_retention_between_two_reads_of_a_verification_is_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 3)
@@ -310,7 +309,6 @@ async def test_retention_between_two_reads_of_a_verification_is_no_violation(wor
     assert (racing.done, (await stand.ledger.feed(None, limit=5)).events) == (True, ())
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_what_is_sealed_and_removed_during_a_verification_is_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 1)
@@ -330,7 +328,6 @@ async def test_what_is_sealed_and_removed_during_a_verification_is_no_violation(
     assert racing.done
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_blocks_that_a_sealer_adds_during_a_verification_are_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 1)
@@ -412,7 +409,6 @@ async def test_a_record_of_the_first_format_that_was_sealed_late_is_no_violation
     assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [records[3]]
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_a_chain_that_begins_after_a_rebuild_of_the_ledger_does_not_judge_older_segments(lived: World):
     objects = await lived.objects()
     await lived.close()
@@ -535,7 +531,7 @@ async def test_positions_without_events_are_read_once_and_not_again_to_be_sealed
     assert (ledger.read, await stand.ledger.audit_head()) == (2, head), "one read for each pass"
 
 
-@pytest.mark.requirement("OBS-1", "RUN-9")
+@pytest.mark.requirement("OBS-1")
 async def test_a_projector_that_ends_seals_for_a_bounded_time_and_the_next_one_seals_the_rest(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 12)
@@ -664,7 +660,6 @@ async def test_a_deleted_act_of_retention_is_missed(lived: World):
     assert [(one.place, one.event_id) for one in report.violations] == [("ledger", act.id)]
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_acts_of_retention_that_retention_removed_are_not_missed(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     projector = sealing_projector(stand.ledger, objects, world.clock)

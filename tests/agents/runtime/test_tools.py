@@ -363,7 +363,6 @@ async def test_fields_outside_the_schema_are_dropped_and_named():
     assert len(output.proposals) == 1
 
 
-@pytest.mark.requirement("PIPE-14")
 @pytest.mark.parametrize("tool", ["read-context", "create-proposal", "read-memory"])
 async def test_arguments_that_are_not_json_are_refused_with_the_place_where_they_break(tool: str):
     replied = await heard(Stage(), (tool, '{"refs": ["sources/beds.md"'), (tool, '["sources/beds.md"]'))

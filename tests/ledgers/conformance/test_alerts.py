@@ -241,7 +241,6 @@ async def test_report_is_submitted_in_the_transaction_of_the_change(rig: Rig):
     assert (await rig.job(JobId(f"{alert.id}-resolved-webhook"))).state == "queued"
 
 
-@pytest.mark.requirement("OBS-4", "D6")
 async def test_a_round_on_an_idle_ledger_reads_little_and_writes_nothing(rig: Rig):
     evaluating = evaluator(rig)
     await evaluating.run_once()

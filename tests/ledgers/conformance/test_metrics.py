@@ -148,7 +148,6 @@ async def test_job_types_beyond_the_limit_share_one_label(rig: Rig, monkeypatch:
     assert letters["other", "leased-job"] == 2
 
 
-@pytest.mark.requirement("OBS-5")
 async def test_the_age_of_the_last_sweep_is_shown(rig: Rig):
     await rig.sweep()
     await rig.advance(90.0)
@@ -156,7 +155,6 @@ async def test_the_age_of_the_last_sweep_is_shown(rig: Rig):
     assert ages == [pytest.approx(90.0, abs=1.0)]
 
 
-@pytest.mark.requirement("OBS-5")
 async def test_calls_that_use_a_connection_or_wait_for_one_are_shown_while_they_do(rig: Rig):
     def waiting() -> int:
         return sum(one.calls for one in rig.ledger.connections())

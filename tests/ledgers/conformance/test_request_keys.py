@@ -67,7 +67,7 @@ CHANGES: dict[str, tuple[Change, Callable[[Rig], Awaitable[JobId]]]] = {
 }
 
 
-@pytest.mark.requirement("D27", "DJ-11", "DJ-12")
+@pytest.mark.requirement("D27", "DJ-21")
 @pytest.mark.parametrize("verb", CHANGES)
 async def test_concurrent_different_requests_with_one_key_have_one_effect(rig: Rig, verb: str):
     change, prepare = CHANGES[verb]
@@ -84,7 +84,7 @@ async def test_concurrent_different_requests_with_one_key_have_one_effect(rig: R
     assert sum(after) == sum(before) + 1
 
 
-@pytest.mark.requirement("D27", "DJ-11", "DJ-12")
+@pytest.mark.requirement("D27", "DJ-21")
 @pytest.mark.parametrize("verb", CHANGES)
 async def test_the_same_request_at_the_same_moment_is_made_once(rig: Rig, verb: str):
     change, prepare = CHANGES[verb]
@@ -153,7 +153,7 @@ async def test_a_refused_requeue_is_tried_again_unless_its_refusals_are_kept(rig
     assert isinstance((await requeue(rig.ledger, job_id, of))[0], NotMoved if keeps else Moved)
 
 
-@pytest.mark.requirement("D27", "DJ-11")
+@pytest.mark.requirement("D27")
 @pytest.mark.parametrize("verb", CHANGES)
 async def test_a_change_that_fails_stores_no_key(rig: Rig, verb: str):
     change, prepare = CHANGES[verb]
@@ -253,7 +253,7 @@ def test_only_verbs_that_change_jobs_take_a_request_key():
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("D27", "DJ-13")
+@pytest.mark.requirement("D27")
 async def test_keys_of_changes_are_kept_for_a_day_and_leave_in_batches(rig: Rig):
     for n in range(5):
         await rig.submit_with_key(key(name=f"k{n}"))
