@@ -1,8 +1,12 @@
-"""Checks of `trellis doctor` for this machine: free space, key files, and the provider of grounded answers."""
+"""Checks of `trellis doctor` for this machine: free space, key files, and the servers of models and grounded answers."""
 
 import asyncio
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import pydantic
 
 from trellis.app.settings import PREFIX, Settings
 from trellis.cli.invocation import sqlite_path
@@ -19,7 +23,8 @@ PROVIDER_S = 5.0
 
 async def machine_findings(settings: Settings, url: str) -> list[Finding]:
     """Findings about this machine. Only what is configured is checked, and nothing is written."""
-    return [*disk_findings(settings, url), *key_findings(settings), *await provider_findings(settings)]
+    servers = [*await provider_findings(settings), *await model_findings(settings)]
+    return [*disk_findings(settings, url), *key_findings(settings), *servers]
 
 
 def disk_findings(settings: Settings, url: str) -> list[Finding]:
@@ -64,29 +69,57 @@ def key_findings(settings: Settings) -> list[Finding]:
 async def provider_findings(settings: Settings) -> list[Finding]:
     """Whether the provider that this machine's settings name would answer; none for the built-in one."""
     from trellis.app.fleet import nlm_key
-    from trellis.app.wiring import SystemClock
-    from trellis.nlm.open import DEFAULT, open_provider
+    from trellis.nlm.open import DEFAULT
 
     if settings.nlm == DEFAULT:
         return []
-    check, remedy = "nlm provider", f"correct {PREFIX}NLM and the settings beside it, or start its server"
+    remedy = f"correct {PREFIX}NLM and the settings beside it, or start its server"
+    server = ServerToAsk("nlm provider", settings.nlm, settings.nlm, remedy, settings.nlm_base_url, settings.nlm_model)
+    return [await _asked(server, lambda: nlm_key(settings))]
+
+
+async def model_findings(settings: Settings) -> list[Finding]:
+    """Whether the server of agents' `openai:` models answers and accepts the key; none if no server is set.
+
+    It is asked for the list of its models, which costs no tokens.
+    """
+    if settings.model_base_url is None:
+        return []
+    remedy = f"correct {PREFIX}MODEL_BASE_URL and {PREFIX}MODEL_KEY, or start the server; until then such runs fail"
+    server = ServerToAsk("agents' models", settings.model_base_url, "openai", remedy, settings.model_base_url, "any")
+    return [await _asked(server, lambda: settings.key_for("model_base_url"))]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerToAsk:
+    """A server whose health is asked for, and how the finding about it reads."""
+
+    check: str
+    shown: str
+    provider: str
+    remedy: str
+    base_url: str | None
+    model: str | None
+
+
+async def _asked(server: ServerToAsk, key: Callable[[], pydantic.SecretStr | None]) -> Finding:
+    """Whether a server would answer, within a bounded time."""
+    from trellis.app.wiring import SystemClock
+    from trellis.nlm.open import open_provider
+
     try:
         provider = open_provider(
-            settings.nlm,
-            clock=SystemClock(),
-            base_url=settings.nlm_base_url,
-            model=settings.nlm_model,
-            key=nlm_key(settings),
+            server.provider, clock=SystemClock(), base_url=server.base_url, model=server.model, key=key()
         )
     except TrellisError as error:
-        return [error_finding(check, str(error), remedy)]
+        return error_finding(server.check, str(error), server.remedy)
     try:
         async with asyncio.timeout(PROVIDER_S):
             health = await provider.health()
     except TimeoutError:
-        return [error_finding(check, f"{settings.nlm} does not answer within {PROVIDER_S:g} s", remedy)]
+        return error_finding(server.check, f"{server.shown} does not answer within {PROVIDER_S:g} s", server.remedy)
     finally:
         await provider.close()
     if not health.ok:
-        return [error_finding(check, f"{settings.nlm} would not answer: {health.detail}", remedy)]
-    return [Finding(check=check, severity=FindingSeverity.OK, detail=f"{settings.nlm} would answer")]
+        return error_finding(server.check, f"{server.shown} would not answer: {health.detail}", server.remedy)
+    return Finding(check=server.check, severity=FindingSeverity.OK, detail=f"{server.shown} would answer")
