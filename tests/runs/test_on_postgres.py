@@ -144,8 +144,9 @@ async def test_an_orchestrator_that_stops_in_order_is_no_lost_worker(ledger: Led
 
     async def waits(context, /):
         await may_end.wait()
+        return await usual(context)
 
-    steps.acts["execute-agent"] = waits
+    usual, steps.acts["execute-agent"] = steps.acts["execute-agent"], waits
     payload = RunRequest("violin", "manual", {}).to_bytes()
     run = NewJob(job_id=JobId("run_2026-02-14_080000_000000"), type=TYPE, lifecycle="run", payload=payload)
     await ledger.submit(GATEWAY, [run])
