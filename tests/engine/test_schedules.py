@@ -91,8 +91,17 @@ def test_the_misfire_policy_decides_which_missed_instants_fire(misfire: Misfire,
 
 @pytest.mark.requirement("RUN-9")
 def test_a_long_outage_fires_a_bounded_number_of_missed_instants():
-    decision = decide(hourly(misfire=Misfire.ALL), hour(10_000))
-    assert decision == InstantDecision(hour(10_000 - CATCH_UP_MAX + 1))
+    record, oldest = hourly(misfire=Misfire.ALL), 10_000 - CATCH_UP_MAX + 1
+    skipped = decide(record, hour(10_000))
+    assert skipped is not None
+    assert (skipped.instant, "more than 100 instants were missed" in (skipped.skipped or "")) == (
+        hour(oldest - 1),
+        True,
+    )
+    assert decide(decided(record, skipped), hour(10_000)) == InstantDecision(hour(oldest))
+    assert decide(replace(record, since=hour(oldest - 1)), hour(10_000)) == InstantDecision(hour(oldest)), (
+        "none skipped"
+    )
 
 
 def test_nothing_before_a_schedule_was_stored_changed_or_resumed_is_due():

@@ -52,6 +52,7 @@ from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.engine.subscription import FeedSubscriber
 from trellis.inbox import InboxService, InboxSettler
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -471,7 +472,7 @@ class Instance:
         for service in services:
             if isinstance(service, Orchestrator | QueueOrchestrator | AlertReporter):
                 await service.drain()
-            elif isinstance(service, Projector | AgentHealth | BusCollector):
+            elif isinstance(service, FeedSubscriber | BusCollector):  # so that another process can follow at once
                 await service.release()
 
     async def plant(self) -> None:

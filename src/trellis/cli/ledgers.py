@@ -1,5 +1,6 @@
 """Commands about the ledger itself: migrate, verify, sweep, followers, doctor, version."""
 
+import asyncio
 import os
 import platform
 import random
@@ -34,6 +35,7 @@ from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.cli.problems import remedy_for, without_password
 from trellis.engine.errors import LedgerMissing, NotAllowed, OptionInvalid, Refused, SettingsInvalid, TrellisError
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.private_files import is_open_to_others
@@ -56,6 +58,8 @@ from trellis.operations.doctor import (
     letters_finding,
     python_finding,
     queue_findings,
+    store_finding,
+    version_findings,
     work_findings,
 )
 from trellis.operations.explain import counted, duration
@@ -67,7 +71,8 @@ SECTION = "Ledger"
 LETTERS_COUNTED = 100
 GATEWAY_S = 5.0
 """How long the doctor waits for a gateway."""
-PACKAGE = "trellis-engine"
+STORE_S = 10.0
+"""How long the doctor waits for the object store."""
 NLM_DEGRADED = "degraded"
 NO_NLM = "until then queue jobs are tried again, and fail when their tries are over"
 
@@ -296,7 +301,7 @@ async def doctor(
         if settings is not None:
             findings += [] if gateway else _token(url, settings)
             findings += _exposed(url, settings)
-            findings += await _aside(url, settings)
+            findings += await _objects(url, settings)
             from trellis.cli.bus_checks import bus_findings  # only this check needs the bus
 
             findings += await bus_findings(settings, url)
@@ -345,9 +350,7 @@ async def _gateway(cli: Cli) -> list[Finding]:
             token = await _token_at(client, url)
     except TrellisError as error:
         return [error_finding(check, str(error), remedy_for(error, in_doctor=True))]
-    detail = (
-        f"{url} answers; its version is {health.version or 'unknown'}, this program's is {installed_version(PACKAGE)}"
-    )
+    detail = f"{url} answers; its version is {health.version or 'unknown'}, this program's is {program_version()}"
     if health.status == "ok":
         return [Finding(check=check, severity=FindingSeverity.OK, detail=detail), token]
     finding = Finding(
@@ -390,7 +393,9 @@ async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
         return [_failed("ledger", error, url)]
     try:
         findings = await ledger.inspect()
-        findings += work_findings(await ledger.queues(), await ledger.workers(), await ledger.now())
+        workers = await ledger.workers()
+        findings += work_findings(await ledger.queues(), workers, await ledger.now())
+        findings += version_findings(workers, program_version(), await ledger.now())
         letters = await ledger.dead_letters(JobFilter(), limit=LETTERS_COUNTED)
         findings.append(letters_finding(len(letters), LETTERS_COUNTED))
         findings += await _queue_jobs(ledger)
@@ -456,8 +461,11 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
     return [Finding(check="privacy", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
 
 
-async def _aside(url: str, settings: Settings) -> list[Finding]:
-    """Documents that the projector could not publish. A missing store is not created."""
+async def _objects(url: str, settings: Settings) -> list[Finding]:
+    """Whether the object store can be written and read, and documents that the projector could not publish.
+
+    A missing store is not created.
+    """
     from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
     from trellis.documents import ids
     from trellis.storage.objects.address import read_address, s3_credentials
@@ -474,13 +482,17 @@ async def _aside(url: str, settings: Settings) -> list[Finding]:
     except TrellisError as error:
         return [_failed("published", error, url)]
     try:
-        page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
+        async with asyncio.timeout(STORE_S):
+            await objects.probe()
+            page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
     except TrellisError as error:
-        return [_failed("published", error, url)]
+        return [store_finding(objects.url, str(error))]
+    except TimeoutError:
+        return [store_finding(objects.url, f"it does not answer within {STORE_S:g} s")]
     finally:
         await objects.close()
     names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]
-    return [aside_finding(names, LETTERS_COUNTED)]
+    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED)]
 
 
 async def _nlm(settings: Settings) -> list[Finding]:
@@ -566,7 +578,7 @@ CHECK_COLUMNS = (
 def version(cli: Cli) -> None:
     """Print the versions of the program and of its libraries."""
     rows = {
-        "trellis": installed_version(PACKAGE),
+        "trellis": program_version(),
         "python": platform.python_version(),
         "sqlite": apsw.sqlite_lib_version(),
         "apsw": apsw.apsw_version(),

@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from trellis.cli.commands import DataOption, DebugOption, LedgerOption
 
 PROGRAM = "trellis"
-PACKAGE = "trellis-engine"
 VERSION = "--version"
 COMPLETING = "_TRELLIS_COMPLETE"
 """Set by a shell that requests completion."""
@@ -166,9 +165,9 @@ class Program(TyperGroup):
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of a callback
     if wanted:
-        from importlib.metadata import version as installed_version
+        from trellis.engine.extras import program_version
 
-        typer.echo(f"{PROGRAM} {installed_version(PACKAGE)}")
+        typer.echo(f"{PROGRAM} {program_version()}")
         raise typer.Exit
 
 

@@ -6,12 +6,14 @@ renewal hangs.
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError, LedgerUnavailable
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import (
     Actor,
     Claim,
@@ -92,6 +94,8 @@ class LeaseRunner(Generic[StepRunnerT]):
     _looking: "asyncio.Task[None] | None" = None
     _look_again: bool = False
     _fencing: "asyncio.Task[None] | None" = None
+    _is_listed: bool = False
+    """Whether the ledger lists this process among the workers, because it renewed a lease."""
     _claims: Failures = field(default_factory=lambda: Failures("claims", _log))
     _renewals: Failures = field(default_factory=lambda: Failures("renewals", _log))
 
@@ -220,7 +224,18 @@ class LeaseRunner(Generic[StepRunnerT]):
                 self.driver.cancel_requests.add(mine.claimed.lease.job_id)
                 mine.task.cancel()
         self._fence_off()
+        if not self._is_listed:
+            await self._report()
         return len(self._driving)
+
+    async def _report(self, **more: bool) -> None:
+        """Tell operators about this process, as workers do in their heartbeats."""
+        try:
+            await self.ledger.heartbeat_worker(self.actor, json.dumps({"version": program_version(), **more}).encode())
+        except LedgerError as error:
+            _log.info("not_reported", error=str(error))
+        else:
+            self._is_listed = True
 
     async def _keep_fences(self) -> None:
         """Cut each drive at its fence, also while a renewal or a claim is pending.
@@ -257,6 +272,8 @@ class LeaseRunner(Generic[StepRunnerT]):
         for mine in driving:
             self._cut(mine)
         await asyncio.gather(*(mine.task for mine in driving), return_exceptions=True)
+        if self._is_listed:  # or it would count as a worker that died
+            await self._report(drained=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -264,13 +264,16 @@ def decide(record: ScheduleRecord, now: datetime) -> InstantDecision | None:
     spec = record.spec
     open_instants = takewhile(lambda instant: instant > record.since, instants_back(spec.cron, now, spec.zone))
     due = (instant for instant in open_instants if spec.fires_at(instant) <= now)
-    newest_first = list(islice(due, CATCH_UP_MAX))
+    newest_first = list(islice(due, CATCH_UP_MAX + 1))
     if not newest_first:
         return None
     latest = newest_first[0]
     match spec.misfire:
         case Misfire.ONCE:
             return InstantDecision(latest)
+        case Misfire.ALL if len(newest_first) > CATCH_UP_MAX:
+            many = f"more than {CATCH_UP_MAX} instants were missed; this one and those before it are not made up for"
+            return InstantDecision(newest_first[-1], skipped=many)
         case Misfire.ALL:
             return InstantDecision(newest_first[-1])
         case Misfire.SKIP:

@@ -17,6 +17,7 @@ from trellis.operations.explain import (
     is_alive,
     served_types,
     waits_for,
+    worker_info,
 )
 
 PYTHON_NEEDED = (3, 11)
@@ -29,6 +30,8 @@ GIB = 1024**3
 DISK_BYTES_WARN, DISK_BYTES_ERROR = GIB, GIB // 10
 QUEUE_STATES = ("PENDING", "QUEUED", "RETRY_BACKOFF", "FAILED", "DEAD")
 """States of queue jobs that wait or have failed."""
+NAMES_SHOWN_MAX = 3
+STORE_REMEDY = "let this user write there, or correct TRELLIS_OBJECTS and its credentials: until then runs wait"
 _IN_TROUBLE = ("FAILED", "DEAD")
 
 
@@ -67,6 +70,36 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
     found += [_unsent(queue) for queue in queues if queue.type.startswith(REPORT_TYPE_PREFIX) and _waits_long(queue)]
     found += [_slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN]
     return found
+
+
+def version_findings(workers: Sequence[WorkerRecord], own: str, now: datetime) -> list[Finding]:
+    """Compares the versions that living processes report with this program's.
+
+    Programs that are older than the report of versions, and workers of other makes, are left out.
+    """
+    reported = {
+        worker.name: str(worker_info(worker)["version"])
+        for worker in workers
+        if is_alive(worker, now) and "version" in worker_info(worker)
+    }
+    others = sorted(f"{name} ({found})" for name, found in reported.items() if found != own)
+    if not others:
+        return [_ok("versions", f"this program is {own}, and so is every living process that reports its version")]
+    named = ", ".join(others[:NAMES_SHOWN_MAX]) + (" and others" if len(others) > NAMES_SHOWN_MAX else "")
+    return [
+        _warning(
+            "versions",
+            detail=f"this program is {own}, but {'one living process is' if len(others) == 1 else f'{len(others)} living processes are'} not: {named}",
+            remedy="finish the upgrade: start this version there too, then stop the other processes with SIGTERM",
+        )
+    ]
+
+
+def store_finding(url: str, problem: str | None) -> Finding:
+    """Reports whether the object store takes a small object, returns it, and removes it."""
+    if problem is None:
+        return _ok("object store", f"{url}: a small object was written, read and removed")
+    return error_finding("object store", f"{url}: {problem}", STORE_REMEDY)
 
 
 def driving_findings(
