@@ -149,6 +149,8 @@ class ProposalDraft:
     flags: tuple[str, ...] = ()
     not_found: Annotated[tuple[Citation, ...], Field(exclude_if=lambda quoted: not quoted)] = ()
     """What the model quoted and no source has, for the person who decides."""
+    not_read: Annotated[tuple[Citation, ...], Field(exclude_if=lambda quoted: not quoted)] = ()
+    """What the model quoted from a source that has it, but that the agent did not read in this run."""
     section: str | None = None
     loop_id: str | None = None
     resolution: str | None = None

@@ -209,8 +209,14 @@ def print_decision(cli: Cli, proposal: str, state: str) -> int:
 # Nothing is cut, because the decision is about all of it. Characters that are invisible or reorder the text are escaped
 # as `\u202e`, and a line says that there are some.
 
-GROUNDS = frozenset({"reasoning", "citations", "flags", "not_found"})
+GROUNDS = frozenset({"reasoning", "citations", "flags", "not_found", "not_read"})
 """Fields of the content that give a proposal's reasons."""
+QUOTATIONS = (
+    ("citations", "Sources", "|"),
+    ("not_found", "Not found in what the agent read", "?"),
+    ("not_read", "In a source that the agent did not read in this run: compare the words there yourself", "?"),
+)
+"""The lists of quotations in a proposal's reasons: the field, its title on the page, and the mark of each line."""
 SHOWN = GROUNDS | {"summary", "change", "updates", "grounds", "expected_version"}
 """Fields of the content that have their own place on the page; the others are listed by name."""
 
@@ -323,8 +329,8 @@ def _show_change(cli: Cli, content: Mapping[str, Any]) -> None:
 
 
 def _show_sources(cli: Cli, ground: Mapping[str, Any]) -> None:
-    """Print each source with the words quoted from it, then the words that the agent quoted and no source has."""
-    for name, title, mark in (("citations", "Sources", "|"), ("not_found", "Not found in what the agent read", "?")):
+    """Print each source with the words quoted from it, then the quotations that are no evidence, and why."""
+    for name, title, mark in QUOTATIONS:
         if ground.get(name):
             cli.out.line()
             cli.out.line(title, style="bold" if name == "citations" else "bold yellow")

@@ -369,7 +369,9 @@ def _target(draft: AgentDraft) -> str:
 
 def _grounds(draft: AgentDraft) -> dict[str, Any]:
     fields = draft.to_dict()
-    return {name: fields[name] for name in ("reasoning", "citations", "flags", "not_found") if name in fields}
+    return {
+        name: fields[name] for name in ("reasoning", "citations", "flags", "not_found", "not_read") if name in fields
+    }
 
 
 def _update(draft: AgentDraft) -> dict[str, Any]:
