@@ -1,6 +1,7 @@
 """`trellis agents`, `run`, `runs`, `proposals`, `schedules`: a real agent from trigger to reviewed proposal, from the command line."""
 
 import asyncio
+import getpass
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from trellis.app.instance import Instance, open_instance, storage_locations
 from trellis.app.settings import Settings
 from trellis.cli.run_output import refusals, run_facts
 from trellis.cli.values import params_of
+from trellis.engine.admin_acts import this_node
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.records import JobFilter, JobPlace
@@ -124,6 +126,7 @@ def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: 
     approval = planted("proposals", "show", other, "--json").record["approval"]
     decided = f"is rejected already, decided by {approval['decided_by']} at {approval['decided_at']};"
     assert (again.code, decided in again.err) == (1, True)
+    assert approval["decided_by"] == f"{getpass.getuser()}@{this_node()}", "a person, not a process"
 
 
 def shown_steps(terminal: Terminal, run_id: str) -> list[dict[str, Any]]:
