@@ -500,6 +500,8 @@ class JobWhole(JobDocument):
     """When."""
     cancel_cause: str | None = None
     """Why."""
+    cancel_due_at: str | None = None
+    """While the request is pending: when the job is ended if its holder has not stopped by then."""
 
 
 class QueueJobContext(pydantic.BaseModel):
