@@ -42,6 +42,23 @@ class Endpoint:
         body = {"id": "c1", "object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
         self.raw(200, json.dumps(body).encode())
 
+    def calls(self, *made: tuple[str, Any]) -> None:
+        """A chat completion that calls these tools."""
+        tools = [
+            {"id": "call_0", "type": "function", "function": {"name": name, "arguments": json.dumps(args)}}
+            for name, args in made
+        ]
+        message = {"role": "assistant", "content": None, "tool_calls": tools}
+        body = {
+            "id": "c1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "test-1",
+            "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+        }
+        self.raw(200, json.dumps(body).encode(), Content_Type="application/json")
+
     def raw(self, status: int, body: bytes, **headers: str) -> None:
         """Any response; underscores in header names are dashes."""
         self.replies.append(lambda handler: _send(handler, status, body, headers))

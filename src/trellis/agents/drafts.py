@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from trellis.agents.definition import SafeOutput, Tool
-from trellis.agents.run_io import CallRefused, DraftChange, ProposalDraft, RefusalCode, ToolRefusal
+from trellis.agents.refusals import CallRefused, RefusalCode, ToolRefusal
+from trellis.agents.run_io import DraftChange, ProposalDraft
 from trellis.agents.sources import ANNOTATION_KINDS, Annotation
 from trellis.engine.text import is_storable
 from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, FLAG_REF_CHARS_MAX, verify

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from trellis.agents import sources
+from trellis.agents.refusals import refusal_advice, refusal_text
 from trellis.cli import values
 from trellis.cli.bus_jobs import print_context_hint
 from trellis.cli.invocation import Cli, program_name
@@ -59,7 +60,9 @@ def print_ended(cli: Cli, status: dict[str, Any], steps: Sequence[Mapping[str, A
                 cli.out.line(
                     f"  it has no sources: put texts (.md, .txt) into agents/{slug}/sources/ of its object store"
                 )
-        if status.get("refused_actions"):
+        for refusal in status.get("refused", ()):
+            cli.out.line(f"  refused: {_refused(refusal)}", style="yellow")
+        if status.get("refused_actions") and not status.get("refused"):
             number = counted(status["refused_actions"], "action")
             cli.out.line(f"  {number} of its model refused: {program_name()} runs show {status['run_id']}")
     return 0 if status["status"] == "completed" else 1
@@ -93,9 +96,9 @@ def _already_proposed_text(equal: Mapping[str, Any]) -> str:
 
 
 def _refused(refusal: Mapping[str, Any]) -> str:
-    """The text for a tool call that was refused to the model."""
-    what = " ".join(str(refusal[name]) for name in ("tool", "action", "target") if refusal.get(name))
-    return f"{what}: {refusal['detail']}"
+    """The text for a tool call that was refused to the model: which, why, and what to change."""
+    advice = refusal_advice(refusal)
+    return refusal_text(refusal) + (f" → {advice}" if advice else "")
 
 
 def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

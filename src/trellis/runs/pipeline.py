@@ -350,11 +350,12 @@ def _with_logic(definition: AgentDefinition, logic: str | None) -> AgentDefiniti
 
 
 def _failed(error: AgentRunError) -> Exception:
+    refused = [asdict(one) for one in error.refused]
     if error.code == "AGENT_TIMEOUT":
-        return AgentTimeout(detail=str(error))
+        return AgentTimeout(detail=str(error), refused=refused)
     if error.code == "UPSTREAM_UNAVAILABLE" and error.retries:
-        return UpstreamUnavailable(detail=str(error))
-    return (StepFailed if error.retries else StepHopeless)(detail=str(error))
+        return UpstreamUnavailable(detail=str(error), refused=refused)
+    return (StepFailed if error.retries else StepHopeless)(detail=str(error), refused=refused)
 
 
 def _target(draft: AgentDraft) -> str:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -24,33 +23,15 @@ def endpoint() -> Iterator[Endpoint]:
         yield server
 
 
-def calls(endpoint: Endpoint, *made: tuple[str, Any]) -> None:
-    """A chat completion that calls these tools."""
-    tools = [
-        {"id": "call_0", "type": "function", "function": {"name": name, "arguments": json.dumps(args)}}
-        for name, args in made
-    ]
-    message = {"role": "assistant", "content": None, "tool_calls": tools}
-    body = {
-        "id": "c1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "test-1",
-        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
-        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-    }
-    endpoint.raw(200, json.dumps(body).encode(), Content_Type="application/json")
-
-
 def stage_at(endpoint: Endpoint) -> Stage:
     return Stage(base_url=endpoint.base_url, key=KEY)
 
 
 async def test_an_openai_compatible_server_runs_an_agent(endpoint):
     quote = {"ref": "sources/beds.md", "excerpt": "Bed B-1 has roses."}
-    calls(endpoint, ("read-context", {}))
-    calls(endpoint, propose(citations=[quote]))
-    calls(endpoint, ("finish", {"summary": "One comment."}))
+    endpoint.calls(("read-context", {}))
+    endpoint.calls(propose(citations=[quote]))
+    endpoint.calls(("finish", {"summary": "One comment."}))
     stage = stage_at(endpoint)
     output = await stage.run(agent(model="openai:test-1"))
     assert output.summary == "One comment."
@@ -69,14 +50,14 @@ async def test_an_openai_compatible_server_runs_an_agent(endpoint):
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_a_busy_server_is_worth_another_try_that_repeats_nothing(endpoint, status):
-    calls(endpoint, ("read-context", {}))
+    endpoint.calls(("read-context", {}))
     endpoint.raw(status, b'{"error": {"message": "later"}}')
     stage = stage_at(endpoint)
     with pytest.raises(ModelUnavailable) as caught:
         await stage.run(agent(model="openai:test-1"))
     assert caught.value.retries
     assert len(endpoint.received) == 2
-    calls(endpoint, ("finish", {"summary": "Done."}))
+    endpoint.calls(("finish", {"summary": "Done."}))
     assert (await stage.run(agent(model="openai:test-1"))).summary == "Done."
     assert len(endpoint.received) == 3
 

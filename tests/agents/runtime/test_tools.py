@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.agents.runtime.stage import FINISH, RUN_ID, SOURCES, Stage, agent, propose, script
 from trellis.agents.definition import Tool
 from trellis.agents.drafts import FIELDS
-from trellis.agents.run_io import AgentOutput, DraftChange, RefusalCode
+from trellis.agents.refusals import RefusalCode
+from trellis.agents.run_io import AgentOutput, DraftChange
 from trellis.agents.sources import Annotation
 from trellis.nlm.provider import NlmRefused
 from trellis.storage.memory.errors import MemoryOverLimit
