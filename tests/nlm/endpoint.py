@@ -115,15 +115,25 @@ def running_endpoint() -> Iterator[Endpoint]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
             """Tests are quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    endpoint = Endpoint("")
+    with serving(Handler) as base_url:
+        endpoint.base_url = base_url
+        try:
+            yield endpoint
+        finally:
+            endpoint.open.set()
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server with this handler in a thread of its own; the base URL of its API."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    endpoint = Endpoint(f"http://127.0.0.1:{server.server_address[1]}/v1")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield endpoint
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
     finally:
-        endpoint.open.set()
         server.shutdown()
         server.server_close()
         thread.join()

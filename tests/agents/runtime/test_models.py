@@ -1,15 +1,18 @@
 """How a name becomes a model, and what an OpenAI-compatible server that misbehaves does to a run."""
 
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.agents.runtime.stage import SOURCES, Stage, agent, propose
-from tests.nlm.endpoint import Endpoint, running_endpoint
+from tests.docs.documents import ROOT, blocks
+from tests.nlm.endpoint import Endpoint, running_endpoint, serving
 from trellis.agents.errors import ModelGarbage, ModelRefused, ModelSettingInvalid, ModelUnavailable, ModelUnknown
 from trellis.agents.models import check_model
 from trellis.agents.run_io import ModelOptions
@@ -46,6 +49,34 @@ async def test_an_openai_compatible_server_runs_an_agent(endpoint):
     again = await stage.run(agent(model="openai:test-1"))
     assert again == output
     assert len(endpoint.received) == 3
+
+
+async def test_the_model_server_of_the_guide_runs_an_agent():
+    page = ROOT / "docs" / "how-to" / "write-an-agent.md"
+    (server,) = [text for language, text in blocks(page) if language == "python"]
+    names: dict[str, Any] = {"__name__": "model_server"}
+    exec(server, names)
+    requests: list[dict[str, Any]] = []
+
+    class Model(names["Model"]):
+        def do_POST(self) -> None:  # noqa: N802 - the library's name
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append(json.loads(body))
+            self.rfile = io.BytesIO(body)
+            super().do_POST()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+            """Tests are quiet."""
+
+    with serving(Model) as base_url:
+        note = {names["NOTE"]: "The espresso machine M-1 is kept at 94 degrees during opening hours."}
+        output = await Stage(sources=note, base_url=base_url, key="none").run(agent(model="openai:mine"))
+    assert output.summary == "I asked for the reason of one figure."
+    assert [(draft.target, draft.flags) for draft in output.proposals] == [(names["NOTE"], ())]
+    text = page.read_text(encoding="utf-8")
+    assert [name for name in requests[-1] if f"`{name}`" not in text] == [], "the guide names every field that is sent"
+    roles = [message["role"] for message in requests[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
