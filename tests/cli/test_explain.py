@@ -186,10 +186,10 @@ def test_the_last_attempt_of_a_silent_holder_ends_in_the_dead_letters():
 
 
 def test_a_soft_cancel_and_deaths_are_told():
-    text = story(held(cancel_requested=True, deaths=1))
+    text = story(held(cancel_requested=True, cancel_due_at=NOW + timedelta(seconds=18), deaths=1))
     assert "Somebody asked it to stop" in text
     assert "1 worker died while running it" in text
-    assert "the sweep makes it cancelled" in text
+    assert "When the grace period is over in 18 s, the sweep makes it cancelled" in text
 
 
 def test_a_deadline_is_told():

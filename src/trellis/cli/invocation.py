@@ -21,6 +21,7 @@ from trellis.auth.principals import Principal
 from trellis.cli.output import Output
 from trellis.cli.telemetry import configure_logging
 from trellis.client import Trellis
+from trellis.engine.admin_acts import this_node
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid, Refused
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
@@ -151,7 +152,7 @@ class Cli:
                 reader=reader,
                 permit=self._permit,
                 acting=self._acting,
-                name=self.person,
+                name=self.process,
             ) as api:
                 yield api
 
@@ -177,12 +178,13 @@ class Cli:
 
     @property
     def person(self) -> str:
-        """The name under which the ledger records events."""
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError):
-            user = "cli"
-        return process_name(user)
+        """The name under which the ledger records what a person does here: `anna@laptop`, the same in every command."""
+        return f"{user_name()}@{this_node()}"
+
+    @property
+    def process(self) -> str:
+        """The name of this process, for what it executes itself: `anna@laptop:4711`."""
+        return process_name(user_name())
 
     def require(self, *roles: Role, action: str) -> None:
         """Refuse early what a token does not allow; without a token the ledger decides."""
@@ -238,7 +240,7 @@ class Cli:
 
         refuse_missing(self.url)
         identify(self.url, self.settings)
-        async with open_instance(self.settings, self.url, name=self.person) as instance:
+        async with open_instance(self.settings, self.url, name=self.process) as instance:
             yield instance
 
     @asynccontextmanager
@@ -273,6 +275,14 @@ class Cli:
 def readable(ledger: Ledger, principal: Principal) -> Ledger:
     """The ledger as this principal may read it: all jobs, or only its own."""
     return ledger if sees_all(principal, "jobs.read") else cast("Ledger", OwnReads(ledger=ledger, principal=principal))
+
+
+def user_name() -> str:
+    """The name of the user on this machine."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "cli"
 
 
 def program_name() -> str:

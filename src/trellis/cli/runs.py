@@ -147,7 +147,12 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
     made = made_by(files)
     proposals = [{name: one[name] for name in ("id", "action", "target")} for one in made["proposals"]]
     made = {"summary": made["summary"], "proposals": proposals}
-    record = {**found.model_dump(mode="json"), **made, "steps": steps, "refused": refusals(files)}
+    record = {
+        **found.model_dump(mode="json"),
+        **made,
+        "steps": steps,
+        "refused": refusals(files) or found.refused,
+    }
     if cli.out.as_json:
         cli.out.record(record)
         return

@@ -1,6 +1,5 @@
 """`trellis token issue`: issues a token that is limited to some roles."""
 
-import getpass
 import json
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from trellis.app.wiring import token_key
 from trellis.auth.tokens import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
 from trellis.cli import values
 from trellis.cli.commands import ReasonOption, command, group
-from trellis.cli.invocation import Cli, refuse_missing
+from trellis.cli.invocation import Cli, refuse_missing, user_name
 from trellis.engine.admin_acts import TOKEN_ISSUED, NewAct
 from trellis.engine.errors import KeyUnusable, OptionInvalid
 from trellis.engine.jobs import Actor
@@ -63,7 +62,7 @@ async def issue_token(
         expected = "a token for an agent's runtime is for one agent; name it"
         raise OptionInvalid(option="--agent", value=None, expected=expected)
     refuse_missing(cli.url)
-    name = _user() if sub is None else sub
+    name = user_name() if sub is None else sub
     key, now = token_key(cli.url, cli.settings), time.time()
     token = issue(key, name=name, roles=roles, ttl_s=ttl_s, now=now, tenant=tenant, agent=agent)
     chosen = [one.value for one in Role if one in roles]
@@ -142,10 +141,3 @@ async def home_issuer(
         cli.out.record({"issuer": before})
     else:
         cli.out.line(before or "none is recorded; the first gateway records its own")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "cli"

@@ -52,6 +52,7 @@ def whole_document(job: Job, result: bytes | None) -> dict[str, Any]:
         "cancel_asked_by": job.cancel_asked_by,
         "cancel_asked_at": None if job.cancel_asked_at is None else timestamp(job.cancel_asked_at),
         "cancel_cause": job.cancel_cause,
+        "cancel_due_at": None if job.cancel_due_at is None else timestamp(job.cancel_due_at),
     }
 
 

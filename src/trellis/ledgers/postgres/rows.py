@@ -60,6 +60,7 @@ def job(row: PostgresRow) -> Job:
         owner=row["owner_name"] if row["place"] == STORED_PLACES[JobPlace.LEASED] else None,
         lease_expires_at=row["until"],
         cancel_requested=row["cancel_at"] is not None,
+        cancel_due_at=row["cancel_at"],
         cancel_asked_by=row.get("asked_by"),
         cancel_asked_at=row.get("asked_at"),
         cancel_cause=row.get("asked_why"),
