@@ -59,7 +59,7 @@ COMMAND_ACTS: dict[str, tuple[str, ...]] = {
     "backup": ("instance.backed_up",),
     "restore": ("instance.restored",),
     "migrate": ("ledger.migrated",),
-    "retention run": ("retention.removed",),
+    "retention apply": ("retention.removed",),
 }
 ROUTE_ACTS = {
     "PATCH /agents/{slug}/status": "agent.status.changed",
@@ -229,7 +229,7 @@ def test_every_command_that_administers_leaves_an_act(
         ("schedules resume", ("nightly",)),
         ("schedules remove", ("nightly",)),
         ("followers leave-behind", ("reader",)),
-        ("retention run", ()),
+        ("retention apply", ()),
         ("agents create", ("boiler", "--purpose", "p")),
         ("agents pause", ("boiler",)),
         ("agents activate", ("boiler",)),
@@ -245,7 +245,7 @@ def test_every_command_that_administers_leaves_an_act(
         with monkeypatch.context() as patch:
             if command == "token issue":
                 patch.setenv("TRELLIS_TOKEN_KEY_FILE", str(key))
-            if command == "retention run":
+            if command == "retention apply":
                 patch.setenv("TRELLIS_RETENTION_DAYS", "0.0000001")
             answer = trellis(*command.split(), *more, "--reason", WHY)
         assert answer.code == 0, (command, answer.err)
