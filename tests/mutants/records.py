@@ -99,9 +99,9 @@ RECORDS: dict[str, Mutant] = {
         tests=(f"{ONE_REQUEST}[sqlite-cancel]",),
     ),
     "DJ-21 postgres key": Mutant(
-        file="ledgers/postgres/request_keys.py",
-        old="return check_same_request(key, StoredRequest(",
-        new="return (lambda _, stored: stored)(key, StoredRequest(",
+        file=f"{SQL}/72_request_keys.sql",
+        old="if found and stored.fingerprint <> print then",
+        new="if found and false then",
         tests=(f"{ONE_REQUEST}[postgres-cancel]",),
     ),
     # A lost lease that opens the next attempt has no cause.

@@ -1,8 +1,11 @@
-"""Mutants of what an instance joins: the part is there and tested by itself, and the served instance does without it."""
+"""Mutants of what joins the parts: a part is there and tested by itself, and the instance or an entrance does without it."""
 
 from tests.mutants.mutant import Mutant
 
 INSTANCE = "app/instance.py"
+ON_THE_BUS = (
+    "tests/bus/test_two_tenants.py::test_the_authority_matrix_decides_about_requests_and_cancels_on_the_bus[sqlite]"
+)
 SERVED = "tests/runs/test_served_instance.py"
 
 WIRING: dict[str, Mutant] = {
@@ -26,5 +29,12 @@ WIRING: dict[str, Mutant] = {
         old='await self.ledger.limit_held(self.actor(Role.ORCHESTRATOR), TYPE, self.settings.runs, cause="TRELLIS_RUNS")',
         new="pass",
         tests=(f"{SERVED}::test_the_setting_of_runs_limits_the_runs_of_all_processes_together",),
+    ),
+    # The intake of the bus asks no rule about requests.
+    "AUTH-1 bus": Mutant(
+        file="bus/scheduling/intake.py",
+        old='permitted = permit(bus_sender(packet.sender_id), "jobs.create")',
+        new="permitted = bus_sender(packet.sender_id)",
+        tests=(ON_THE_BUS,),
     ),
 }

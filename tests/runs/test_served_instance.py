@@ -36,9 +36,11 @@ async def instance(tmp_path: Path) -> AsyncIterator[Instance]:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await holds():
-            await SystemClock().sleep(LOOK_AGAIN_S)
+    clock = SystemClock()
+    end = clock.monotonic() + PATIENCE_S
+    while not await holds():
+        assert clock.monotonic() < end, holds.__name__
+        await clock.sleep(LOOK_AGAIN_S)
 
 
 async def runs(instance: Instance) -> tuple[Job, ...]:
