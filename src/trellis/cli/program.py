@@ -102,7 +102,7 @@ ON_THIS_MACHINE: Mapping[str, OnThisMachine] = MappingProxyType(
         ),
         **dict.fromkeys(("migrate", "verify", "sweep", "rebuild", "backup", "restore"), _OF_THE_LEDGER),
         **dict.fromkeys(("followers list", "followers leave-behind"), _OF_THE_LEDGER),
-        **dict.fromkeys(("audit verify", "audit head", "retention plan", "retention run"), _OF_THE_LEDGER),
+        **dict.fromkeys(("audit verify", "audit head", "retention plan", "retention apply"), _OF_THE_LEDGER),
         "doctor": OnThisMachine(
             "checks this machine: its settings, and the ledger and the gateway that they name",
             "Set TRELLIS_GATEWAY, and the doctor also asks that gateway; --ledger URL or --data DIR names a ledger.",

@@ -2,4 +2,3 @@
 -- reported and its end was not yet.
 alter table alert add column seen_by int, add column unread_at timestamptz, add column report_types text[] not null default '{}';
 create index alert_unreported on alert (resolved_at) where resolved_at is not null and report_types <> '{}';
-drop function if exists observe_alerts(int, bigint, text[], text[], text[], float8[], text[], text[], text[], float8, float8);
