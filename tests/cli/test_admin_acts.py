@@ -331,7 +331,9 @@ async def test_every_administrative_request_records_an_act_also_when_refused(url
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://test") as client:
             for route, (path, rule, body, role) in ADMINISTRATIVE_REQUESTS.items():
                 method, began = route.partition(" ")[0], len(await instance.ledger.acts())
-                said = {"params": {"reason": WHY}} if method == "DELETE" else {"json": {**body, "reason": WHY}}
+                said: dict[str, Any] = (
+                    {"params": {"reason": WHY}} if method == "DELETE" else {"json": {**body, "reason": WHY}}
+                )
                 for caller, allowed in ((Role.FRONTEND, False), (role, True)):
                     token = issue(KEY, name="anna", roles=[caller], ttl_s=600, now=time.time())
                     shown = {"Authorization": f"Bearer {token}"}

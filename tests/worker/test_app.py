@@ -158,9 +158,9 @@ def test_the_bounds_themselves_are_accepted_and_a_test_may_go_below_them():
     App().job("t", lease_s=30, heartbeat_s=10)
     App().job("t", lease_s=120, heartbeat_s=30)
     App(testing=True).job("t", lease_s=0.3, heartbeat_s=0.1)
-    for beyond in ({"lease_s": 29.9, "heartbeat_s": 9.9}, {"lease_s": 120.1, "heartbeat_s": 30}):
+    for lease_s, heartbeat_s in ((29.9, 9.9), (120.1, 30)):
         with pytest.raises(OptionInvalid):
-            App().job("t", **beyond)
+            App().job("t", lease_s=lease_s, heartbeat_s=heartbeat_s)
 
 
 def test_an_application_with_real_bounds_refuses_to_include_test_leases():
