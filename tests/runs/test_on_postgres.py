@@ -139,7 +139,7 @@ async def test_two_orchestrators_finish_the_runs_of_several_agents(ledger: Ledge
 
 
 async def test_an_orchestrator_that_stops_in_order_is_no_lost_worker(ledger: Ledger, tmp_path: Path):
-    """Its renewals put it into the list of workers, which alerts about lost workers read."""
+    """Its heartbeats put it into the list of workers, which alerts about lost workers read."""
     objects, steps, may_end = await open_objects(f"file://{tmp_path / 'objects'}"), Steps(), asyncio.Event()
 
     async def waits(context, /):
@@ -155,7 +155,7 @@ async def test_an_orchestrator_that_stops_in_order_is_no_lost_worker(ledger: Led
     assert isinstance(orchestrator, Orchestrator)
     while orchestrator.is_idle:
         await orchestrator.run_once()
-    assert await orchestrator.renew() == 1
+    assert await LeaseHeartbeat(holder=orchestrator, name="run-heartbeat").run_once() == 1
     (worker,) = await ledger.workers()
     assert json.loads(worker.info or b"") == {"version": program_version()}
     await orchestrator.drain()

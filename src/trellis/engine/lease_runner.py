@@ -95,7 +95,7 @@ class LeaseRunner(Generic[StepRunnerT]):
     _look_again: bool = False
     _fencing: "asyncio.Task[None] | None" = None
     _is_listed: bool = False
-    """Whether the ledger lists this process among the workers, because it renewed a lease."""
+    """Whether the ledger lists this process among the workers."""
     _claims: Failures = field(default_factory=lambda: Failures("claims", _log))
     _renewals: Failures = field(default_factory=lambda: Failures("renewals", _log))
 
@@ -224,15 +224,14 @@ class LeaseRunner(Generic[StepRunnerT]):
                 self.driver.cancel_requests.add(mine.claimed.lease.job_id)
                 mine.task.cancel()
         self._fence_off()
-        if not self._is_listed:
-            await self._report()
         return len(self._driving)
 
-    async def _report(self, **more: bool) -> None:
-        """Tell operators about this process, as workers do in their heartbeats."""
+    async def report(self, **more: bool) -> None:
+        """Tell operators that this process is there, as workers do in their heartbeats, also while it drives nothing."""
+        about = json.dumps({"version": program_version(), **more}).encode()
         try:
-            await self.ledger.heartbeat_worker(self.actor, json.dumps({"version": program_version(), **more}).encode())
-        except LedgerError as error:
+            await within(self.clock, self.options.heartbeat_s, self.ledger.heartbeat_worker(self.actor, about))
+        except (LedgerError, TimeoutError) as error:
             _log.info("not_reported", error=str(error))
         else:
             self._is_listed = True
@@ -273,19 +272,21 @@ class LeaseRunner(Generic[StepRunnerT]):
             self._cut(mine)
         await asyncio.gather(*(mine.task for mine in driving), return_exceptions=True)
         if self._is_listed:  # or it would count as a worker that died
-            await self._report(drained=True)
+            await self.report(drained=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHeartbeat:
-    """Renews the leases of one runner's jobs."""
+    """Renews the leases of one runner's jobs, and reports that its process is there."""
 
     holder: LeaseRunner[Any]
     name: str
 
     async def run_once(self) -> int:
-        """Send one heartbeat for all jobs of the runner."""
-        return await self.holder.renew()
+        """Send one heartbeat for all jobs of the runner, and one for its process."""
+        owned = await self.holder.renew()
+        await self.holder.report()
+        return owned
 
     def pause_s(self, report: int) -> float:
         """The heartbeat interval, also while nothing is driven. A failed heartbeat is retried soon."""

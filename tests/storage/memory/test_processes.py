@@ -102,7 +102,7 @@ def test_killed_writers_lose_nothing_they_acknowledged(memory: MemoryRepository,
 
 
 @pytest.mark.requirement("D23", "PIPE-11")
-@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_writer_killed_at_any_line_leaves_all_or_nothing(memory: MemoryRepository, start, sound, step: int):
     process = start("killed_at_every_line", memory.path, step)
     out, error = process.communicate(timeout=100)
