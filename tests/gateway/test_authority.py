@@ -219,6 +219,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/jobs/{job_id}"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/events"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/explanation"): lambda _, job: {"job_id": job},
+    ("GET", "/runbooks/{name}"): lambda *_: {"name": "jobs-wait"},
     ("PATCH", "/queues/{type}"): lambda *_: {"type": "work", "json": {"paused": False}},
     ("GET", "/jobs/{job_id}/signals"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/result"): lambda _, job: {"job_id": job, "expect": 404},
