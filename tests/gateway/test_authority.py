@@ -281,7 +281,7 @@ async def ask(client: Client, place: tuple[str, str], world: World, job: str) ->
     options = {name: wanted.pop(name) for name in ("json", "params") if name in wanted}
     expect = wanted.pop("expect", None)
     answer = await client.request(method, path.format(**wanted), **options)
-    is_text = answer.headers.get("content-type", "").startswith("text/plain")
+    is_text = answer.headers.get("content-type", "").startswith("text/")
     body: dict[str, Any] = {} if is_text else answer.json()
     return (200 if answer.status_code == expect else answer.status_code), body
 
