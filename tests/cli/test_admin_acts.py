@@ -121,8 +121,8 @@ METHOD_EVENTS = {
 COMMANDS_WITHOUT = {
     **dict.fromkeys(
         [
-            *("jobs", "events", "schedules list", "schedules show", "workers", "alerts", "wait", "verify", "doctor"),
-            *("metrics", "slo", "version"),
+            *("jobs", "events", "schedules list", "schedules show", "workers", "wait", "verify", "doctor"),
+            *("metrics", "slo", "version", "alerts list", "alerts runbook"),
         ],
         "reads",
     ),

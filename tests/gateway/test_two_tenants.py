@@ -91,6 +91,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/slo"): REFUSED,
     ("GET", "/workers"): REFUSED,
     ("GET", "/alerts"): REFUSED,
+    ("GET", "/runbooks/{name}"): REFUSED,
     ("GET", "/queues"): REFUSED,
     ("PATCH", "/queues/{type}"): REFUSED,
     ("GET", "/schedules"): REFUSED,

@@ -110,7 +110,11 @@ async def duty(listener: Listener, tmp_path: Path) -> AsyncIterator[Duty]:
     key = tmp_path / "alert.key"
     key.write_text(SECRET)
     key.chmod(0o600)
-    environment = {"TRELLIS_ALERT_WEBHOOK": listener.url, "TRELLIS_ALERT_KEY_FILE": str(key)}
+    environment = {
+        "TRELLIS_ALERT_WEBHOOK": listener.url,
+        "TRELLIS_ALERT_KEY_FILE": str(key),
+        "TRELLIS_GATEWAY": "https://gateway.example/",
+    }
     clock = FakeClock()
     ledger = await open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}", clock=clock)
     yield Duty(ledger=ledger, clock=clock, settings=read_settings(environment, tmp_path))
@@ -158,7 +162,10 @@ async def test_each_change_reaches_a_listener_that_failed_twice_signed_and_once(
     assert headers["webhook-id"] == f"{alert.id}-raised-webhook"
     sent = json.loads(body)
     assert (sent["change"], sent["sequence"], sent["name"], sent["subject"]) == ("raised", 1, "jobs-wait", "work")
-    assert (sent["action"], sent["runbook"]) == (ALERTS["jobs-wait"].action, "docs/runbooks/jobs-wait.md")
+    assert (sent["action"], sent["runbook"]) == (
+        ALERTS["jobs-wait"].action,
+        "https://gateway.example/runbooks/jobs-wait",
+    )
     assert (sent["id"], sent["resolved_at"]) == (alert.id, None)
     await nothing_waits(duty)
     assert await duty.evaluate() == ["resolved"]
@@ -246,7 +253,7 @@ async def test_apprise_gets_the_same_reports_with_what_to_do(duty: Duty, listene
     (alert,) = await duty.ledger.alerts()
     for channel in ("apprise", "apprise-2"):
         assert await duty.state(f"{alert.id}-raised-{channel}") == "succeeded"
-    assert "docs/runbooks/jobs-wait.md" in listener.documents()[0]["message"]
+    assert "Runbook: trellis alerts runbook jobs-wait" in listener.documents()[0]["message"]
     duty.settings = read_settings({"TRELLIS_ALERT_APPRISE": "json://127.0.0.1 pigeon://secret"}, tmp_path)
     with pytest.raises(SettingsInvalid, match="alert_apprise: entry 2 is no URL that Apprise knows") as caught:
         duty.services()

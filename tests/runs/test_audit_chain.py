@@ -583,6 +583,32 @@ async def test_a_lost_ledger_continues_the_chain_and_a_lost_store_begins_it_agai
     assert not anchored.ok, "the lost blocks prove nothing any more"
 
 
+@pytest.mark.requirement("D61", "D57")
+async def test_an_instance_that_gives_up_its_object_store_releases_retention_with_an_empty_folder(
+    world: World, tmp_path: Path
+):
+    """What docs/runbooks/retention-held.md says to do when there is a chain and its projector never returns."""
+    stand, given_up = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    await stand.run_of()
+    await publish(sealing_projector(stand.ledger, given_up, world.clock))
+    await work(stand, 2, type_="late")
+    await stand.drive()
+    world.clock.advance(400 * DAY_S)
+    await stand.ledger.release_retention(ADMIN, PROJECTOR)
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2, "leaving it behind releases nothing unsealed"
+
+    empty = await open_objects(f"file://{tmp_path / 'empty'}")
+    world.opened.append(empty)
+    await rebuild_objects(stand.ledger, empty, ADMIN)
+    await publish(sealing_projector(stand.ledger, empty, world.clock))
+    report = await audited(stand.ledger, empty)
+    assert (report.ok, len(report.restarts)) == (True, 1), report.violations
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 3, "the two late jobs and the run"
+    report = await audited(stand.ledger, empty)
+    assert report.ok, report.violations
+
+
 @pytest.mark.requirement("OBS-1")
 async def test_a_head_that_was_kept_elsewhere_is_found_in_the_chain(lived: World):
     ledger, objects = await lived.ledger(), await lived.objects()

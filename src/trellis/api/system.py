@@ -15,6 +15,7 @@ from trellis.operations.alerts import ALERTS
 from trellis.operations.explain import served_types, worker_presence
 from trellis.operations.job_documents import json_value
 from trellis.operations.metrics import ledger_gauges
+from trellis.operations.runbooks import runbook_command
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.worker.app import checked_type
 
@@ -108,7 +109,7 @@ def _alert(alert: Alert) -> AlertShape:
         last_seen_at=timestamp(alert.last_seen_at),
         resolved_at=None if alert.resolved_at is None else timestamp(alert.resolved_at),
         action="" if declared is None else declared.action,
-        runbook="" if declared is None else declared.page,
+        runbook="" if declared is None else runbook_command(declared.page),
     )
 
 

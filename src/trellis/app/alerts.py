@@ -77,10 +77,12 @@ def alert_services(
             report_types=tuple(channel.type for channel in channels),
         ),
     )
-    return [evaluator, *([_reporter(ledger, name, channels, clock)] if channels else [])]
+    return [evaluator, *([_reporter(settings, ledger, name, channels, clock)] if channels else [])]
 
 
-def _reporter(ledger: Ledger, name: str, channels: Sequence[ReportChannel], clock: Clock) -> AlertReporter:
+def _reporter(
+    settings: Settings, ledger: Ledger, name: str, channels: Sequence[ReportChannel], clock: Clock
+) -> AlertReporter:
     worker = Actor(role=Role.WORKER, name=name)
     rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
     driver = ReportDriver(
@@ -89,6 +91,7 @@ def _reporter(ledger: Ledger, name: str, channels: Sequence[ReportChannel], cloc
         clock=clock,
         channels={channel.type: channel for channel in channels},
         draw=rng.random,
+        gateway=settings.gateway,
     )
     first, *others = (channel.type for channel in channels)
     return AlertReporter(

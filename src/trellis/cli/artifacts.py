@@ -49,15 +49,15 @@ async def list_artifacts(
     """List finalized artifacts, newest first; those of jobs that are not complete are not shown."""
     wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
     async with cli.api() as api:
-        now = await cli.ledger_time(api)
         chosen = None if kind is None else kind.value
         found = (await api.artifacts.list(type_=chosen, job_id=job, limit=wanted)).items
+        now = await cli.ledger_time(api)
     if cli.out.ids_alone(ids, [one.artifact_id for one in found]):
         return
     columns = [
         ListingColumn[Mapping[str, Any]](title="ARTIFACT", cell=lambda one: one["artifact_id"]),
         ListingColumn[Mapping[str, Any]](title="TYPE", cell=lambda one: one["type"]),
-        age_column("FINALIZED", now, of="finalized_at"),
+        age_column(now, of="finalized_at"),
         ListingColumn[Mapping[str, Any]](
             title="OF", cell=lambda one: f"{one['agent_slug']}: job {one['job_id']}", gives_way=True
         ),

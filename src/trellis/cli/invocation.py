@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -156,11 +156,14 @@ class Cli:
             ) as api:
                 yield api
 
-    async def ledger_time(self, api: "GatewayClient | LocalApi") -> datetime | None:
-        """The time of the ledger; None over HTTP, where it is unknown."""
+    async def ledger_time(self, api: "GatewayClient | LocalApi") -> datetime:
+        """The time of the ledger; through a gateway, when it sent its last response, to the second.
+
+        A gateway, or a proxy before it, that does not say when leaves this machine's clock.
+        """
         from trellis.api.local import LocalApi
 
-        return await api.now() if isinstance(api, LocalApi) else None
+        return await api.now() if isinstance(api, LocalApi) else api.responded_at or datetime.now(UTC)
 
     def _permit(self, rule: str) -> Actor:
         """The caller as an actor, if this rule allows it; raises NotAllowed."""

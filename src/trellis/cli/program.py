@@ -51,7 +51,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "restore": ("backup", "Ledger", "Make the instance of a backup again, in this folder or in the folder..."),
         "rebuild": ("rebuild", "Ledger", "Rebuild a lost ledger or object store from the other one."),
         "metrics": ("metrics", "Ledger", "Print the ledger's metrics in Prometheus' text format: queues, ages,..."),
-        "alerts": ("alerts", "Ledger", "List what needs an operator: open alerts, then those resolved lately."),
+        "alerts": ("alerts", "Ledger", "What needs an operator: list alerts, print the page that helps."),
         "slo": ("slo", "Ledger", "Show the service level objectives, and whether each is met."),
         "followers": ("ledgers", "Ledger", "Subscribers of the event feed, and how far each is behind."),
         "token": ("tokens", "Ledger", "Access tokens: issue one, make a key, record an issuer."),
@@ -111,6 +111,9 @@ ON_THIS_MACHINE: Mapping[str, OnThisMachine] = MappingProxyType(
         "agents create": OnThisMachine(
             "writes an agent's file into the object store",
             "Run it on the machine of the ledger, or name the ledger with --ledger URL or --data DIR.",
+        ),
+        "alerts runbook": OnThisMachine(
+            "prints a page that comes with the program", "GET /runbooks/NAME of the gateway has the same page."
         ),
         "policy check": OnThisMachine("reads a file of this machine"),
         **dict.fromkeys(("version", "lifecycles", "completion"), OnThisMachine("prints what this program knows")),

@@ -40,12 +40,12 @@ async def list_proposals(
     """
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, PROPOSAL.name)
     async with cli.api() as api:
-        now = await cli.ledger_time(api)
         try:
             found = (await api.proposals.list(status=status, limit=wanted, conflicts=not ids)).items
         except TrellisError as error:  # without the object store, the proposals are still listed
             found = (await api.proposals.list(status=status, limit=wanted)).items
             cli.out.note(f"conflicts are not known: {error}")
+        now = await cli.ledger_time(api)
     if not cli.out.ids_alone(ids, [one.id for one in found]):
         show_proposals(cli, [one.model_dump(mode="json") for one in found], now)
 

@@ -106,16 +106,13 @@ def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [refusal for step in steps for refusal in step["result"].get("refused") or ()]
 
 
-def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
-    """Print runs as a listing.
-
-    `now` is None over HTTP, where the ledger's time is unknown. Zero counts are left empty.
-    """
+def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime) -> None:
+    """Print runs as a listing. Zero counts are left empty."""
     columns = [
         ListingColumn[Mapping[str, Any]](title="RUN", cell=lambda run: run["run_id"]),
         ListingColumn[Mapping[str, Any]](title="AGENT", cell=lambda run: run["agent_slug"]),
         ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda run: state_text(RUN.name, run["status"])),
-        age_column("REQUESTED", now),
+        age_column(now),
         ListingColumn[Mapping[str, Any]](title="PROPOSALS", cell=lambda run: _number(run["proposals"]), right=True),
         ListingColumn[Mapping[str, Any]](
             title="REPEATED", cell=lambda run: _number(run["already_proposed"]), right=True
@@ -234,12 +231,12 @@ def what(document: Mapping[str, Any]) -> str:
     return f"{document['agent_slug']}: {document['action']} {document['target']}: {document['content'].get('summary')}"
 
 
-def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
-    """Print proposals as a listing. `now` is None over HTTP, where the ledger's time is unknown."""
+def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: datetime) -> None:
+    """Print proposals as a listing."""
     columns = [
         ListingColumn[Mapping[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
         ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda one: one["status"]),
-        age_column("CREATED", now),
+        age_column(now),
         ListingColumn[Mapping[str, Any]](title="FLAGS", cell=_flags),
         ListingColumn[Mapping[str, Any]](title="WHAT", cell=what, gives_way=True),
     ]

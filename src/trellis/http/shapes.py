@@ -478,6 +478,7 @@ class JobDocument(JobShape):
     correlation_id: str
     parent_id: str | None
     compensates: str | None
+    epoch: int | None = pydantic.Field(None, description="How often it was claimed.")
 
 
 class ArtifactShape(pydantic.BaseModel):
@@ -495,6 +496,8 @@ class JobWhole(JobDocument):
     payload: Any
     progress: Any
     result: Any
+    place: Literal["ready", "scheduled", "blocked", "held", "ended"] | None = None
+    concurrency_key: str | None = None
     artifacts: list[ArtifactShape] = pydantic.Field(default_factory=list[ArtifactShape])
     """What its handler named when it succeeded."""
     cancel_asked_by: str | None = None

@@ -38,6 +38,7 @@ from trellis.net.targets import (
     read_target,
 )
 from trellis.operations.alerts import ALERTS
+from trellis.operations.runbooks import runbook_address
 from trellis.storage.objects.canonical_json import timestamp
 
 ERRORS = ErrorPolicy(retry=RetryPolicy(base_s=5.0, factor=2.0, max_s=900.0, jitter=0.2), on_exhausted=OnExhausted.FAIL)
@@ -139,13 +140,16 @@ class AppriseChannel:
     async def send(self, id_: str, document: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a channel
         """Send a report. Raises TransientError if the service did not take it."""
         title = f"[{document['change']}] {document['name']} {document['subject']}".strip()
-        body = f"{document['text']}\n\n{document['action']} See {document['runbook']}"
+        body = f"{document['text']}\n\n{document['action']} Runbook: {document['runbook']}"
         if not await asyncio.to_thread(self._sender().notify, body=body, title=title):
             raise TransientError(f"the service of entry {self.number} of alert_apprise did not take the report")
 
 
-def report_document(alert: Alert, kind: AlertChangeKind) -> dict[str, Any]:
-    """What is sent about a change. `sequence` rises with each change of an alert."""
+def report_document(alert: Alert, kind: AlertChangeKind, gateway: str | None = None) -> dict[str, Any]:
+    """What is sent about a change. `sequence` rises with each change of an alert.
+
+    `runbook` is an address at the gateway of this URL; without one, the command that prints the page.
+    """
     declared = ALERTS.get(alert.name)
     return {
         "id": alert.id,
@@ -160,7 +164,7 @@ def report_document(alert: Alert, kind: AlertChangeKind) -> dict[str, Any]:
         if kind is AlertChangeKind.RAISED or alert.resolved_at is None
         else timestamp(alert.resolved_at),
         "action": "" if declared is None else declared.action,
-        "runbook": "" if declared is None else declared.page,
+        "runbook": "" if declared is None else runbook_address(declared.page, gateway),
     }
 
 
@@ -170,6 +174,8 @@ class ReportDriver(StepRunner):
 
     channels: Mapping[str, ReportChannel]
     draw: Callable[[], float]
+    gateway: str | None = None
+    """The URL of the gateway whose runbooks the reports name."""
     span = "alert.report"
 
     def begin(self, claimed: Claimed) -> "_ReportDrive":
@@ -195,7 +201,8 @@ class _ReportDrive(JobDrive[None, JobError]):
             raise PermanentError("there is no such alert, or this job is not the one that reports it")
         if kind is AlertChangeKind.RESOLVED:
             await self._check_raised_is_over(report_job_id(alert_id, AlertChangeKind.RAISED, type_))
-        sending = self._driver.channels[type_].send(self._job_id, report_document(alert, kind))
+        document = report_document(alert, kind, self._driver.gateway)
+        sending = self._driver.channels[type_].send(self._job_id, document)
         try:
             await within(self._driver.clock, SEND_S, sending)
         except TimeoutError:

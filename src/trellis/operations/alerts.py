@@ -32,8 +32,8 @@ from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.operations.runbooks import SUFFIX, runbook_command
 
-RUNBOOKS = "docs/runbooks"
 SUBJECTS_MAX = 20
 """Most subjects of one alert at a time. What exceeds it is left out until another subject is resolved."""
 COUNT_S = 60.0
@@ -58,18 +58,19 @@ class AlertDeclaration:
     action: str
     """What the operator does first."""
     runbook: str
+    """The file of docs/runbooks with the commands that help."""
 
     @property
     def page(self) -> str:
-        """The page with the commands."""
-        return f"{RUNBOOKS}/{self.runbook}"
+        """The name of its runbook, such as `jobs-wait`."""
+        return self.runbook.removesuffix(SUFFIX)
 
 
 def _declared(
     name: str, watches: str, subject: str = "", *, setting: str | None = None, action: str, runbook: str
 ) -> AlertDeclaration:
     return AlertDeclaration(
-        name=name, watches=watches, subject=subject, setting=setting, action=action, runbook=f"{runbook}.md"
+        name=name, watches=watches, subject=subject, setting=setting, action=action, runbook=f"{runbook}{SUFFIX}"
     )
 
 
@@ -339,7 +340,9 @@ def _log_change(change: AlertChange) -> None:
     alert, declared = change.alert, ALERTS[change.alert.name]
     about = {"alert": alert.name, "subject": alert.subject, "alert_id": alert.id}
     if change.kind is AlertChangeKind.RAISED:
-        _log.warning("alert_raised", **about, text=alert.text, remedy=declared.action, runbook=declared.page)
+        _log.warning(
+            "alert_raised", **about, text=alert.text, remedy=declared.action, runbook=runbook_command(declared.page)
+        )
     else:
         _log.info("alert_resolved", **about)
 

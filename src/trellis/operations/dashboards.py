@@ -169,9 +169,9 @@ def alerting_rules(runbooks: str = DOCS) -> dict[str, Any]:
     return {"groups": [{"name": "trellis", "rules": rules}]}
 
 
-RELATIVE_RUNBOOKS = f"""\
-# Made by `trellis metrics --rules`. Each runbook_url is a path in a checkout of Trellis. Write it with the address where
-# your people read these pages instead: `trellis metrics --rules --runbooks https://wiki.example/trellis/{DOCS}`.
+RELATIVE_RUNBOOKS = """\
+# Made by `trellis metrics --rules`. Each runbook_url is a path in a checkout of Trellis. A gateway serves
+# these pages, too: `trellis metrics --rules --runbooks https://gateway.example/runbooks` writes their whole addresses.
 """
 
 
