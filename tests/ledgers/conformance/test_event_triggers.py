@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.agents.files import agent_file
-from tests.ledgers.conformance.rig import Rig, actor
+from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor
 from trellis.agents.catalog import Catalog
 from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher
@@ -16,9 +16,10 @@ from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import JobId
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
-from trellis.runs.event_triggers import CHAIN_MAX, SKIPPED, EventTriggers
-from trellis.runs.orchestration import BuiltinLayer
+from trellis.runs.event_triggers import ALWAYS_READ, SKIPPED, EventTriggers
+from trellis.runs.orchestration import BuiltinLayer, TriggerKind
 from trellis.runs.timetable import Timetable
+from trellis.runs.trigger_chain import CHAIN_MAX
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 from trellis.testing import FakeClock
@@ -71,6 +72,20 @@ class Listeners:
         await self.rig.drive(proposal, "applied")
         return proposal
 
+    async def ended(self, to: str, lifecycle: str = "leased-job", **options: object) -> JobId:
+        """A job that ended so."""
+        by = actor(Role.GATEWAY) if lifecycle == "queue-job" else SUBMITTER
+        job = await self.rig.submit_one(lifecycle=lifecycle, by=by, **options)
+        await self.rig.drive(job, to)
+        return job
+
+    async def run(self, slug: str, to: str, **options: object) -> JobId:
+        """A run of an agent that a person began, or `key`, and that ended so."""
+        layer = self.process().layer
+        run = await layer.trigger(slug, {}, kind=TriggerKind.MANUAL, **options)  # pyright: ignore[reportArgumentType]
+        await self.rig.drive(run.job_id, to)
+        return run.job_id
+
     async def runs(self) -> list[RunRequest]:
         found = (await self.rig.ledger.jobs(JobFilter(lifecycle="run"), limit=100)).jobs
         payloads = await self.rig.ledger.payloads([job.job_id for job in found])
@@ -122,28 +137,34 @@ async def test_a_process_that_died_before_it_saved_its_position_begins_nothing_t
     await first.run_once()
     entry = await listeners.entry()
     (event,) = await listeners.rig.ledger.events(entry)
-    (run,) = [await first._trigger(event, "reader")]  # and here it dies, with its position unsaved
+    (occurred,) = await first._occurrences([event])
+    (run,) = [await first._trigger(occurred, "reader")]  # and here it dies, with its position unsaved
     await first.release()
     assert (await listeners.process("other@test").run_once()).runs == (run,)
     assert len(await listeners.runs()) == 1
 
 
-@pytest.mark.requirement("RUN-9")
+@pytest.mark.requirement("RUN-9", "D71")
 async def test_a_chain_of_events_ends_and_says_why(listeners: Listeners):
-    for slug in ("ping", "pong"):
+    slugs = [f"link-{number}" for number in range(CHAIN_MAX + 1)]
+    for slug in slugs:
         await listeners.agent(slug, APPLIED)
     process = listeners.process()
     await process.run_once()
     await listeners.applied()
     for depth in range(1, CHAIN_MAX + 1):
         report = await process.run_once()
-        assert {one.params["depth"] for one in (await listeners.runs())[-len(report.runs) :]} == {depth}
+        begun = (await listeners.runs())[-len(report.runs) :]
+        assert {one.params["depth"] for one in begun} == {depth}
+        assert [one.params["chain"] for one in begun] == [slugs[: depth - 1]] * len(begun)
+        assert [one.agent_slug for one in begun] == slugs[depth - 1 :], "no agent comes twice in a chain"
         await listeners.applied(report.runs[0])
     last = await process.run_once()
-    assert (last.runs, last.skipped) == ((), 2)
-    reasons = [reason for _, reason in await listeners.skips()]
-    assert sum("the same agent" in reason for reason in reasons) == CHAIN_MAX
-    assert sum(f"{CHAIN_MAX} is the limit" in reason for reason in reasons) == 1
+    assert (last.runs, last.skipped) == ((), CHAIN_MAX + 1)
+    reasons = [reason for slug, reason in await listeners.skips() if slug == slugs[-1]]
+    assert len(reasons) == 1
+    assert f"{CHAIN_MAX} is the limit" in reasons[0]
+    assert sum("the same agent" in reason for slug, reason in await listeners.skips() if slug == slugs[0]) == CHAIN_MAX
 
 
 @pytest.mark.requirement("RUN-9")
@@ -171,3 +192,99 @@ async def test_an_entry_that_an_agents_own_run_put_into_the_inbox_goes_on_with_t
     assert (await process.run_once()).skipped == 1
     await listeners.entry(correlation="press-9")
     assert len((await process.run_once()).runs) == 1, "a person's entry begins a chain of its own"
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+async def test_the_end_of_a_job_of_a_named_type_begins_one_run(listeners: Listeners):
+    await listeners.agent("clerk", "{events: [job.ended:import, job.ended:RESEARCH]}")
+    process = listeners.process()
+    await process.run_once()
+    done = await listeners.ended("succeeded", type="import")
+    dead = await listeners.ended("dead_lettered", type="import")
+    await listeners.ended("succeeded", type="export")
+    queued = await listeners.ended("FAILED", "queue-job", type="RESEARCH")
+    await listeners.rig.submit_one(type="import")
+    assert len((await process.run_once()).runs) == 3
+    found = [one.params for one in await listeners.runs()]
+    assert {(one["event"], one["type"], one["status"], one["job_id"]) for one in found} == {
+        ("job.ended", "import", "succeeded", done),
+        ("job.ended", "import", "dead_lettered", dead),
+        ("job.ended", "RESEARCH", "FAILED", queued),
+    }
+    await listeners.rig.drive(queued, "DEAD")
+    assert (await process.run_once()).runs == (), "its work had ended before"
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+async def test_the_end_of_another_agents_run_begins_a_run_but_no_chain_comes_back(listeners: Listeners):
+    await listeners.agent("writer", "{events: [run.completed:checker]}")
+    await listeners.agent("checker", "{events: [run.completed:writer]}")
+    await listeners.agent("nurse", "{events: [run.failed:writer]}")
+    process = listeners.process()
+    await process.run_once()
+    first = await listeners.run("writer", "completed")
+    (checked,) = (await process.run_once()).runs
+    (request,) = [one for one in await listeners.runs() if one.agent_slug == "checker"]
+    params = {name: request.params[name] for name in ("event", "agent", "status", "job_id", "chain")}
+    assert params == {
+        "event": "run.completed",
+        "agent": "writer",
+        "status": "completed",
+        "job_id": first,
+        "chain": ["writer"],
+    }
+    await listeners.rig.drive(JobId(checked), "completed")
+    last = await process.run_once()
+    assert (last.runs, last.skipped) == ((), 1)
+    assert [slug for slug, reason in await listeners.skips() if "the same agent" in reason] == ["writer"]
+    await listeners.run("writer", "failed")
+    assert len((await process.run_once()).runs) == 1
+    assert (await listeners.runs())[-1].agent_slug == "nurse"
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+async def test_an_entry_of_another_action_begins_nothing(listeners: Listeners):
+    await listeners.agent("editor", "{events: ['inbox.item.created:propose-edit']}")
+    process = listeners.process()
+    await process.run_once()
+    await listeners.entry()
+    wanted = await listeners.entry(intent={"action": "propose-edit", "target": "x/sources/a.md"})
+    assert (len((await process.run_once()).runs), await listeners.skips()) == (1, [])
+    assert [one.params["job_id"] for one in await listeners.runs()] == [wanted]
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+async def test_what_an_agents_own_run_caused_through_jobs_and_the_inbox_does_not_begin_it(listeners: Listeners):
+    await listeners.agent("clerk", "{events: [job.ended:import, run.completed:helper]}")
+    await listeners.agent("helper", "{manual: true}")
+    process = listeners.process()
+    await process.run_once()
+    run = await listeners.run("clerk", "completed", correlation_id="press-9")
+    child = await listeners.rig.submit_one(type="other", parent_id=run)
+    await listeners.ended("succeeded", type="import", parent_id=child)
+    entry = await listeners.entry("agent", correlation="press-9")
+    await listeners.ended("succeeded", type="import", parent_id=entry)
+    await listeners.run("helper", "completed", correlation_id="press-9", key=f"inbox:{entry}")
+    report = await process.run_once()
+    assert (report.runs, report.skipped) == ((), 3)
+    await listeners.ended("succeeded", type="import", parent_id=await listeners.entry(correlation="press-9"))
+    assert len((await process.run_once()).runs) == 1, "a person's entry begins a chain of its own"
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+async def test_events_of_jobs_and_runs_are_read_only_while_an_agent_names_them(listeners: Listeners):
+    await listeners.agent("reader", RECEIVED)
+    process = listeners.process()
+    await process.run_once()
+    await listeners.ended("succeeded", type="import")
+    assert ((await process.run_once()).events, process.lifecycle) == (0, ALWAYS_READ)
+    await listeners.agent("clerk", "{events: [job.ended:import]}")
+    listeners.clock.advance(process.options.agents_s)
+    await process.run_once()
+    assert process.lifecycle == ALWAYS_READ | {"leased-job", "queue-job"}
+    await listeners.ended("succeeded", type="import")
+    assert len((await process.run_once()).runs) == 1
+    await listeners.agent("clerk", "{events: [run.completed:reader]}")
+    listeners.clock.advance(process.options.agents_s)
+    await process.run_once()
+    assert process.lifecycle == ALWAYS_READ | {"run"}
