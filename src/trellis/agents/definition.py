@@ -337,13 +337,14 @@ class TriggerEvent(StrEnum):
     JOB_ENDED = "job.ended"
     RUN_COMPLETED = "run.completed"
     RUN_FAILED = "run.failed"
+    SOURCE_CHANGED = "source.changed"
 
 
 EVENT_TRIGGERS_MAX = 20
 """The most items of `triggers.events`."""
 EVENT_TRIGGER_FORMS = (
     *("inbox.item.created", "inbox.item.created:ACTION", "proposal.applied"),
-    *("job.ended:TYPE", "run.completed:AGENT", "run.failed:AGENT"),
+    *("job.ended:TYPE", "run.completed:AGENT", "run.failed:AGENT", "source.changed"),
 )
 """What may stand in `triggers.events`, as messages show it."""
 ENTRY_ACTIONS = ("run", "job", *sorted(one for one in SafeOutput if one.startswith("propose-")))
@@ -557,7 +558,7 @@ def _event_trigger(form: FieldReader, slug: str, value: Scalar) -> EventTrigger 
 def _event_trigger_problem(trigger: EventTrigger, slug: str) -> str | None:
     """What should stand there instead of an event trigger of the agent `slug`; None if it is right."""
     event, of = trigger.event, trigger.of
-    if event is TriggerEvent.PROPOSAL_APPLIED:
+    if event in {TriggerEvent.PROPOSAL_APPLIED, TriggerEvent.SOURCE_CHANGED}:
         return None if of is None else f"{event.value} alone"
     if event is TriggerEvent.INBOX_ITEM_CREATED:
         fits = of is None or of in ENTRY_ACTIONS

@@ -99,7 +99,7 @@ class _Occurrence:
                 return {**about, "type": self.of, "status": self.event.target}
             case TriggerEvent.RUN_COMPLETED | TriggerEvent.RUN_FAILED:
                 return {**about, "agent": self.of, "status": self.event.target}
-            case TriggerEvent.INBOX_ITEM_CREATED | TriggerEvent.PROPOSAL_APPLIED:
+            case _:
                 return about
 
     def is_named_by(self, agent: AgentDefinition) -> bool:
