@@ -23,6 +23,20 @@ WIRING: dict[str, Mutant] = {
         new="",
         tests=(f"{SERVED}::test_an_event_begins_a_run_in_a_served_instance",),
     ),
+    # No service of the instance compares the sources of agents.
+    "D71 wiring": Mutant(
+        file=INSTANCE,
+        old="""            SourceChanges(
+                ledger=self.ledger,
+                actor=self.actor(Role.CONTROL_PLANE),
+                objects=self.objects,
+                catalog=self.catalog,
+                layer=layer,
+            ),
+""",
+        new="",
+        tests=(f"{SERVED}::test_the_end_of_a_job_and_a_changed_source_begin_runs_in_a_served_instance",),
+    ),
     # TRELLIS_RUNS limits each process, and not all of them together.
     "D25 wiring": Mutant(
         file=INSTANCE,

@@ -33,7 +33,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs.orchestration import EVENT_KEY, OrchestrationLayer, TriggerKind
-from trellis.runs.trigger_chain import Origin, entry_of, origin_of
+from trellis.runs.trigger_chain import TriggerOrigin, entry_of, origin_of
 
 SUBSCRIBER_NAME = "event-triggers"
 SKIPPED = "trigger.skipped"
@@ -230,7 +230,7 @@ def _about(job: Job | None) -> str | None:
     return intent.get("action")
 
 
-def _refusal(slug: str, job: Job | None, origin: Origin) -> str | None:
+def _refusal(slug: str, job: Job | None, origin: TriggerOrigin) -> str | None:
     """Why an event begins no run of this agent; None if it may."""
     if job is None:
         return "what the event is about was removed"

@@ -34,7 +34,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals.apply import INTENT
 from trellis.runs.event_triggers import SKIPPED
 from trellis.runs.orchestration import EVENT_KEY, OrchestrationLayer, TriggerKind
-from trellis.runs.trigger_chain import Origin, origin_of
+from trellis.runs.trigger_chain import TriggerOrigin, origin_of
 from trellis.storage.objects.canonical_json import encode, sha256, timestamp
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
@@ -180,7 +180,7 @@ class SourceChanges:
     async def _handle(self, slug: str, known: KnownSources, change: SourceChange, etag: str) -> SourceChange:
         """Begin the run of a recorded change, or record why not, and store the result."""
         event_id = change.id
-        origin = Origin(change.chain, change.depth)
+        origin = TriggerOrigin(change.chain, change.depth)
         params: dict[str, Any] = {"event": TriggerEvent.SOURCE_CHANGED.value, "event_id": event_id}
         params |= {"files": list(change.files), **origin.params}
         reason = origin.refusal(slug)
@@ -202,18 +202,18 @@ class SourceChanges:
         await self.objects.put(known_key(slug), body, when=if_match(etag))
         return result
 
-    async def _origin(self, slug: str, known: KnownSources, changed: dict[str, str | None]) -> Origin:
+    async def _origin(self, slug: str, known: KnownSources, changed: dict[str, str | None]) -> TriggerOrigin:
         """The runs that led to a change. A change in which somebody else had a part counts as that one's alone."""
         events = await self.ledger.find_events(
             type_="proposal.applied", correlation_id=None, since=known.seen_at, limit=PROPOSALS_MAX
         )
         if len(events) == PROPOSALS_MAX:
             _log.warning("source_change_origin_unknown", agent=slug, proposals=PROPOSALS_MAX)
-            return Origin((slug,))
+            return TriggerOrigin((slug,))
         where = JobFilter(lifecycle=PROPOSAL.name, state="applying")
         at_work = (await self.ledger.jobs(where, limit=APPLYING_MAX)).jobs
         proposals = dict.fromkeys([*(event.job_id for event in events), *(job.job_id for job in at_work)])
-        origins: list[Origin] = []
+        origins: list[TriggerOrigin] = []
         left = set(changed.items())
         for proposal, payload in (await self.ledger.payloads(list(proposals))).items():
             body = json.loads(payload)
@@ -225,9 +225,9 @@ class SourceChanges:
                 left.discard(wrote)
                 origins.append(await origin_of(self.ledger, await self.ledger.job(proposal)))
         if left or any(not origin.agents for origin in origins):
-            return Origin()
+            return TriggerOrigin()
         agents = dict.fromkeys(agent for origin in origins for agent in origin.agents)
-        return Origin(tuple(agents), max((origin.depth for origin in origins), default=0))
+        return TriggerOrigin(tuple(agents), max((origin.depth for origin in origins), default=0))
 
 
 def known_key(slug: str) -> str:

@@ -28,7 +28,7 @@ CHAIN_RUNS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TriggerOrigin:
     """The runs that led to an event: their agents, oldest first, and how many of the runs an event began."""
 
     agents: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Origin:
         return None
 
 
-async def origin_of(ledger: Ledger, job: Job | None) -> Origin:
+async def origin_of(ledger: Ledger, job: Job | None) -> TriggerOrigin:
     """The runs behind a job: it is one, or its parents lead to one or to an entry that an agent put into the inbox.
 
     Beyond ANCESTORS_MAX parents the chain counts as full.
@@ -56,19 +56,19 @@ async def origin_of(ledger: Ledger, job: Job | None) -> Origin:
     after: tuple[str, ...] = ()  # the agents of runs that entries of the inbox began, between the origin and here
     for _ in range(ANCESTORS_MAX):
         if job is None:
-            return Origin(after)
+            return TriggerOrigin(after)
         parent_id = job.parent_id
         if job.lifecycle == RUN.name:
             origin = _origin_of_run(job)
             parent_id = None if origin.depth else await _entry_of_run(ledger, job)
             if parent_id is None:
-                return Origin(origin.agents + after, origin.depth + len(after))
+                return TriggerOrigin(origin.agents + after, origin.depth + len(after))
             after = origin.agents + after
         elif _is_of_agent(job):
             behind = await _origin_by_correlation(ledger, job)
-            return Origin(behind.agents + after, behind.depth + len(after))
+            return TriggerOrigin(behind.agents + after, behind.depth + len(after))
         job = None if parent_id is None else await ledger.job(parent_id)
-    return Origin(after, CHAIN_MAX)
+    return TriggerOrigin(after, CHAIN_MAX)
 
 
 async def _entry_of_run(ledger: Ledger, run: Job) -> JobId | None:
@@ -78,14 +78,14 @@ async def _entry_of_run(ledger: Ledger, run: Job) -> JobId | None:
     return next((JobId(key.removeprefix(INBOX_KEY)) for key in keys if key.startswith(INBOX_KEY)), None)
 
 
-async def _origin_by_correlation(ledger: Ledger, entry: Job) -> Origin:
+async def _origin_by_correlation(ledger: Ledger, entry: Job) -> TriggerOrigin:
     """The runs with the correlation id of an agent's entry: nothing says which of them sent it, so all count."""
     where = JobFilter(lifecycle=RUN.name, correlation_id=entry.correlation_id)
     runs = (await ledger.jobs(where, limit=CHAIN_RUNS_MAX)).jobs
     earlier = [await ledger.job(run.job_id) for run in runs if run.created_at <= entry.created_at]
     origins = [_origin_of_run(run) for run in earlier if run is not None]
     agents = dict.fromkeys(agent for origin in reversed(origins) for agent in origin.agents)
-    return Origin(tuple(agents), max((origin.depth for origin in origins), default=0))
+    return TriggerOrigin(tuple(agents), max((origin.depth for origin in origins), default=0))
 
 
 def entry_of(job: Job) -> dict[str, Any]:
@@ -98,14 +98,14 @@ def _is_of_agent(job: Job) -> bool:
     return source.get("type") == "agent"
 
 
-def _origin_of_run(run: Job) -> Origin:
+def _origin_of_run(run: Job) -> TriggerOrigin:
     """What a run says of itself. Only a run that an event began has a depth."""
     if run.payload is None:
-        return Origin()
+        return TriggerOrigin()
     request = RunRequest.read(run.payload)
     depth = request.params.get("depth") if request.trigger == TriggerKind.EVENT else 0
     if not isinstance(depth, int) or depth < 1:
-        return Origin((request.agent_slug,))
+        return TriggerOrigin((request.agent_slug,))
     chain: object = request.params.get("chain")  # absent in a run that an older version began
     led = [one for one in cast("list[object]", chain) if isinstance(one, str)] if isinstance(chain, list) else []
-    return Origin((*led, request.agent_slug), depth)
+    return TriggerOrigin((*led, request.agent_slug), depth)
