@@ -112,7 +112,7 @@ class SourceChanges:
     look_s: float = LOOK_S_DEFAULT
     name: str = "source-changes"
     _looked: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """What the listing of an agent's sources showed when they were last equal to the known ones."""
+    """What the listing of an agent's sources showed when they were last equal to the known ones, after their etag."""
 
     async def run_once(self) -> SourceChangeReport:
         """Look at every agent that names `source.changed`. One that cannot be looked at does not stop the others."""
@@ -145,7 +145,7 @@ class SourceChanges:
         if there is not None and known is not None and known.last is not None and known.last.is_open:
             return await self._handle(agent.slug, known, known.last, there.etag)
         same = known if known is not None and known.fits(agent.context) else None
-        now, listing = await self.ledger.now(), await self._listing(agent)
+        now, listing = await self.ledger.now(), (there.etag if there else "", *await self._listing(agent))
         is_recent = same is not None and (now - same.seen_at).total_seconds() < NOTED_AGAIN_S
         if is_recent and self._looked.get(agent.slug) == listing:
             return None

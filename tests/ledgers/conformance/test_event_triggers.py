@@ -349,8 +349,11 @@ async def test_a_changed_source_begins_one_run_over_several_processes(listeners:
     assert {run for report in reports for run in report.runs} != set()
     assert (request.agent_slug, request.trigger, request.params["event"]) == ("reader", "event", "source.changed")
     assert request.params["files"] == ["sources/a.md", "sources/b.md", "sources/c.md"]
-    await listeners.source("reader", "a.md", "one")
-    assert len((await second.run_once()).runs) == 1, "also when a source is as it was before"
+    await first.run_once()
+    await listeners.source("reader", "a.md", "four")
+    assert len((await second.run_once()).runs) == 1
+    await listeners.source("reader", "a.md", "three")
+    assert len((await first.run_once()).runs) == 1, "also when a source is again as this process last saw it"
     await listeners.agent("reader", "{events: [source.changed]}", context="{max_sources: 1}")
     assert (await first.run_once()).runs == (), "another context is no change of a source"
 
