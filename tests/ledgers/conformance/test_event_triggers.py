@@ -21,7 +21,7 @@ from trellis.lifecycles import Role
 from trellis.proposals.apply import INTENT
 from trellis.runs.event_triggers import ALWAYS_READ, SKIPPED, EventTriggers
 from trellis.runs.orchestration import BuiltinLayer, TriggerKind
-from trellis.runs.source_changes import SourceChanges, known_key
+from trellis.runs.source_changes import NOTED_AGAIN_S, SourceChanges, known_key
 from trellis.runs.timetable import Timetable
 from trellis.runs.trigger_chain import CHAIN_MAX
 from trellis.storage.objects.canonical_json import sha256
@@ -383,11 +383,18 @@ async def test_a_change_that_was_recorded_by_a_process_that_died_still_begins_it
     (run,) = (await listeners.watcher().run_once()).runs
     there = await listeners.objects.get(known_key("reader"))
     assert there is not None
-    known = json.loads(there.body)
-    known["last"]["run_id"] = None  # the process died before it stored the result
-    await listeners.objects.put(known_key("reader"), json.dumps(known).encode())
+    recorded = json.loads(there.body)
+    recorded["last"]["run_id"] = None  # the process died before it stored the result
+    await listeners.objects.put(known_key("reader"), json.dumps(recorded).encode())
     assert (await listeners.watcher().run_once()).runs == (run,)
     assert (await listeners.watcher().run_once()).runs == ()
     await listeners.objects.put(known_key("reader"), b"no JSON")
     assert (await listeners.watcher().run_once()).runs == (), "unreadable: the sources are remembered anew"
     assert len(await listeners.runs()) == 1
+    known = await listeners.objects.get(known_key("reader"))
+    await listeners.rig.advance(NOTED_AGAIN_S)
+    assert (await listeners.watcher().run_once()).runs == ()
+    later = await listeners.objects.get(known_key("reader"))
+    assert known is not None
+    assert later is not None
+    assert json.loads(known.body)["seen_at"] < json.loads(later.body)["seen_at"], "noted anew after an hour"
