@@ -11,7 +11,7 @@ from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import read_settings
 from trellis.app.wiring import SystemClock
 from trellis.documents.run_documents import RunRequest
-from trellis.engine.jobs import Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
+from trellis.engine.jobs import CancelMode, Claim, ClaimId, JobId, NewJob, RequestId, Turn, TypeClaim
 from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles import Role
 from trellis.runs.event_triggers import SUBSCRIBER_NAME
@@ -69,6 +69,39 @@ async def test_an_event_begins_a_run_in_a_served_instance(instance: Instance):
     payloads = await instance.ledger.payloads([run.job_id for run in await runs(instance)])
     requests = [RunRequest.read(payload) for payload in payloads.values()]
     assert sorted((one.agent_slug, one.trigger) for one in requests) == [(slug, "event") for slug in AGENTS]
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+async def test_the_end_of_a_job_and_a_changed_source_begin_runs_in_a_served_instance(instance: Instance):
+    for slug, event in (("clerk", "job.ended:import"), ("librarian", "source.changed")):
+        await instance.objects.put(
+            f"agents/{slug}/_agent.md", agent_file(slug=slug, triggers=f"{{events: ['{event}']}}")
+        )
+    (watcher,) = [one for one in instance.services_of(frozenset({"schedules"})) if one.name == "source-changes"]
+    await watcher.run_once()
+    await instance.objects.put("agents/librarian/sources/a.md", b"new")
+
+    async def listens() -> bool:
+        return any(one.name == SUBSCRIBER_NAME and one.waits for one in await instance.ledger.followers())
+
+    async def both_began() -> bool:
+        return len(await runs(instance)) == 2
+
+    stop = asyncio.Event()
+    served = asyncio.ensure_future(instance.serve(stop, frozenset({"schedules"})))
+    try:
+        await until(listens)
+        submitter, job_id = instance.actor(Role.SUBMITTER), JobId("one-import")
+        await instance.ledger.submit(submitter, [NewJob(job_id=job_id, type="import")])
+        await instance.ledger.cancel(submitter, job_id, CancelMode.HARD, RequestId("enough"), grace_s=1.0, cause=None)
+        await until(both_began)
+    finally:
+        stop.set()
+        await served
+    payloads = await instance.ledger.payloads([run.job_id for run in await runs(instance)])
+    requests = [RunRequest.read(payload) for payload in payloads.values()]
+    begun = sorted((one.agent_slug, one.params["event"]) for one in requests)
+    assert begun == [("clerk", "job.ended"), ("librarian", "source.changed")]
 
 
 @pytest.mark.requirement("D25", "PIPE-3")

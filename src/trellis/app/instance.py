@@ -72,6 +72,7 @@ from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, R
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
+from trellis.runs.source_changes import SourceChanges
 from trellis.runs.timetable import Timetable
 from trellis.storage.memory.bare_repository import check_belonging, repository_id
 from trellis.storage.memory.layout import AlreadyApplied, Committed, TokenCounter, count_tokens, open_tokenizer
@@ -377,6 +378,13 @@ class Instance:
                 ledger=self.ledger,
                 actor=self.actor(Role.CONTROL_PLANE),
                 clock=clock,
+                catalog=self.catalog,
+                layer=layer,
+            ),
+            SourceChanges(
+                ledger=self.ledger,
+                actor=self.actor(Role.CONTROL_PLANE),
+                objects=self.objects,
                 catalog=self.catalog,
                 layer=layer,
             ),

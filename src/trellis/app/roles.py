@@ -8,6 +8,7 @@ HELPERS = {
     "schedule-registrar": "schedules",
     "job-schedules": "schedules",
     "event-triggers": "schedules",
+    "source-changes": "schedules",
     "bus-collector": "retention",
     "alert-reports": "alerts",
 }
