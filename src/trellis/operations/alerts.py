@@ -97,7 +97,7 @@ ALERTS: Mapping[str, AlertDeclaration] = MappingProxyType(
                 "A job has waited to be claimed for more than five minutes.",
                 "job type",
                 setting="alert_queued_s",
-                action="Check the NLM backend, and that a worker serves the type.",
+                action="Check that a worker serves the type; for queue jobs, also the NLM backend.",
                 runbook="jobs-wait",
             ),
             _declared(

@@ -573,6 +573,11 @@ def _while_held(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> 
     if done is not None:
         yield f"When its holder is done it goes to {done.target}."
     left = job.attempt + 1 < job.max_attempts
+    cancel = lifecycle.pull(state.name, Trigger.CANCEL)
+    if job.cancel_requested and cancel is not None:
+        yield f"It is not retried: an error, or the death of its holder, makes it {cancel.target}."
+        yield from _after_cancel_request(job, cancel.target, now)
+        return
     error = lifecycle.pull(state.name, state.on_error) if state.on_error else None
     if error is not None and error.trigger == Trigger.FAIL:
         yield f"An error that its holder does not retry makes it {error.target}."
@@ -581,9 +586,6 @@ def _while_held(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> 
     elif error is not None:
         yield "This is its last attempt: an error ends it."
     yield _if_lost(job, lifecycle, state, left=left, now=now)
-    cancel = lifecycle.pull(state.name, Trigger.CANCEL)
-    if job.cancel_requested and cancel is not None:
-        yield from _after_cancel_request(job, cancel.target, now)
 
 
 def _after_cancel_request(job: Job, target: str, now: datetime) -> Iterator[str]:
