@@ -17,7 +17,7 @@ from trellis.documents.run_documents import RunRequest
 from trellis.engine.admin_acts import MIGRATED
 from trellis.engine.extras import program_version
 from trellis.engine.jobs import Actor, JobId, NewJob
-from trellis.engine.lease_runner import LeaseHeartbeat
+from trellis.engine.lease_runner import LeaseHeartbeat, ProcessReport
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.engine.verify import verify
@@ -155,9 +155,10 @@ async def test_an_orchestrator_that_stops_in_order_is_no_lost_worker(ledger: Led
     assert isinstance(orchestrator, Orchestrator)
     while orchestrator.is_idle:
         await orchestrator.run_once()
-    assert await LeaseHeartbeat(holder=orchestrator, name="run-heartbeat").run_once() == 1
+    assert await orchestrator.renew() == 1
+    await ProcessReport(holder=orchestrator, name="run-report").run_once()
     (worker,) = await ledger.workers()
-    assert json.loads(worker.info or b"") == {"version": program_version()}
+    assert json.loads(worker.info or b"") == {"version": program_version(), "drives": True}
     await orchestrator.drain()
     (worker,) = await ledger.workers()
     assert worker_presence(worker, await ledger.now()) is WorkerPresence.DRAINED

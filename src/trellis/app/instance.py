@@ -48,7 +48,7 @@ from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.jobs import Actor, JobId
-from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions
+from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions, ProcessReport
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
@@ -361,8 +361,10 @@ class Instance:
         return [
             orchestrator,
             LeaseHeartbeat(holder=orchestrator, name="run-heartbeat"),
+            ProcessReport(holder=orchestrator, name="run-report"),
             queue,
             LeaseHeartbeat(holder=queue, name="queue-heartbeat"),
+            ProcessReport(holder=queue, name="queue-report"),
             projector,
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),

@@ -228,7 +228,7 @@ class LeaseRunner(Generic[StepRunnerT]):
 
     async def report(self, **more: bool) -> None:
         """Tell operators that this process is there, as workers do in their heartbeats, also while it drives nothing."""
-        about = json.dumps({"version": program_version(), **more}).encode()
+        about = json.dumps({"version": program_version(), "drives": True, **more}).encode()
         try:
             await within(self.clock, self.options.heartbeat_s, self.ledger.heartbeat_worker(self.actor, about))
         except (LedgerError, TimeoutError) as error:
@@ -277,18 +277,32 @@ class LeaseRunner(Generic[StepRunnerT]):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHeartbeat:
-    """Renews the leases of one runner's jobs, and reports that its process is there."""
+    """Renews the leases of one runner's jobs."""
 
     holder: LeaseRunner[Any]
     name: str
 
     async def run_once(self) -> int:
-        """Send one heartbeat for all jobs of the runner, and one for its process."""
-        owned = await self.holder.renew()
-        await self.holder.report()
-        return owned
+        """Send one heartbeat for all jobs of the runner."""
+        return await self.holder.renew()
 
     def pause_s(self, report: int) -> float:
         """The heartbeat interval, also while nothing is driven. A failed heartbeat is retried soon."""
         heartbeat_s = self.holder.options.heartbeat_s
         return heartbeat_s if report or self.holder.is_idle else min(heartbeat_s, RENEW_RETRY_S_MIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessReport:
+    """Tells operators that a runner's process is there. Apart from the renewals, so that a slow report delays none."""
+
+    holder: LeaseRunner[Any]
+    name: str
+
+    async def run_once(self) -> None:
+        """Report once, for at most a heartbeat interval."""
+        await self.holder.report()
+
+    def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of a service
+        """The heartbeat interval."""
+        return self.holder.options.heartbeat_s

@@ -24,7 +24,7 @@ from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.clock import Clock
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
-from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunner, LeaseRunnerOptions
+from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunner, LeaseRunnerOptions, ProcessReport
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import RetentionOptions
@@ -170,6 +170,7 @@ class BackendProcess:
         return [
             self.holder,
             LeaseHeartbeat(holder=self.holder, name="nlm-heartbeat"),
+            ProcessReport(holder=self.holder, name="nlm-report"),
             self.sweeper,
             Retention(ledger=self.ledger, actor=self.sweeper.actor, options=self._retention, name="nlm-retention"),
             *([] if self.projector is None else [self.projector]),

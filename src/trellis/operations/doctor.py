@@ -12,12 +12,14 @@ from trellis.lifecycles.run import RUN
 from trellis.operations.explain import (
     SERVICE_SLOW_S,
     WORKER_SILENT_S,
+    WorkerPresence,
     counted,
     duration,
     is_alive,
     served_types,
     waits_for,
     worker_info,
+    worker_presence,
 )
 
 PYTHON_NEEDED = (3, 11)
@@ -80,7 +82,7 @@ def version_findings(workers: Sequence[WorkerRecord], own: str, now: datetime) -
     reported = {
         worker.name: str(worker_info(worker)["version"])
         for worker in workers
-        if is_alive(worker, now) and "version" in worker_info(worker)
+        if worker_presence(worker, now) is WorkerPresence.ALIVE and "version" in worker_info(worker)
     }
     others = sorted(f"{name} ({found})" for name, found in reported.items() if found != own)
     if not others:

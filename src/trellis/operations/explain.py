@@ -243,8 +243,8 @@ def worker_presence(worker: WorkerRecord, now: datetime) -> WorkerPresence:
 
 
 def is_alive(worker: WorkerRecord, now: datetime) -> bool:
-    """Whether a worker sent a heartbeat lately and has not drained."""
-    return worker_presence(worker, now) is WorkerPresence.ALIVE
+    """Whether a worker of jobs sent a heartbeat lately and has not drained. Orchestrators are no such workers."""
+    return worker_presence(worker, now) is WorkerPresence.ALIVE and not worker_info(worker).get("drives")
 
 
 def runs_alone(worker: WorkerRecord) -> str | None:

@@ -11,6 +11,7 @@ A subscriber of the feed begins them, one process at a time. Invariants:
 - Events of jobs and runs are read from the feed only while an agent names such an event.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from trellis.documents.errors import RunError
 from trellis.documents.run_documents import RunRequest
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import InputError
+from trellis.engine.jobs import CORRELATION_PATTERN
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job
 from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions
@@ -34,6 +36,7 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs.orchestration import EVENT_KEY, OrchestrationLayer, TriggerKind
 from trellis.runs.trigger_chain import TriggerOrigin, entry_of, origin_of
+from trellis.storage.objects.canonical_json import sha256
 
 SUBSCRIBER_NAME = "event-triggers"
 SKIPPED = "trigger.skipped"
@@ -136,11 +139,13 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
             occurred = await self._occurrences(events)
             agents = await self._agents() if occurred else []
             for one in occurred:
-                for agent in agents:
-                    if one.is_named_by(agent):
-                        run_id = await self._trigger(one, agent.slug)
-                        runs.extend([] if run_id is None else [run_id])
-                        skipped += run_id is None
+                named_by = [agent.slug for agent in agents if one.is_named_by(agent)]
+                origin = await origin_of(self.ledger, one.job) if named_by else TriggerOrigin()
+                for slug in named_by:
+                    run_id = await self._trigger(one, slug, origin)
+                    runs.extend([] if run_id is None else [run_id])
+                    skipped += run_id is None
+                await self.keep()
 
         done = await self.take(handle)
         return EventTriggerReport(
@@ -175,10 +180,10 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
                 occurred.append(_Occurrence(event=event, trigger=TriggerEvent.JOB_ENDED, of=type_, job=job))
         return occurred
 
-    async def _trigger(self, occurred: _Occurrence, slug: str) -> str | None:
+    async def _trigger(self, occurred: _Occurrence, slug: str, origin: TriggerOrigin) -> str | None:
         """Begin the run of an agent for an event. None if it was skipped, which is recorded."""
         event = occurred.event
-        origin = await origin_of(self.ledger, occurred.job)
+        correlation_id = event.correlation_id  # of a job it may be any text, of a run not
         reason = _refusal(slug, occurred.job, origin)
         if reason is None:
             params = {**occurred.params, **origin.params}
@@ -188,7 +193,7 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
                     params,
                     kind=TriggerKind.EVENT,
                     key=f"{EVENT_KEY}{event.id}:{slug}",
-                    correlation_id=event.correlation_id,
+                    correlation_id=correlation_id if re.fullmatch(CORRELATION_PATTERN, correlation_id) else None,
                 )
             except (AgentError, RunError, InputError) as error:
                 reason = str(error)
@@ -205,7 +210,7 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
             cause=reason,
             correlation_id=event.correlation_id,
             job_id=event.job_id,
-            id=f"{event.id}-{slug}-agent",
+            id=f"skipped-{sha256(f'{event.id} {slug}'.encode())[:32]}-agent",  # a job id may be no part of an act's id
         )
         await self.ledger.record_act(self.actor, act)
         _log.warning("event_trigger_skipped", agent=slug, event_id=event.id, reason=reason)

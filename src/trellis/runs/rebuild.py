@@ -14,6 +14,7 @@ proves that records are lost.
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, replace
@@ -522,7 +523,9 @@ def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
 
 @asynccontextmanager
 async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Subscription]:
-    following = await ledger.subscribe(actor, PROJECTOR, lease_s=LEASE_S, reads=False)
+    # named for the process: the same person may not rebuild twice at once
+    process = replace(actor, name=f"{actor.name}:{os.getpid()}")
+    following = await ledger.subscribe(process, PROJECTOR, lease_s=LEASE_S, reads=False)
     if following is None:
         raise RecordInUse(lease_s=LEASE_S)
     try:

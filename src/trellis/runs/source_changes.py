@@ -29,7 +29,7 @@ from trellis.engine.errors import InputError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import JobFilter
+from trellis.engine.records import Job, JobFilter
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals.apply import INTENT
 from trellis.runs.event_triggers import SKIPPED
@@ -204,20 +204,23 @@ class SourceChanges:
 
     async def _origin(self, slug: str, known: KnownSources, changed: dict[str, str | None]) -> TriggerOrigin:
         """The runs that led to a change. A change in which somebody else had a part counts as that one's alone."""
+        # Those at work first: one that ends between the two reads is then in both.
+        unfinished: list[Job] = []
+        for state in ("applying", "failed"):
+            where = JobFilter(lifecycle=PROPOSAL.name, state=state)
+            unfinished += (await self.ledger.jobs(where, limit=APPLYING_MAX)).jobs
         events = await self.ledger.find_events(
             type_="proposal.applied", correlation_id=None, since=known.seen_at, limit=PROPOSALS_MAX
         )
         if len(events) == PROPOSALS_MAX:
             _log.warning("source_change_origin_unknown", agent=slug, proposals=PROPOSALS_MAX)
             return TriggerOrigin((slug,))
-        where = JobFilter(lifecycle=PROPOSAL.name, state="applying")
-        at_work = (await self.ledger.jobs(where, limit=APPLYING_MAX)).jobs
-        proposals = dict.fromkeys([*(event.job_id for event in events), *(job.job_id for job in at_work)])
+        proposals = dict.fromkeys([*(event.job_id for event in events), *(job.job_id for job in unfinished)])
         origins: list[TriggerOrigin] = []
         left = set(changed.items())
-        for proposal, payload in (await self.ledger.payloads(list(proposals))).items():
-            body = json.loads(payload)
-            if body["agent_slug"] != slug or body["target"] not in changed:
+        for proposal in proposals:
+            body = json.loads((await self.ledger.payloads([proposal])).get(proposal) or b"{}")
+            if body.get("agent_slug") != slug or body["target"] not in changed:
                 continue
             intent = (await self.ledger.read_journal(proposal)).get(INTENT)
             wrote = (body["target"], None if intent is None else intent.decode())

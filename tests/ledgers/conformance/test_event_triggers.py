@@ -23,7 +23,7 @@ from trellis.runs.event_triggers import ALWAYS_READ, SKIPPED, EventTriggers
 from trellis.runs.orchestration import BuiltinLayer, TriggerKind
 from trellis.runs.source_changes import NOTED_AGAIN_S, SourceChanges, known_key
 from trellis.runs.timetable import Timetable
-from trellis.runs.trigger_chain import CHAIN_MAX
+from trellis.runs.trigger_chain import CHAIN_MAX, TriggerOrigin
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
@@ -169,7 +169,7 @@ async def test_a_process_that_died_before_it_saved_its_position_begins_nothing_t
     entry = await listeners.entry()
     (event,) = await listeners.rig.ledger.events(entry)
     (occurred,) = await first._occurrences([event])
-    (run,) = [await first._trigger(occurred, "reader")]  # and here it dies, with its position unsaved
+    (run,) = [await first._trigger(occurred, "reader", TriggerOrigin())]  # and here it dies, with its position unsaved
     await first.release()
     assert (await listeners.process("other@test").run_once()).runs == (run,)
     assert len(await listeners.runs()) == 1
@@ -252,6 +252,22 @@ async def test_the_end_of_a_job_of_a_named_type_begins_one_run(listeners: Listen
     }
     await listeners.rig.drive(queued, "DEAD")
     assert (await process.run_once()).runs == (), "its work had ended before"
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+@pytest.mark.parametrize("job_id", ["order:42@shop", "x" * 200])
+async def test_a_job_of_any_id_begins_its_run_or_says_why_not_and_stops_nothing(listeners: Listeners, job_id: str):
+    await listeners.agent("clerk", "{events: [job.ended:import]}")
+    process = listeners.process()
+    await process.run_once()
+    job = listeners.rig.new_job(job_id=JobId(job_id), type="import", correlation_id="order 42, the second")
+    await listeners.rig.offer(job)
+    await listeners.rig.drive(job.job_id, "succeeded")
+    usual = await listeners.ended("succeeded", type="import")
+    report = await process.run_once()
+    assert (len(report.runs) + report.skipped, report.held_up) == (2, False)
+    assert usual in [one.params["job_id"] for one in await listeners.runs()]
+    assert (await process.run_once()).events == 0, "none of them is read again"
 
 
 @pytest.mark.requirement("RUN-9", "D71")

@@ -592,7 +592,7 @@ class PostgresLedger(PostgresReads):
             return await alert_rows.observe(connection, number, checked, submit_reports)
 
         changes = await self._admin_lane.call("observe_alerts", "", work)
-        if changes and checked.report_types:
+        if checked.report_types:  # it may have reported what another evaluator changed
             self._notifier.notify()
         return changes
 

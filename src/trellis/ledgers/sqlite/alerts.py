@@ -52,9 +52,9 @@ def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertCha
         elif _is_over(tx, actor, alert, checked, observers[alert.id]):
             (row,) = tx.db.execute(_ALERT_QUERIES.resolve, (tx.now, number, alert.id)).fetchall()
             changes.append(AlertChange(kind=AlertChangeKind.RESOLVED, alert=_alert(row)))
-    tx.db.execute(_ALERT_QUERIES.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
     if reports := _reports(tx, checked.report_types, number):
         submit.submit(tx, actor, reports)
+    tx.db.execute(_ALERT_QUERIES.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
     return changes
 
 

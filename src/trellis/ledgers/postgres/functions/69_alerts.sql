@@ -45,7 +45,7 @@ begin
   return query
   with over as (
     update alert o set resolved_at = now_at, resolved_in = this_round
-     where o.resolved_at is null
+     where o.resolved_at is null and o.unread_at is distinct from now_at
        and not exists (select from unnest(p_names, p_subjects) w(name, subject) where w.name = o.name and w.subject = o.subject)
        and (greatest(o.last_seen_at, o.unread_at) < now_at - p_unseen_s * interval '1 s'
             or (o.seen_in <= p_mark
