@@ -254,6 +254,24 @@ async def test_a_round_on_an_idle_ledger_reads_little_and_writes_nothing(rig: Ri
 
 
 @pytest.mark.requirement("OBS-4")
+async def test_a_channel_that_was_removed_keeps_no_later_round_busy(rig: Rig):
+    removed = AlertOptions(report_types=(WEBHOOK,))
+    await observe(rig, met(), report_types=removed.report_types)
+    await rig.advance(HOLD_S + 1)
+    await observe(rig, report_types=())
+    evaluating = evaluator(rig)
+    evaluating.options = AlertOptions(report_types=(f"{WEBHOOK}.other",))
+    await evaluating.run_once()  # the first round removes old alerts, so it writes
+    mark = await rig.ledger.alert_mark()
+    assert (mark.unreported, mark.has_open) == (frozenset({WEBHOOK}), False)
+    await evaluating.run_once()
+    assert await rig.ledger.alert_mark() == mark
+    evaluating.options = removed
+    await evaluating.run_once()
+    assert (await rig.ledger.alert_mark()).unreported == frozenset()
+
+
+@pytest.mark.requirement("OBS-4")
 async def test_a_round_reports_more_changes_than_one_submit_may_hold(rig: Rig):
     channels = tuple(f"{WEBHOOK}.{number}" for number in range(6))
     observed = [met(subject=f"type-{number}") for number in range(ALERTS_MAX)]

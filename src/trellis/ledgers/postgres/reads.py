@@ -521,7 +521,7 @@ class PostgresReads:
 
     async def alert_mark(self) -> AlertMark:
         (stored,) = await self.fetch(READ_QUERIES.alert_mark)
-        return AlertMark(mark=stored["mark"], has_open=stored["has_open"], has_unreported=stored["has_unreported"])
+        return AlertMark(mark=stored["mark"], has_open=stored["has_open"], unreported=frozenset(stored["unreported"]))
 
     async def alert(self, alert_id: str) -> Alert | None:
         stored = await self.fetch(READ_QUERIES.alert, alert_id)

@@ -115,8 +115,8 @@ def _is_over(tx: Transaction, actor: Actor, alert: Alert, checked: AlertRound, s
 
 
 def mark(tx: Transaction) -> AlertMark:
-    ((number, has_open, has_unreported),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
-    return AlertMark(mark=number, has_open=bool(has_open), has_unreported=bool(has_unreported))
+    ((number, has_open, unreported),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
+    return AlertMark(mark=number, has_open=bool(has_open), unreported=frozenset(unreported.split()))
 
 
 def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:
