@@ -90,7 +90,7 @@ def _proposal_text(proposal: str, made: Mapping[str, Any]) -> str:
 
 def _already_proposed_text(equal: Mapping[str, Any]) -> str:
     """The text for an agent that proposed nothing new, with the equal proposal that exists."""
-    why = {"rejected": ", and its sources are as they were", "applied": ": the file is as it would be"}
+    why = {"rejected": ", and its sources are as they were", "applied": ": the file already has this text"}
     told = f"{equal['status']}{why.get(equal['status'], '')}"
     return f"{equal['id'] or 'done'} ({told}): {equal['action']} {equal['target']} was not proposed again"
 

@@ -52,7 +52,7 @@ class AlreadyProposed(pydantic.BaseModel):
     """What a run's agent wanted to propose, and the equal proposal that was there: pending, rejected on the same sources, or applied."""
 
     id: str
-    """Of the equal proposal; empty where the file is as it would be, and no proposal that is known made it."""
+    """Of the equal proposal; empty where the file already has the text, and no known proposal put it there."""
     status: str
     """Of the equal proposal when the run looked."""
     action: str
