@@ -99,7 +99,7 @@ def test_the_diff_of_a_comment_shows_the_annotation_and_leaves_the_source_alone(
 
 
 @pytest.mark.requirement("D22")
-def test_an_approval_that_cannot_be_applied_fails_and_says_where_the_reason_is(boiler: Terminal):
+def test_an_approval_that_cannot_be_applied_is_refused_and_the_proposal_stays_pending(boiler: Terminal):
     id_ = offered(boiler, "propose-comment", "sources/note.md")
     Path(f"objects/agents/{AGENT}/sources/note.md").write_text("somebody wrote this meanwhile\n")
     page = boiler("proposals", "show", id_).out
@@ -107,6 +107,21 @@ def test_an_approval_that_cannot_be_applied_fails_and_says_where_the_reason_is(b
     assert "proposals approve" not in page
     assert "has changed" in boiler("proposals", "show", id_, "--json").record["conflict"]
     answer = boiler("proposals", "approve", id_)
-    assert f"{id_} is failed" in answer.out, answer.out
     assert answer.code == 1
-    assert f"trellis proposals show {id_}" in answer.out
+    assert f"Proposal {id_} was not approved and is still pending" in answer.err
+    assert "reject it and run the agent again" in answer.err
+    assert boiler("proposals", "show", id_, "--json").record["status"] == "pending"
+
+
+@pytest.mark.requirement("D22")
+def test_the_page_names_the_pending_proposals_that_exclude_each_other(boiler: Terminal):
+    edit, comment = (offered(boiler, action, "sources/note.md") for action in ("propose-edit", "propose-comment"))
+    shown = [boiler("proposals", "show", id_, "--json").record for id_ in (edit, comment)]
+    assert [(one["rules_out"], one["ruled_out_by"]) for one in shown] == [([comment], []), ([], [edit])]
+    assert (
+        f"once this one is applied, these can no longer be applied: {comment}" in boiler("proposals", "show", edit).out
+    )
+    page = boiler("proposals", "show", comment).out
+    assert f"approve this one first: it can no longer be applied after: {edit}" in page
+    assert boiler("proposals", "approve", comment).code == 0, "a comment leaves its target alone"
+    assert boiler("proposals", "approve", edit).out == f"{edit} is applied\n"

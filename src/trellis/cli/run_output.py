@@ -17,6 +17,7 @@ from trellis.cli.invocation import Cli, program_name
 from trellis.cli.output import ListingColumn, age_column, escape_terminal_codes, state_text
 from trellis.documents import ids
 from trellis.engine.errors import OptionInvalid, Refused
+from trellis.http.shapes import ProposalDiff
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import counted, duration
 
@@ -254,10 +255,18 @@ def flags_of(content: Mapping[str, Any]) -> list[Any]:
     return [flag for ground in content.get("grounds") or [content] for flag in ground.get("flags") or ()]
 
 
-def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None, conflict: str | None) -> None:
-    """Print a proposal as a page: what it is, what it would change now, its quoted sources, how to decide."""
+def show_proposal_page(cli: Cli, document: Mapping[str, Any], preview: ProposalDiff | None) -> None:
+    """Print a proposal as a page: what it is, what it would change now, its quoted sources, how to decide.
+
+    `preview` is None if it could not be read.
+    """
+    diff, conflict = (None, None) if preview is None else (preview.diff, preview.conflict)
     if cli.out.as_json:
-        cli.out.record({**record_of(document), "diff": diff, "conflict": conflict})
+        related = {
+            "rules_out": [] if preview is None else preview.rules_out,
+            "ruled_out_by": [] if preview is None else preview.ruled_out_by,
+        }
+        cli.out.record({**record_of(document), "diff": diff, "conflict": conflict, **related})
         return
     content: dict[str, Any] = document["content"]
     cli.out.facts(_facts(document))
@@ -276,12 +285,31 @@ def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None, 
     if conflict is not None:
         cli.out.line()
         cli.out.line(f"warning: {conflict}", "yellow")
+    elif preview is not None:
+        _show_exclusions(cli, preview)
     print_context_hint(cli, content)
     if document["status"] == "pending":
         cli.out.line()
         if conflict is None:
             cli.out.line(f"{program_name()} proposals approve {document['id']}")
         cli.out.line(f'{program_name()} proposals reject {document["id"]} --note "why it is wrong"')
+
+
+def _show_exclusions(cli: Cli, preview: ProposalDiff) -> None:
+    """Say which other pending proposals can no longer be applied after this one, and after which this one cannot."""
+    both = [one for one in preview.rules_out if one in preview.ruled_out_by]
+    texts = (
+        ("only one of these and this proposal can be applied, because they change the same version", both),
+        ("once this one is applied, these can no longer be applied", [x for x in preview.rules_out if x not in both]),
+        (
+            "approve this one first: it can no longer be applied after",
+            [x for x in preview.ruled_out_by if x not in both],
+        ),
+    )
+    for text, ids_ in texts:
+        if ids_:
+            cli.out.line()
+            cli.out.line(f"note: {text}: {', '.join(ids_)}", "yellow")
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
