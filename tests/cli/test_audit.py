@@ -70,7 +70,7 @@ def test_head_is_printed_signed_and_found_again(used: Terminal):
 
 def test_head_of_an_instance_that_seals_nothing_says_who_does(local: Terminal):
     answer = local("audit", "head")
-    assert (answer.code, "Nothing is sealed yet: `trellis up` seals" in answer.err) == (1, True)
+    assert (answer.code, f"Nothing is sealed yet: `trellis up --ledger {local.url}` seals" in answer.err) == (1, True)
 
 
 @pytest.mark.requirement("D61")

@@ -138,7 +138,7 @@ def test_a_login_without_rights_is_told_which_role_it_lacks(
     assert answer.code == 1
     assert "permission denied" in answer.err
     assert "GRANT trellis_app TO the login" in answer.err
-    assert "trellis migrate --ledger" not in answer.err
+    assert "run `trellis migrate" not in answer.err
     assert "makes the operator's key" not in answer.err
 
 

@@ -150,7 +150,7 @@ def test_failed_queue_jobs_are_told_of_beside_the_dead_letters(planted: Terminal
 
     asyncio.run(give_up())
     told = planted("dlq").err
-    assert "1 queue-job is FAILED, without a dead letter: trellis jobs --lifecycle queue-job --status FAILED" in told
+    assert "1 queue-job is FAILED, without a dead letter: `trellis jobs --lifecycle queue-job --status FAILED" in told
     assert re.search(r"a person, for 1[45] min", planted("jobs").out)
     assert "NLM_UNAVAILABLE: no answer" in planted("job", "explain", failed).out
     planted("agents", "pause", VIOLIN)
@@ -187,5 +187,5 @@ def test_waiting_for_a_queue_job_without_an_orchestrator_warns_early(
     monkeypatch.setattr(submit, "SERVICE_SLOW_S", 0.05)
     answer = planted("submit", *RESEARCH, "--wait", "0.1s")
     assert answer.code == 1
-    assert "`trellis up` drives queue jobs" in answer.err
+    assert f"`trellis up --ledger {planted.url}` drives queue jobs" in answer.err
     assert "has not ended after 0.1 s" in answer.err

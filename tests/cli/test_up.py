@@ -90,7 +90,7 @@ def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_when_it_is_to
         assert running.process.stdout is not None
         assert running.process.stdout.read() == "stopped\n"
     assert main(["wait", "--data", str(tmp_path), "--for", "0s"]) == 1
-    assert "`trellis up` starts one" in capsys.readouterr().err
+    assert f"`trellis up --data {tmp_path}` starts one" in capsys.readouterr().err
 
 
 def listening() -> set[str]:

@@ -86,5 +86,4 @@ def _print_made(cli: Cli, parts: list[Path], before: set[Path]) -> None:
         cli.out.line(f"made      {part}", style="green")
     for part in kept:
         cli.out.line(f"was there {part}")
-    data = "" if cli.data is None else f" --data {cli.data}"
-    cli.out.note(f"next: `trellis up{data}` serves it; `trellis up --demo{data}` brings two agents to try")
+    cli.out.note("next: `trellis up` serves it; `trellis up --demo` brings two agents to try")

@@ -309,7 +309,8 @@ async def doctor(
             from trellis.cli.machine_checks import machine_findings  # only the doctor needs it
 
             findings += await machine_findings(settings, url)
-    cli.out.listing(sorted(findings, key=lambda one: _ORDER.index(one.severity)), CHECK_COLUMNS, empty="")
+    shown = [replace(one, detail=cli.typed(one.detail), remedy=cli.typed(one.remedy)) for one in findings]
+    cli.out.listing(sorted(shown, key=lambda one: _ORDER.index(one.severity)), CHECK_COLUMNS, empty="")
     if settings_too:
         _show_settings(cli, settings)
     return 1 if has_errors(findings) else 0
@@ -424,7 +425,7 @@ def _operator(url: str) -> list[Finding]:
     try:
         principal_for(url, name="doctor", operator=True)
     except NotAllowed as error:
-        remedy = f"trellis migrate --ledger {url}"
+        remedy = f"`trellis migrate --ledger {url}`"
         return [Finding(check="operator", severity=FindingSeverity.WARNING, detail=str(error), remedy=remedy)]
     detail = f"{development_key_path(url)} lets this user requeue and pause"
     return [Finding(check="operator", severity=FindingSeverity.OK, detail=detail)]
@@ -501,7 +502,7 @@ async def _nlm(settings: Settings) -> list[Finding]:
         return []
     from trellis.research.backend_client import NlmBackend  # only the doctor needs it
 
-    check, remedy = "nlm backend", f"start it there (trellis up --roles nlm) or correct {PREFIX}NLM_BACKEND; {NO_NLM}"
+    check, remedy = "nlm backend", f"start it there (`trellis up --roles nlm`) or correct {PREFIX}NLM_BACKEND; {NO_NLM}"
     address = without_password(settings.nlm_backend, settings.nlm_backend)
     try:
         backend = NlmBackend(settings.nlm_backend, lambda: "", outgoing_tls(settings))

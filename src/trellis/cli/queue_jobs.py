@@ -97,7 +97,7 @@ def warn_undriven(cli: Cli, state: str) -> None:
 
 def print_how_to_read(cli: Cli, result: Any) -> None:
     """Print the command that shows the result."""
-    cli.out.note(f"trellis artifacts show {result['artifact_id']}")
+    cli.out.note(cli.command(f"artifacts show {result['artifact_id']}"))
 
 
 async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:

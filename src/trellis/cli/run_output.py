@@ -13,7 +13,7 @@ from trellis.agents import sources
 from trellis.agents.refusals import refusal_advice, refusal_text
 from trellis.cli import values
 from trellis.cli.bus_jobs import print_context_hint
-from trellis.cli.invocation import Cli, program_name
+from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, escape_terminal_codes, state_text
 from trellis.documents import ids
 from trellis.engine.errors import OptionInvalid, Refused
@@ -65,7 +65,8 @@ def print_ended(cli: Cli, status: dict[str, Any], steps: Sequence[Mapping[str, A
             cli.out.line(f"  refused: {_refused(refusal)}", style="yellow")
         if status.get("refused_actions") and not status.get("refused"):
             number = counted(status["refused_actions"], "action")
-            cli.out.line(f"  {number} of its model refused: {program_name()} runs show {status['run_id']}")
+            shown = cli.command(f"runs show {status['run_id']}")
+            cli.out.line(f"  {number} of its model refused: {shown}")
     return 0 if status["status"] == "completed" else 1
 
 
@@ -198,9 +199,8 @@ def print_decision(cli: Cli, proposal: str, state: str) -> int:
     if cli.out.as_json:
         cli.out.record({"job_id": proposal, "id": proposal, "proposal": proposal, "status": state, "decided": True})
     elif failed:
-        cli.out.line(
-            f"{proposal} is {state}: it was approved and could not be applied; why: `trellis proposals show {proposal}`"
-        )
+        why = cli.command(f"proposals show {proposal}")
+        cli.out.line(f"{proposal} is {state}: it was approved and could not be applied; why: {why}")
     else:
         cli.out.line(f"{proposal} is {state}")
     return 1 if failed else 0
@@ -291,8 +291,8 @@ def show_proposal_page(cli: Cli, document: Mapping[str, Any], preview: ProposalD
     if document["status"] == "pending":
         cli.out.line()
         if conflict is None:
-            cli.out.line(f"{program_name()} proposals approve {document['id']}")
-        cli.out.line(f'{program_name()} proposals reject {document["id"]} --note "why it is wrong"')
+            cli.out.line(cli.command(f"proposals approve {document['id']}"))
+        cli.out.line(cli.command(f'proposals reject {document["id"]} --note "why it is wrong"'))
 
 
 def _show_exclusions(cli: Cli, preview: ProposalDiff) -> None:

@@ -235,7 +235,7 @@ async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
     now = await ledger.now()
     served = {one for worker in await ledger.workers() if is_alive(worker, now) for one in served_types(worker)}
     if type_ not in served:
-        hint = values.did_you_mean(type_, served) or ": the job waits until one does (trellis worker MODULE:APP)"
+        hint = values.did_you_mean(type_, served) or ": the job waits until one does (`trellis worker MODULE:APP`)"
         cli.out.note(f"no living worker serves {type_}{hint}")
 
 
@@ -374,7 +374,7 @@ async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | 
     try:
         ended = await watch.ended(job_id, left_s)
     except TimeoutError:
-        cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", f"trellis job explain {job_id}")
+        cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", cli.command(f"job explain {job_id}"))
         return 1
     if ended.failure is not None:
         cli.out.error(ended.failure, f"trellis job show {job_id}")

@@ -18,7 +18,7 @@ from trellis.app.wiring import (
 )
 from trellis.auth.tokens import TrustedKey
 from trellis.cli.applications import load_app
-from trellis.cli.invocation import Cli, program_name, sqlite_path
+from trellis.cli.invocation import Cli, sqlite_path
 from trellis.cli.up_bus import (
     BusProcess,
     bus_probe,
@@ -192,7 +192,7 @@ def _print_gateway(cli: Cli, listening: BoundSockets) -> None:
         cli.out.line(f"tokens    of {settings.token_issuer}")
     else:
         place = f" --ledger {cli.url}" if sqlite_path(cli.url) is not None else ""
-        cli.out.line(f"tokens    {program_name()} token issue --role owner{place}")
+        cli.out.line(f"tokens    {cli.command(f'token issue --role owner{place}')}")
     print_ready(cli)
 
 

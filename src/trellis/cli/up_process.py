@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from trellis.cli.invocation import Cli, program_name
+from trellis.cli.invocation import Cli
 
 # Roles of `trellis up`, and the lines that its parts print at start.
 
@@ -63,7 +63,7 @@ def print_health(cli: Cli, address: str | None) -> None:
 def print_services(cli: Cli, names: list[str]) -> None:
     """Print the services of this process."""
     cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
-    cli.out.line(f"workers   none for jobs of the ledger in this process: {program_name()} worker MODULE:APP")
+    cli.out.line(f"workers   none for jobs of the ledger in this process: {cli.command('worker MODULE:APP')}")
 
 
 def print_ready(cli: Cli) -> None:
