@@ -214,6 +214,16 @@ def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis:
         assert "wrong customer" in " ".join(trellis(*command, job_id).out.split()), command
 
 
+@pytest.mark.requirement("DJ-15")
+def test_a_second_soft_cancel_prints_the_time_that_is_left_of_the_first(trellis: Terminal, held):
+    job_id = trellis.submit("double", "1")
+    held(trellis.url)
+    first = trellis("job", "cancel", job_id, "--grace", "10m")
+    assert first.out == f"{job_id} was asked to stop; it is ended in 10 min if it does not\n"
+    again = trellis("job", "cancel", job_id)
+    assert re.search(r"it is ended in (9 min 5\d s|10 min) if it does not", again.out), again.out
+
+
 @pytest.mark.requirement("DJ-15", "D19")
 def test_requester_of_a_cancel_is_shown_even_if_the_job_succeeded(trellis: Terminal, held):
     job_id = trellis.submit("double", "1")

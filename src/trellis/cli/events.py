@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel
 
+from trellis.api.jobs import WholeJob
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
@@ -18,7 +20,7 @@ from trellis.engine.errors import InputError, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase, Role
-from trellis.operations.explain import event_note
+from trellis.operations.explain import duration, event_note
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.api.local import LocalApi
@@ -214,3 +216,20 @@ FEED_COLUMNS = (
     _BY,
     ListingColumn[Event](title="NOTE", cell=event_note, gives_way=True),
 )
+
+
+async def stop_text(cli: Cli, api: "GatewayClient | LocalApi", job_id: str) -> str:
+    """What a soft cancel did, and when the job is ended if its holder does not stop before.
+
+    A second cancel does not extend the time that the first one gave.
+    """
+    due_at: datetime | None = None
+    with suppress(TrellisError):  # who may cancel a job may not be allowed to read it
+        read = await api.jobs.get(job_id)
+        found = read.job.cancel_due_at if isinstance(read, WholeJob) else read.cancel_due_at
+        due_at = datetime.fromisoformat(found) if isinstance(found, str) else found
+    if due_at is None:
+        return "was asked to stop; it is ended after its grace period if it does not"
+    left_s = (due_at - await cli.ledger_time(api)).total_seconds()
+    after = f"in {duration(math.ceil(left_s))}" if left_s > 0 else "by the next sweep"
+    return f"was asked to stop; it is ended {after} if it does not"

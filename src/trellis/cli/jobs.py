@@ -13,7 +13,7 @@ from trellis.api.local import LocalApi
 from trellis.cli import values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
-from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events
+from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events, stop_text
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.cli.places import PROGRAM
@@ -435,10 +435,8 @@ async def cancel(
     of_ledger: dict[str, Any] = {} if given_s is None else {"grace_s": given_s}
     async with cli.api() as api:
         job = await api.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause, **of_ledger)
-    ended = LIFECYCLES[job.lifecycle].is_settled(job.status)
-    grace_s = cli.settings.cancel_grace_s if given_s is None else given_s
-    after = "after a grace" if cli.gateway_url is not None else f"in {duration(grace_s)}"
-    line = f"is {job.status}" if ended else f"was asked to stop; it is ended {after} if it does not"
+        ended = LIFECYCLES[job.lifecycle].is_settled(job.status)
+        line = f"is {job.status}" if ended else await stop_text(cli, api, id_)
     cli.out.answer({**_short(job), "requested": not ended}, f"{job.job_id} {line}")
 
 

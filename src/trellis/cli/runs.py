@@ -11,6 +11,7 @@ from trellis.api.local import LocalApi
 from trellis.cli import values
 from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
+from trellis.cli.events import stop_text
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.cli.run_output import (
@@ -30,7 +31,6 @@ from trellis.cli.values import params_of
 from trellis.documents import ids
 from trellis.documents.run_documents import is_archived
 from trellis.lifecycles.run import RUN
-from trellis.operations.explain import duration
 
 if TYPE_CHECKING:  # loads pydantic's models of every document
     from trellis.http.client import GatewayClient
@@ -183,10 +183,6 @@ async def cancel(
     """End a run that has not ended. A running one is asked to stop, and ended after a grace."""
     async with cli.api() as api:
         stopped = await api.runs.cancel(id_, mode="hard" if hard else "soft", reason=reason)
-    if cli.out.as_json:
-        cli.out.record({**stopped.model_dump(), "requested": not is_archived(stopped.status)})
-    elif is_archived(stopped.status):
-        cli.out.line(f"{stopped.run_id} is {stopped.status}")
-    else:
-        grace = "after a grace" if cli.gateway_url else f"in {duration(cli.settings.cancel_grace_s)}"
-        cli.out.line(f"{stopped.run_id} was asked to stop; it is ended {grace} if it does not")
+        ended = is_archived(stopped.status)
+        line = f"is {stopped.status}" if ended else await stop_text(cli, api, stopped.run_id)
+    cli.out.answer({**stopped.model_dump(), "requested": not ended}, f"{stopped.run_id} {line}")
