@@ -80,10 +80,26 @@ def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatc
     monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "off")
     assert "for ever" in used("retention", "plan").out
     assert used("retention", "apply", "--json").record["jobs"] == 0
+    for days in ("0", "-1", "0.0001", "nan"):
+        monkeypatch.setenv("TRELLIS_RETENTION_DAYS", days)
+        refused = used("retention", "plan").err
+        assert "TRELLIS_RETENTION_DAYS: days must be at least 0.05 (72 minutes" in refused
+    monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "off")
+    for state, problem in (
+        ("=0", "days must be at least 0.05"),
+        ("=-1", "days must be"),
+        ("", "write LIFECYCLE.STATUS=DAYS"),
+    ):
+        monkeypatch.setenv("TRELLIS_RETENTION_STATES", f"leased-job.cancelled{state}")
+        refused = used("retention", "plan").err
+        assert f"TRELLIS_RETENTION_STATES: {problem}" in refused
+    monkeypatch.setattr("trellis.app.settings.RETENTION_DAYS_MIN", 0.0)  # what ended a moment ago
     monkeypatch.setenv("TRELLIS_RETENTION_STATES", "leased-job.cancelled=0")
     row = used("retention", "plan", "--json").records[0]
     assert (row["removable"], row["keys"]) == (1, 1), "the id that was given answers for a day"
-    assert "1 by their idempotency key" in " ".join(used("retention", "plan").out.split())
+    assert "1 by an idempotency key or a given id, which must answer for 24 hours" in " ".join(
+        used("retention", "plan").out.split()
+    )
     assert used("retention", "apply", "--reason", "spring cleaning").out.startswith("1 job removed with 2 events")
     asyncio.run(_publish(used.url))
     answer = used("audit", "verify")
@@ -99,6 +115,6 @@ def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatc
 def test_retention_is_run_by_operators_alone(used: Terminal, monkeypatch: pytest.MonkeyPatch):
     token = used("token", "issue", "--role", "submitter").out.strip()
     monkeypatch.setenv("TRELLIS_TOKEN", token)
-    monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "0.000001")
+    monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "1")
     refused = used("retention", "apply")
     assert (refused.code, "control-plane" in refused.err) == (1, True), refused.err

@@ -266,7 +266,7 @@ def test_a_channel_that_cannot_work_is_refused_at_the_start(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "apprise", None)  # as in an installation without the extra
     with pytest.raises(ExtraMissing, match=r"trellis-engine\[apprise\]"):
         report_channels(read_settings({"TRELLIS_ALERT_APPRISE": "mailto://a@b.example"}, tmp_path))
-    with pytest.raises(SettingsInvalid, match="alert_webhook needs alert_key_file"):
+    with pytest.raises(SettingsInvalid, match="TRELLIS_ALERT_WEBHOOK needs TRELLIS_ALERT_KEY_FILE"):
         read_settings({"TRELLIS_ALERT_WEBHOOK": "https://hooks.example/x"}, tmp_path)
     key = tmp_path / "alert.key"
     key.write_text(SECRET)

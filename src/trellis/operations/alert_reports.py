@@ -56,7 +56,7 @@ _NOT_SENT: Mapping[type[OutgoingError], str] = {
     OutgoingUnavailable: "did not answer",
     AnswerRefused: "gave an answer that is too large or compressed",
     AddressRefused: "has an address that is never allowed",
-    UrlRefused: "is refused: alert_webhook is no URL that may be called",
+    UrlRefused: "is refused: TRELLIS_ALERT_WEBHOOK is no URL that may be called",
 }
 """What went wrong, without the URL."""
 
@@ -142,7 +142,7 @@ class AppriseChannel:
         title = f"[{document['change']}] {document['name']} {document['subject']}".strip()
         body = f"{document['text']}\n\n{document['action']} Runbook: {document['runbook']}"
         if not await asyncio.to_thread(self._sender().notify, body=body, title=title):
-            raise TransientError(f"the service of entry {self.number} of alert_apprise did not take the report")
+            raise TransientError(f"the service of entry {self.number} of TRELLIS_ALERT_APPRISE did not take the report")
 
 
 def report_document(alert: Alert, kind: AlertChangeKind, gateway: str | None = None) -> dict[str, Any]:
