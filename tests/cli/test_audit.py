@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,10 @@ from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import token_key
 from trellis.cli.invocation import sqlite_path
+from trellis.engine.alerts import AlertRound
+from trellis.engine.jobs import Actor
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 from trellis.runs.projector import Projector
 
 
@@ -53,6 +58,7 @@ def test_verify_is_clean_and_then_names_what_was_changed(used: Terminal):
 def test_head_is_printed_signed_and_found_again(used: Terminal):
     head = used("audit", "head", "--json").record
     assert (head["number"], len(head["sha256"])) == (1, 64)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", head["at"]), "as everywhere else"
     assert head["sha256"] in used("audit", "head").out
     assert used("audit", "verify", "--head", head["sha256"]).code == 0
     assert used("audit", "verify", "--head", "f" * 64).code == 1
@@ -70,6 +76,11 @@ def test_head_is_printed_signed_and_found_again(used: Terminal):
 
 def test_head_of_an_instance_that_seals_nothing_says_who_does(local: Terminal):
     answer = local("audit", "head")
+    verified = local("audit", "verify")
+    assert (verified.code, f"Nothing is sealed yet: `trellis up --ledger {local.url}` seals" in verified.err) == (
+        0,
+        True,
+    )
     assert (answer.code, f"Nothing is sealed yet: `trellis up --ledger {local.url}` seals" in answer.err) == (1, True)
 
 
@@ -118,3 +129,19 @@ def test_retention_is_run_by_operators_alone(used: Terminal, monkeypatch: pytest
     monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "1")
     refused = used("retention", "apply")
     assert (refused.code, "control-plane" in refused.err) == (1, True), refused.err
+
+
+@pytest.mark.requirement("OBS-4")
+def test_alerts_of_a_ledger_that_nobody_evaluates_say_so(trellis: Terminal):
+    answer = trellis("alerts")
+    assert (answer.code, "Nobody has looked for alerts on this ledger yet" in answer.err) == (0, True), answer.err
+
+    async def look() -> None:
+        ledger = await open_ledger(trellis.url)
+        began = await ledger.alert_mark()
+        actor = Actor(role=Role.CONTROL_PLANE, name="o")
+        await ledger.observe_alerts(actor, AlertRound(mark=began.mark, scopes=(), observed=()))
+        await ledger.close()
+
+    asyncio.run(look())
+    assert trellis("alerts").err == "No alert is open, and none was resolved lately.\n"

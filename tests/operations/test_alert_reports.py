@@ -255,7 +255,7 @@ async def test_apprise_gets_the_same_reports_with_what_to_do(duty: Duty, listene
         assert await duty.state(f"{alert.id}-raised-{channel}") == "succeeded"
     assert "Runbook: trellis alerts runbook jobs-wait" in listener.documents()[0]["message"]
     duty.settings = read_settings({"TRELLIS_ALERT_APPRISE": "json://127.0.0.1 pigeon://secret"}, tmp_path)
-    with pytest.raises(SettingsInvalid, match="alert_apprise: entry 2 is no URL that Apprise knows") as caught:
+    with pytest.raises(SettingsInvalid, match="TRELLIS_ALERT_APPRISE: entry 2 is no URL that Apprise knows") as caught:
         duty.services()
     assert "secret" not in str(caught.value)
     with pytest.raises(SettingsInvalid, match="at most 20 URLs"):

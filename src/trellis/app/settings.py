@@ -379,7 +379,9 @@ class Settings(pydantic.BaseModel):
         try:
             return self.token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsInvalid(source="token_file", detail=f"{self.token_file} cannot be read: {error}") from error
+            raise SettingsInvalid(
+                source="TRELLIS_TOKEN_FILE", detail=f"{self.token_file} cannot be read: {error}"
+            ) from error
 
     def noting(self, file: Path, keys: frozenset[str]) -> Self:
         """Records which settings come from this file. Returns the same settings."""

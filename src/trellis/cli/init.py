@@ -48,7 +48,7 @@ async def init(cli: Cli) -> None:
         detail = (
             "init makes an instance with SQLite; for a ledger on PostgreSQL make the database and run `trellis migrate`"
         )
-        raise SettingsInvalid(source="ledger", detail=detail)
+        raise SettingsInvalid(source="TRELLIS_LEDGER", detail=detail)
     settings_file = None if cli.ledger is not None or cli.data is not None else Path(FILE_NAME)
     parts = [ledger, development_key_path(url), *_folders(cli), *([settings_file] if settings_file else [])]
     before = {part for part in parts if part.exists()}

@@ -134,7 +134,9 @@ class AppriseChannel:
         sender: Any = cast("Any", apprise).Apprise()
         if not sender.add(self.url):
             # The URL itself has a password or a token in it.
-            raise SettingsInvalid(source="alert_apprise", detail=f"entry {self.number} is no URL that Apprise knows")
+            raise SettingsInvalid(
+                source="TRELLIS_ALERT_APPRISE", detail=f"entry {self.number} is no URL that Apprise knows"
+            )
         return sender
 
     async def send(self, id_: str, document: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a channel
