@@ -63,10 +63,23 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
         ("RESEARCH", '{"querry": "Who?"}', "--agent", VIOLIN),
         "querry: there is no such field (did you mean query?)",
     ),
+    (
+        ("RESEARCH", '{"query": "Who?", "constraints": {"max_section": 3}}', "--agent", VIOLIN),
+        "constraints/max_section: there is no such field (did you mean max_sections?)",
+    ),
+    (
+        (
+            "PROPOSAL_PREPROCESS",
+            '{"proposal_draft": {"a": 1}, "validation_rules": [{"feild": "a", "rule": "required"}]}',
+            "--agent",
+            VIOLIN,
+        ),
+        "feild: there is no such field (did you mean field?)",
+    ),
     (("BRIEF", "{}", "--agent", VIOLIN), 'trellis submit BRIEF \'{"vision_text"'),
     ((*RESEARCH, "--max-attempts", "9"), "--max-attempts is 9"),
     ((*RESEARCH, "--delay", "3s"), "--delay is 3"),
-    ((*RESEARCH, "--id", "mine"), "--id"),
+    ((*RESEARCH, "--id", "mine"), "--id is 'mine': the job queue makes the ids of its jobs; give --key"),
     (("index.document", "1", "--agent", VIOLIN), "--agent"),
 ]
 
