@@ -459,6 +459,10 @@ def test_doctor_says_whether_the_server_of_agents_models_accepts_the_key(
     local: Terminal, monkeypatch: pytest.MonkeyPatch, answer: bytes, severity: str
 ):
     assert _check(local, "agents' models") == {}, "offline models need no server"
+    assert local("agents", "create", "reader", "--purpose", "p", "--model", "openai:mine").code == 0
+    unset = _check(local, "agents' models")
+    assert (unset["severity"], "MODEL_BASE_URL is not set here" in unset["detail"]) == ("warning", True), unset
+    assert "(reader)" in unset["detail"]
     heard: list[bytes] = []
 
     def serve(listening: socket.socket) -> None:

@@ -468,6 +468,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
     A missing store is not created.
     """
     from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
+    from trellis.cli.machine_checks import unset_model_findings
     from trellis.documents import ids
     from trellis.storage.objects.address import read_address, s3_credentials
     from trellis.storage.objects.open import open_objects
@@ -486,6 +487,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
         async with asyncio.timeout(STORE_S):
             await objects.probe()
             page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
+            models = await unset_model_findings(settings, objects)
     except TrellisError as error:
         return [store_finding(objects.url, str(error))]
     except TimeoutError:
@@ -493,7 +495,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
     finally:
         await objects.close()
     names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]
-    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED)]
+    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED), *models]
 
 
 async def _nlm(settings: Settings) -> list[Finding]:

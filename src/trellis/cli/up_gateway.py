@@ -32,7 +32,9 @@ from trellis.cli.up_nlm import LOCAL, NlmEndpoint, bind_nlm_endpoint, open_embed
 from trellis.cli.up_process import (
     GATEWAY,
     ORCHESTRATOR,
+    UP,
     UpOptions,
+    print_others,
     print_ready,
     print_services,
     process_part_name,
@@ -68,7 +70,7 @@ async def serve_all(
         nlm = bind_nlm_endpoint(cli, roles, keys)
         settings = with_own_addresses(cli.settings, listening, nlm)
         async with AsyncExitStack() as stack:
-            name = process_name("up")
+            name = process_name(UP)
             instance = await stack.enter_async_context(
                 open_instance(
                     settings, cli.url, name=name, part=process_part_name(roles), uses_memory=uses_memory(roles)
@@ -76,6 +78,7 @@ async def serve_all(
             )
             if listening is not None:
                 await check_home_issuer(instance.ledger, cli.settings, by=Actor(role=Role.GATEWAY, name=name))
+            await print_others(cli, instance.ledger)
             if choices.demo:
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")
