@@ -245,7 +245,7 @@ def test_a_failed_run_says_which_calls_were_refused_why_and_what_to_change(
         monkeypatch.setenv("TRELLIS_MODEL_BASE_URL", endpoint.base_url)
         monkeypatch.setenv("TRELLIS_MODEL_KEY", "none")
         watched = planted("run", VIOLIN, "--watch")
-    assert watched.code == 1
+    assert (watched.code, "run_failed" in watched.err) == (1, False), "its error is printed once"
     (run,) = planted("runs", "--json").records
     assert run["refused_actions"] == 2
     shown = " ".join(planted("runs", "show", run["run_id"]).out.split())

@@ -89,6 +89,7 @@ def test_waiting_for_a_job_that_ends_otherwise_says_why(local: Terminal, work):
     waited = local("submit", "refuse", "--id", "r-1", "--wait", "5s")
     assert waited.code == 1
     assert "no such customer" in waited.err
+    assert f"trellis dlq show r-1 --ledger {local.url}" in waited.err, "a dead job has a dead letter"
 
 
 @pytest.mark.parametrize(

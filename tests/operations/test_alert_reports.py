@@ -171,7 +171,9 @@ async def test_each_change_reaches_a_listener_that_failed_twice_signed_and_once(
     assert await duty.evaluate() == ["resolved"]
     await duty.report()
     assert [(one["change"], one["sequence"]) for one in listener.documents()] == [("raised", 1), ("resolved", 2)]
-    assert listener.documents()[1]["resolved_at"] is not None
+    opened, resolved = listener.documents()
+    assert resolved["resolved_at"] is not None
+    assert (resolved["text"], resolved["action"]) == (f"Resolved. It was: {opened['text']}", "Nothing: it is resolved.")
 
 
 @pytest.mark.requirement("OBS-4")

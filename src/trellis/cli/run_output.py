@@ -81,12 +81,16 @@ def made_by(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+PROPOSAL_WORDS = {"auto_applied": "applied"}
+"""Words for people where the record of a run names a status that the proposal itself does not have."""
+
+
 def _proposal_text(proposal: str, made: Mapping[str, Any]) -> str:
     """A proposal's id, and what it would do."""
     found = next((one for one in made["proposals"] if one["id"] == proposal), None)
     if found is None:
         return proposal
-    status = f" ({found['status']})" if "status" in found else ""
+    status = f" ({PROPOSAL_WORDS.get(found['status'], found['status'])})" if "status" in found else ""
     return f"{proposal}  {found['action']} {found['target']}{status}"
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # loads pydantic's models of every document
     from trellis.http.client import GatewayClient
     from trellis.http.shapes import RunStatus
 
+PRINTED = frozenset({"run_failed"})
+"""Events of the log that the command prints as the end of the run."""
 LEFT_TO = "{name} executes the runs of this ledger: its settings and keys are used, not those of this command"
 STEP_FIELDS = ("step", "name", "file", "sha256", "started_at", "finished_at", "calls")
 
@@ -80,7 +82,7 @@ async def run(
     params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     async with cli.api() as api:
         if isinstance(api, LocalApi):
-            configure_logging(cli.settings)
+            configure_logging(cli.settings, printed=PRINTED)
             configure_tracing()
         if watch and isinstance(api, LocalApi):
             begun = await api.runs.start(agent, params, correlation_id=correlation)

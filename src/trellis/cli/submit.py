@@ -33,6 +33,7 @@ from trellis.engine.ledger import Ledger
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.operations.dead_letters import LEASED_DEAD, QUEUE_DEAD
 from trellis.operations.explain import SERVICE_SLOW_S, duration, is_alive, served_types
 from trellis.worker.requests import SubmitSettings
 
@@ -252,6 +253,10 @@ class SubmittedJob:
     created: bool
 
 
+DEAD_STATES = frozenset({LEASED_DEAD, QUEUE_DEAD})
+"""States of jobs that have a dead letter."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndedJob:
     """An ended job; of a job on a topic, also its retry, which is a separate job."""
@@ -377,7 +382,8 @@ async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | 
         cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", cli.command(f"job explain {job_id}"))
         return 1
     if ended.failure is not None:
-        cli.out.error(ended.failure, f"trellis job show {job_id}")
+        verb = "dlq show" if ended.state in DEAD_STATES else "job show"
+        cli.out.error(ended.failure, cli.command(f"{verb} {job_id}"))
         return 1
     record = {"job_id": job_id, "created": job.created, "result": ended.result}
     cli.out.answer(record, json_.dumps(ended.result, indent=2, ensure_ascii=False))

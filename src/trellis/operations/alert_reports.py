@@ -152,7 +152,8 @@ def report_document(alert: Alert, kind: AlertChangeKind, gateway: str | None = N
 
     `runbook` is an address at the gateway of this URL; without one, the command that prints the page.
     """
-    declared = ALERTS.get(alert.name)
+    declared, resolved = ALERTS.get(alert.name), kind is AlertChangeKind.RESOLVED
+    action = "" if declared is None else declared.action
     return {
         "id": alert.id,
         "change": kind.value,
@@ -160,12 +161,12 @@ def report_document(alert: Alert, kind: AlertChangeKind, gateway: str | None = N
         "name": alert.name,
         "subject": alert.subject,
         "value": alert.value,
-        "text": alert.text,
+        "text": f"Resolved. It was: {alert.text}" if resolved else alert.text,
         "raised_at": timestamp(alert.raised_at),
         "resolved_at": None
         if kind is AlertChangeKind.RAISED or alert.resolved_at is None
         else timestamp(alert.resolved_at),
-        "action": "" if declared is None else declared.action,
+        "action": "Nothing: it is resolved." if resolved else action,
         "runbook": "" if declared is None else runbook_address(declared.page, gateway),
     }
 
