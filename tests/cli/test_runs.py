@@ -225,7 +225,9 @@ def test_a_run_is_shown_with_what_was_refused_to_its_model():
         "steps_total": 4,
     }
     refused = refusals([{"result": {}}, {"result": {"refused": [refusal]}}])
-    facts = run_facts({**record, "proposals_created": [], "refused": refused})
+    made = {"id": "p", "action": "memory-update", "target": "facts.md", "status": "auto_applied"}
+    facts = run_facts({**record, "proposals_created": ["p"], "proposals": [made], "refused": refused})
+    assert ("proposal", "p  memory-update facts.md (applied)") in facts, "as in `trellis proposals`"
     (text,) = [str(fact) for name, fact in facts if name == "refused"]
     assert text.startswith("create-proposal logic-update: not listed → add the action to `safe_outputs` in its file")
 

@@ -19,7 +19,7 @@ from trellis.cli.output import ListingColumn, Output, as_record, table
 from trellis.engine.errors import InputError, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, Job
-from trellis.lifecycles import LIFECYCLES, Phase, Role
+from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role
 from trellis.operations.explain import duration, event_note
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
@@ -197,8 +197,24 @@ def _millisecond(moment: datetime) -> datetime:
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
+def attempt_number(event: Event) -> int:
+    """The number of the attempt that an event is about, from 1; 0 for the end of a job that nobody tried.
+
+    An event that ends an attempt and opens the next one is about the attempt that ended: it has that one's error.
+    """
+    states = LIFECYCLES[event.lifecycle].by_name
+    if event.epoch == 0 and states[event.target].phase is Phase.ENDED:
+        return 0
+    was_held = event.source is not None and states[event.source].phase is Phase.HELD
+    moves = (one for one in LIFECYCLES[event.lifecycle].transitions if one.event == event.type)
+    opens = any(
+        one.opens is Progress.ATTEMPT for one in moves if (one.source, one.target) == (event.source, event.target)
+    )
+    return event.attempt if was_held and opens else event.attempt + 1
+
+
 _WHAT = ListingColumn[Event](title="EVENT", cell=lambda event: event.type)
-_TRY = ListingColumn[Event](title="TRY", cell=lambda event: str(event.attempt + 1), right=True)
+_TRY = ListingColumn[Event](title="TRY", cell=lambda event: str(attempt_number(event)), right=True)
 _BY = ListingColumn[Event](title="BY", cell=lambda event: event.actor, gives_way=True)
 _NOTE = ListingColumn[Event](title="NOTE", cell=event_note, wraps=True)
 
