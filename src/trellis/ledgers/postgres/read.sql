@@ -323,6 +323,9 @@ select s.*, t.name as type_name, a.name as owner_name,
   left join actor a on a.id = s.owner
  order by s.id
 
+-- name: key_limit
+select c.cap from concurrency_key c where c.id = hashtextextended($1, 42)
+
 -- name: keys_over
 select c.name as key, count(*) as held, c.cap as "limit" from lease l join concurrency_key c on c.id = l.ckey group by c.id
 having count(*) > c.cap + (select count(*) from slot s where s.ckey = c.id and s.n > c.cap)

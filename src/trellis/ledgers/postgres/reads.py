@@ -557,6 +557,10 @@ class PostgresReads:
                     dead_letters=tuple(letters.get(job.job_id, ())),
                 )
 
+    async def key_limit(self, key: str) -> int | None:
+        stored = await self.fetch(READ_QUERIES.key_limit, key)
+        return stored[0]["cap"] if stored else None
+
     async def keys_over(self) -> list[KeyOverLimit]:
         return [KeyOverLimit(**dict(row)) for row in await self.fetch(READ_QUERIES.keys_over)]
 
