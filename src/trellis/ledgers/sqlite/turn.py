@@ -122,7 +122,7 @@ def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnRes
 
 def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
     """One outcome per advance, in order. Steps of one job in one turn see each other."""
-    steps = [_declared(actor, advance) for advance in advances]
+    steps = _declared_steps(actor, advances)
     outcomes: list[StepApplied | LeaseLost] = []
     batch, moved = StepBatch(), set[int]()
     rows = job_rows(tx, (advance.lease.key for advance in advances))
@@ -149,8 +149,25 @@ def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Adva
     return outcomes
 
 
+def _declared_steps(actor: Actor, advances: Sequence[Advance]) -> list[StoredStep]:
+    """The declared step of each advance, or a refusal. Checked before anything is written.
+
+    A step without a dead letter and without an artifact is checked once for all jobs of the turn that make it.
+    """
+    plain: dict[tuple[str, str, str], StoredStep] = {}
+    steps: list[StoredStep] = []
+    for advance in advances:
+        name = (advance.lease.lifecycle, advance.source, advance.trigger)
+        step = plain.get(name)
+        if step is None or advance.death is not None or advance.finalizes is not None:
+            step = _declared(actor, advance)
+            if advance.death is None and advance.finalizes is None:
+                plain[name] = step
+        steps.append(step)
+    return steps
+
+
 def _declared(actor: Actor, advance: Advance) -> StoredStep:
-    """The declared step, or a refusal. Checked before anything is written."""
     name = advance.lease.lifecycle
     lifecycle = LIFECYCLES.get(name)
     if lifecycle is None:
