@@ -16,9 +16,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trellis.agents.catalog import Catalog
 from trellis.agents.definition import AgentDefinition, ContextOptions, TriggerEvent, checked_slug
@@ -34,8 +34,9 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals.apply import INTENT
 from trellis.runs.event_triggers import SKIPPED
 from trellis.runs.orchestration import EVENT_KEY, OrchestrationLayer, TriggerKind
+from trellis.runs.timetable import Moment
 from trellis.runs.trigger_chain import TriggerOrigin, origin_of
-from trellis.storage.objects.canonical_json import encode, sha256, timestamp
+from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
 FOLDER = "source-changes/"
@@ -47,8 +48,6 @@ NOTED_AGAIN_S = 3_600.0
 """After this time without a change the time of the look is stored anew, so that few proposals came since."""
 
 _log = log_of("trellis.source_changes")
-
-Moment = Annotated[AwareDatetime, PlainSerializer(timestamp)]
 
 
 class SourceChange(BaseModel):
