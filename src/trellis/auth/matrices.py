@@ -203,13 +203,13 @@ def table(columns: Sequence[MatrixColumn], rows: Mapping[Role, MatrixRow]) -> Ma
     if missing:
         raise MatrixIncomplete(problem="no row for a role", names=", ".join(missing))
     granted = frozenset[str]().union(*(row.yes | row.own for row in rows.values()))
-    for problem, found in {
+    for problem, wrong_names in {
         "a grant of a rule that is not declared": granted - names,
         "a rule that is granted to nobody and has an entrance": names - granted - set(WITHOUT_ENTRANCE),
         "a role with both kinds of grant of a rule": {name for row in rows.values() for name in row.yes & row.own},
     }.items():
-        if found:
-            raise MatrixIncomplete(problem=problem, names=", ".join(sorted(found)))
+        if wrong_names:
+            raise MatrixIncomplete(problem=problem, names=", ".join(sorted(wrong_names)))
     return MappingProxyType(
         {
             column.name: AuthorityRule(

@@ -228,8 +228,8 @@ class Context(AttemptContext):
         if self._journal is None:
             self._journal = await self._worker.ledger.read_journal(self.job_id)
         if name not in self._journal:
-            made = call()
-            body = within_payload_limit(pydantic_core.to_json(await made if isawaitable(made) else made))
+            value = call()
+            body = within_payload_limit(pydantic_core.to_json(await value if isawaitable(value) else value))
             self._journal[name] = self._fenced(await self._worker.ledger.journal(self._held.lease, name, body))
         return self._journal[name]
 

@@ -70,20 +70,20 @@ def _reports(tx: Transaction, types: Sequence[str], number: int) -> list[NewJob]
     """The jobs that say through these channels what they have not said about alerts, and which channels have said it."""
     if not types:
         return []
-    made: list[NewJob] = []
+    reports: list[NewJob] = []
     for id_, stored in tx.db.execute(_ALERT_QUERIES.to_report, {"now": tx.now, "round": number}).fetchall():
-        found, said = alert(tx, id_), stored.split()
-        assert found is not None, "it was read in this transaction"
-        may_begin = found.resolved_at is None or rows.microseconds(found.resolved_at) == tx.now
-        missing = [one for one in types if one not in said] if may_begin else []
-        made += report_jobs(found, AlertChangeKind.RAISED, missing)
-        said += missing
-        if found.resolved_at is not None:
-            made += report_jobs(found, AlertChangeKind.RESOLVED, [one for one in said if one in types])
-            said = [one for one in said if one not in types]
-        if said != stored.split():
-            tx.db.execute(_ALERT_QUERIES.reported, (" ".join(said), id_))
-    return made
+        stored_alert, names = alert(tx, id_), stored.split()
+        assert stored_alert is not None, "it was read in this transaction"
+        may_begin = stored_alert.resolved_at is None or rows.microseconds(stored_alert.resolved_at) == tx.now
+        missing = [one for one in types if one not in names] if may_begin else []
+        reports += report_jobs(stored_alert, AlertChangeKind.RAISED, missing)
+        names += missing
+        if stored_alert.resolved_at is not None:
+            reports += report_jobs(stored_alert, AlertChangeKind.RESOLVED, [one for one in names if one in types])
+            names = [one for one in names if one not in types]
+        if names != stored.split():
+            tx.db.execute(_ALERT_QUERIES.reported, (" ".join(names), id_))
+    return reports
 
 
 def _raised(

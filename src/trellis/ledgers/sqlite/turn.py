@@ -233,8 +233,8 @@ def _cancel_instead(tx: Transaction, batch: StepBatch, row: JobRow, who: ActorRe
 
     False where the lifecycle has no cancel here.
     """
-    made = decision_for(row, Occasion.CANCEL_LET_GO)
-    what, step = made or (None, None)
+    decision = decision_for(row, Occasion.CANCEL_LET_GO)
+    what, step = decision or (None, None)
     if what is None or step is None:
         return False
     sweeper = ActorRef(sweeping_role(row.lifecycle), who.actor)
@@ -271,7 +271,7 @@ def _repeated_or_lost(
     it may be that many steps earlier. A step into a held state counts as made only while the lease lives, because its
     caller would continue.
     """
-    lease, made = advance.lease, (step.source, step.target, step.event)
+    lease, step_codes = advance.lease, (step.source, step.target, step.event)
     if step.held and (row is None or row.epoch != lease.epoch or (later == 0 and row.place != HELD)):
         return LeaseLost(lease)
     if advance.version is None:
@@ -279,7 +279,7 @@ def _repeated_or_lost(
         rows = tx.db.execute(STEP_QUERIES.last_steps_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
     else:
         rows = tx.db.execute(STEP_QUERIES.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
-    versions = [version for version, *rest in rows if tuple(rest) == made]
+    versions = [version for version, *rest in rows if tuple(rest) == step_codes]
     if versions and (advance.finalizes is None or _is_final(tx, advance)):
         return StepApplied(versions[0], repeated=True)
     return _cancelled_instead(tx, who, advance, step) or LeaseLost(lease)
@@ -293,10 +293,10 @@ def _cancelled_instead(tx: Transaction, who: ActorRef, advance: Advance, step: S
     cancel = STEPS.get((step.lifecycle, step.source, Trigger.CANCEL))
     if cancel is None or step.held or step.ended:
         return None
-    made = (cancel.source, cancel.target, cancel.event)
+    cancel_codes = (cancel.source, cancel.target, cancel.event)
     lease = advance.lease
     for version, *rest in tx.db.execute(STEP_QUERIES.unasked_step_of_epoch, (lease.key, lease.epoch + 1, who.actor)):
-        if tuple(rest) == made and advance.version in {None, version - 1}:
+        if tuple(rest) == cancel_codes and advance.version in {None, version - 1}:
             return StepApplied(version, repeated=True)
     return None
 
