@@ -52,7 +52,7 @@ def test_importing_trellis_loads_nothing_of_it():
     assert of((*CRYPTOGRAPHY, *SERVERS, *PLATFORM, *EXTRAS, *ENGINE, "asyncio", "typer"), modules) == []
 
 
-def test_the_version_is_told_without_the_engine():
+def test_the_version_is_printed_without_importing_the_engine():
     modules = loaded(RUN, "--version")
     assert of((*CRYPTOGRAPHY, *SERVERS, *PLATFORM, *EXTRAS, *ENGINE, *AGENTS), modules) == []
 
@@ -85,7 +85,7 @@ def declared() -> dict[str, str]:
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
-def test_every_name_is_what_type_checkers_are_told():
+def test_every_lazy_name_is_declared_for_type_checkers():
     assert sorted(declared()) == sorted(trellis.__all__)
     for name, module in declared().items():
         assert getattr(trellis, name) is getattr(importlib.import_module(module), name)

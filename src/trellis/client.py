@@ -241,10 +241,10 @@ class Trellis:
             job = replace(job, idempotency_key=key, idempotency_scope=scope)
         job = await admitted_submission(self.principal, self.ledger, job)
         (answer,) = await self.ledger.submit(acting_or_gateway(actor, job.lifecycle), [job])
-        made = _accepted(answer)
-        if made.created and self._accepted is not None:
+        accepted = _accepted(answer)
+        if accepted.created and self._accepted is not None:
             self._accepted()
-        return self._handle(made, topic, returns)
+        return self._handle(accepted, topic, returns)
 
     def handle(self, job_id: str, *, returns: Any = None) -> JobHandle:
         """Return a handle of an existing job."""
@@ -288,8 +288,8 @@ class Trellis:
         if _state(job).dead_letter:
             letter = await letter_of(self.ledger, job)
             code = letter.reason_code.value if letter else "unknown"
-            told = (letter.last_error if letter else reason).removeprefix(f"{code}: ")
-            return JobDeadLettered(job_id=job.job_id, reason_code=code, reason=told, letter=letter)
+            text = (letter.last_error if letter else reason).removeprefix(f"{code}: ")
+            return JobDeadLettered(job_id=job.job_id, reason_code=code, reason=text, letter=letter)
         kind = JobCancelled if events and events[-1].type == "job_cancelled" else JobFailed
         return kind(job_id=job.job_id, reason=reason)
 
@@ -444,8 +444,8 @@ class Trellis:
 
     async def _admitted(self, job: NewJob) -> NewJob:
         """Returns the job as this principal may submit it. Raises NotAllowed."""
-        made = await admitted_submission(self.principal, self.ledger, job)
-        return await scoped_key(self.ledger, made, self.principal.name) if self.principal.by_token else made
+        submission = await admitted_submission(self.principal, self.ledger, job)
+        return await scoped_key(self.ledger, submission, self.principal.name) if self.principal.by_token else submission
 
     async def _canceller(self, job_id: JobId) -> Actor:
         """Returns the caller in the role in which it may cancel this job. Raises NotAllowed or JobNotFound."""

@@ -225,13 +225,13 @@ class InboxService:
             await self._move(job.job_id, "rejected", {"rejection": entry["refusal"]})
             return
         try:
-            made = await self._make(entry)
+            outcome = await self._make(entry)
         except (TooManyWaiting, QueueFull):
             return
         except (AgentError, RunError, InputError, NotAllowed) as error:
             await self._move(job.job_id, "rejected", {"rejection": {"code": error.code, "reason": str(error)}})
             return
-        await self._move(job.job_id, "processed", {"made": made})
+        await self._move(job.job_id, "processed", {"made": outcome})
 
     async def _make(self, entry: Mapping[str, Any]) -> dict[str, str]:
         key, intent = f"{INBOX_KEY}{entry['id']}", entry["intent"]
@@ -250,8 +250,8 @@ class InboxService:
             (job,) = await self.ledger.submit(sender, [await self._job(entry, key)])
             return {"job_id": job.job_id}
         proposal = ids.entry_proposal_id(entry["id"], datetime.fromisoformat(entry["source"]["timestamp"]))
-        made = await self.ledger.job(proposal)
-        if made is not None and made.parent_id == entry["id"]:  # even if its target has changed since
+        stored = await self.ledger.job(proposal)
+        if stored is not None and stored.parent_id == entry["id"]:  # even if its target has changed since
             return {"proposal_id": proposal}
         return {"proposal_id": (await self.proposal_service.make_first(await self._offer(entry), proposal)).id}
 

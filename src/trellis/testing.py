@@ -126,8 +126,8 @@ class Sandbox:
 
     async def assert_events(self, job: JobHandle, expected: Sequence[str]) -> None:
         """Assert that the job has exactly these events, oldest first."""
-        found = [event.type for event in await job.events()]
-        assert found == list(expected), f"events of {job.id}:\n  found    {found}\n  expected {list(expected)}"
+        types = [event.type for event in await job.events()]
+        assert types == list(expected), f"events of {job.id}:\n  found    {types}\n  expected {list(expected)}"
 
     async def _next_wait_s(self) -> float | None:
         """Returns the seconds until the next scheduled job is due; None if there is none."""

@@ -269,7 +269,7 @@ def test_a_field_whose_name_is_a_list_is_a_problem():
     assert (problem.field, problem.line) == ("context", line_of(data, "  ?"))
 
 
-def test_no_more_problems_are_told_than_a_person_reads():
+def test_at_most_a_bounded_number_of_problems_of_an_agent_file_is_reported():
     assert len(bad(agent_file(body="\0" * 200, status="activ")).problems) == PROBLEMS_MAX
 
 
@@ -278,7 +278,7 @@ def test_the_folder_and_the_file_must_name_one_agent():
     assert (problem.field, problem.suggestion) == ("slug", "other")
 
 
-def test_every_problem_is_told_at_once_in_the_order_of_lines():
+def test_every_problem_of_an_agent_file_is_reported_at_once_in_the_order_of_lines():
     data = agent_file(slug="-x", version="1", status="activ", max_steps="99", triggers="{manul: true}", zzz="1")
     problems = bad(data).problems
     assert [problem.field for problem in problems] == [
@@ -335,7 +335,7 @@ def test_a_file_without_readable_front_matter_says_so(data: bytes, wrong: str, s
     assert problem.expected
 
 
-def test_bytes_that_are_not_utf_8_are_told_with_their_line_beside_other_problems():
+def test_bytes_that_are_not_utf_8_are_reported_with_their_line_beside_other_problems():
     data = agent_file(status="activ").replace(b"Gardener", b"Gard\xffner")
     name, status = bad(data).problems
     assert (name.line, "not UTF-8" in name.wrong) == (line_of(data.replace(b"\xff", b"?"), "name"), True)
@@ -381,7 +381,7 @@ def test_no_bytes_make_the_reader_fail(data: bytes):
 
 @settings(max_examples=200)
 @given(st.data())
-def test_a_damaged_file_is_read_or_told_with_lines_that_exist(data: st.DataObject):
+def test_a_damaged_agent_file_is_read_or_reported_with_lines_that_exist(data: st.DataObject):
     whole = agent_file(triggers="{cron: '0 6 * * *'}", context="\n  mode: wide")
     start = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(start, min(len(whole), start + 5)))

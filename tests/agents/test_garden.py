@@ -111,7 +111,7 @@ async def test_every_question_of_the_instructions_is_answered_from_the_sources(o
     assert {f"sources/{name}" for name in BOTH_SIDES[slug]} <= cited
 
 
-def test_the_two_contradictions_stand_in_two_notes_each():
+def test_each_of_the_two_contradictions_is_in_two_notes():
     notes = {key.rpartition("/")[2]: body.decode() for key, body in objects_of("archivist-violin").items()}
     assert "Fitted a new bass bar" in notes["04-repairs.md"]
     assert "nobody has opened it" in notes["08-letters.md"]

@@ -128,7 +128,7 @@ def test_a_group_names_its_figures(stores: Stores):
 
 
 @pytest.mark.prove
-def test_every_listener_of_a_gateway_hears_everything_once(stores: Stores):
+def test_every_listener_of_a_gateway_receives_each_event_once(stores: Stores):
     task = Task(url="", jobs=5, concurrency=20, per_s=50.0)
     ((action, figures),) = asked(stores, "sqlite", "gateway", {"fan_out": task})
     assert action == "fan_out"

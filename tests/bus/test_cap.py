@@ -431,7 +431,7 @@ def test_unknown_role_in_a_packet_is_ignored():
     assert body.role == ""
 
 
-def test_fields_without_a_meaning_here_do_no_harm():
+def test_packet_fields_without_a_meaning_for_us_are_ignored():
     def change(message: Any) -> None:
         message.auth_token = "token"
         message.identity.tenant_id = "acme"

@@ -172,7 +172,7 @@ async def test_an_id_that_the_engine_derives_is_refused(rig: Rig, client: Client
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_an_id_that_leaves_no_room_for_a_wire_id_is_refused(rig: Rig, client: Client):
+async def test_a_job_id_too_long_for_its_wire_id_is_refused(rig: Rig, client: Client):
     await client.send(SUBMIT, request("x" * 161))
     assert client.alerts == [ErrorCode.INVALID_INPUT]
     assert "160" in client.results[0].error_message
@@ -280,7 +280,7 @@ async def test_only_jobs_of_the_bus_can_be_cancelled_over_the_bus(rig: Rig, clie
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-2", "BUS-11", "BUS-12")
-async def test_a_request_that_finds_no_room_is_refused_aloud_and_may_come_again(rig: Rig, client: Client):
+async def test_a_request_over_the_backlog_limit_is_refused_and_may_be_repeated(rig: Rig, client: Client):
     client.intake.topics = Topics.model_validate({"topics": {TOPIC: {"waiting_max": 2}}})
     for job_id in ("a", "b", "c", "a"):
         await client.send(SUBMIT, request(job_id))
@@ -303,7 +303,7 @@ async def test_a_request_that_finds_no_room_is_refused_aloud_and_may_come_again(
         ({"topic": "job.echo", "job_id": "a b"}, r"job_id: letters, digits and"),
     ],
 )
-def test_a_field_of_the_wrong_shape_is_refused_with_its_shape_in_words(said: dict[str, str], told: str):
+def test_a_field_of_the_wrong_type_is_refused_and_the_expected_type_is_named(said: dict[str, str], told: str):
     with pytest.raises(BusRequestInvalid, match=told):
         JobRequest.checked(said)
 
@@ -356,7 +356,7 @@ async def test_a_job_that_is_submitted_after_a_cancel_of_its_id_runs(rig: Rig, c
 
 
 @pytest.mark.requirement("BUS-12")
-async def test_no_refusal_is_told_under_the_id_or_the_wire_id_of_a_job(rig: Rig, client: Client):
+async def test_no_refusal_is_published_under_the_id_or_the_wire_id_of_a_job(rig: Rig, client: Client):
     await rig.worker("silent", TOPIC, direct=False)
     await rig.submit(job_id="mine")
     await rig.run()
@@ -369,7 +369,7 @@ async def test_no_refusal_is_told_under_the_id_or_the_wire_id_of_a_job(rig: Rig,
 
 
 @pytest.mark.requirement("BUS-12")
-async def test_a_sender_of_many_bad_requests_is_told_so_many_refusals_and_others_theirs(rig: Rig, client: Client):
+async def test_refusals_to_a_sender_of_many_bad_requests_are_bounded_and_others_get_theirs(rig: Rig, client: Client):
     for sender, number in (("noisy", 2 * REFUSALS.at_once), ("quiet", 1)):
         for one in range(number):
             error = PacketRefused(ErrorCode.INVALID_INPUT, "bad", job_id=f"{sender}{one}", sender_id=sender)

@@ -123,7 +123,7 @@ async def test_a_step_after_one_that_ended_badly_is_cancelled(rig: Rig):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-7", "BUS-8")
-async def test_a_retry_stands_for_its_step(rig: Rig):
+async def test_a_retry_counts_as_its_workflow_step(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     first, second = await steps(rig, 0, 1)
     await rig.run()

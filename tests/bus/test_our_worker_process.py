@@ -119,7 +119,7 @@ def process(server: NatsServer, tmp_path: Path) -> Iterator[subprocess.Popen[str
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_a_worker_process_serves_topics_until_it_is_told_to_stop(
+async def test_a_worker_process_serves_topics_until_it_gets_a_stop_signal(
     plane: Plane, process: subprocess.Popen[str]
 ) -> None:
     met = await asyncio.wait_for(plane.met.get(), PATIENCE_S)

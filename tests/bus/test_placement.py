@@ -128,7 +128,7 @@ def test_a_worker_without_an_ear_of_its_own_is_reached_through_the_topic():
 
 
 @pytest.mark.requirement("BUS-3")
-def test_a_worker_that_hears_is_chosen_before_one_that_only_speaks():
+def test_a_worker_with_a_subscription_is_chosen_before_one_without():
     deaf = Subjects(quiet={direct_subject("idle"), TOPIC})
     assert put(seen("idle"), seen("busy", load=3), subjects=deaf) == to("busy")
     assert put(seen("idle"), seen("busy", load=3), subjects=deaf, labels={"preferred_worker": "idle"}) == to("busy")
@@ -160,7 +160,7 @@ def test_other_labels_are_the_submitters_own():
     assert put(seen("a", labels={"zone": "here"}), labels={"zone": "there", "team": "x"}) == to("a")
 
 
-def test_preferences_are_wishes():
+def test_placement_preferences_are_not_required():
     busy, idle = seen("a", load=3), seen("b", pool="spare")
     assert put(busy, idle) == to("b")
     assert put(busy, idle, labels={"preferred_worker": "a"}) == to("a")
@@ -199,7 +199,7 @@ def test_full_and_overloaded_workers_get_nothing():
     assert put(full, seen("free")) == to("free")
 
 
-def test_a_worker_that_says_no_size_has_room_for_one():
+def test_a_worker_without_a_declared_capacity_gets_one_job_at_a_time():
     assert put(seen("a", max_parallel_jobs=0)) == to("a")
     assert put(seen("a", max_parallel_jobs=0, load=1)) == StaysReady(why=WaitReason.FULL, all_do=True)
 
@@ -244,7 +244,7 @@ async def test_job_without_a_matching_worker_is_deferred_until_one_matches(rig_o
 
 
 @pytest.mark.requirement("BUS-3")
-async def test_a_pool_without_live_workers_keeps_its_jobs_ready_without_a_word(rig_of: Opens):
+async def test_jobs_of_a_pool_without_live_workers_stay_ready_without_an_event(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"pools": ["code"]}}, pools={"code": {}}) as rig:
         job_id = await rig.submit(TOPIC)
         for _ in range(5):

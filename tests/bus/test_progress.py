@@ -50,7 +50,7 @@ async def test_an_intermediate_result_is_a_sign_of_life(rig: Rig):
     assert await rig.path(held.job_id) == [*BEFORE, "job_started"]
 
 
-async def test_a_word_that_it_waits_starts_nothing(rig: Rig):
+async def test_a_progress_packet_that_reports_waiting_does_not_start_the_job(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched()
     answer = await parts.progress(held, "w1", status=Status.DISPATCHED)

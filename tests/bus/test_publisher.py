@@ -39,7 +39,7 @@ def _heard(parts: Parts) -> dict[str, list[Status]]:
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-2", "BUS-11", "BUS-12")
-async def test_a_client_hears_once_of_every_end_under_its_own_id(rig_of: Opens):
+async def test_a_client_receives_one_result_for_each_job_under_its_own_id(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"lease_s": 3, "max_attempts": 1}}) as rig:
         parts = parts_of(rig)
         await parts.result(await parts.dispatched(job_id="good"), "w1", result_ptr="redis://res", execution_ms=5)
@@ -89,7 +89,9 @@ async def test_people_are_alerted_once_of_a_payload_that_was_changed(rig: Rig):
 @pytest.mark.requirement("BUS-12", "BUS-1")
 @pytest.mark.parametrize("state", ["PENDING", "SCHEDULED", "DISPATCHED", "RUNNING"])
 @pytest.mark.parametrize("mode", [CancelMode.SOFT, CancelMode.HARD])
-async def test_a_job_cancelled_in_any_state_ends_once_and_its_worker_is_told(rig: Rig, state: str, mode: CancelMode):
+async def test_a_job_cancelled_in_any_state_ends_once_and_its_worker_gets_the_cancel(
+    rig: Rig, state: str, mode: CancelMode
+):
     parts = parts_of(rig)
     job_id, named = await rig.submit(), ""
     if state != "PENDING":
@@ -123,7 +125,7 @@ async def test_stop_order_after_a_refused_start_names_the_dispatched_attempt(rig
 
 
 @pytest.mark.requirement("BUS-5", "D30")
-async def test_a_worker_whose_attempt_expired_is_told_and_the_client_hears_only_of_the_end(rig_of: Opens):
+async def test_a_worker_whose_attempt_expired_gets_a_cancel_and_the_client_only_the_result(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"idempotent": True, "lease_s": 3, "max_attempts": 2}}) as rig:
         parts = parts_of(rig)
         first = await parts.dispatched(worker_id="w1")
@@ -274,7 +276,7 @@ async def test_results_wait_for_a_stream_that_refuses_them_and_not_for_ever(rig:
 
 
 @pytest.mark.requirement("BUS-12")
-async def test_results_must_be_kept_and_words_to_workers_need_not(rig: Rig):
+async def test_results_are_published_durably_and_cancels_are_not(rig: Rig):
     parts, kept = parts_of(rig), dict[str, bool]()
     publish = rig.bus.publish
 

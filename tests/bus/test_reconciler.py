@@ -150,7 +150,7 @@ async def test_a_retry_has_only_the_time_that_is_left(rig_of: Opens):
 
 
 @pytest.mark.requirement("BUS-7")
-async def test_an_id_that_somebody_else_has_or_that_is_long_is_no_obstacle(rig_of: Opens):
+async def test_a_retry_whose_id_is_taken_or_too_long_gets_another_id(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         long = "l" * 160
@@ -208,7 +208,7 @@ async def test_a_step_whose_retry_cannot_be_made_does_not_keep_the_others_waitin
     assert await parts.jobs() == {"a": "FAILED", "b": "CANCELLED"}
 
 
-def test_an_id_that_follows_from_another_leaves_room_for_its_wire_id():
+def test_a_derived_job_id_is_short_enough_for_its_wire_id():
     for base, number in (("a", 4), ("l" * 160, 4), ("l" * 178, 3), ("l" * 200, 3)):
         ids = derived_ids(base, ".r1")
         assert len(ids) == len(set(ids)) == number
@@ -485,7 +485,7 @@ async def test_a_child_that_failed_while_its_parent_was_cancelled_is_not_done_ag
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-8")
-async def test_a_step_that_waits_for_its_turn_is_let_go_when_the_one_before_it_ends(rig: Rig):
+async def test_a_workflow_step_is_released_when_the_step_before_it_ends(rig: Rig):
     parts = parts_of(rig)
     for index in (1, 2, 3):
         await _step(parts, f"s{index}", index)

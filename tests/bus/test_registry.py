@@ -61,7 +61,7 @@ def test_registry_learns_the_heartbeat_interval_of_a_worker(interval_s: float, l
     assert seen.interval_s == pytest.approx(learnt_s, rel=0.1)
 
 
-def test_a_worker_that_speaks_ever_more_seldom_is_waited_for_three_minutes_at_most():
+def test_a_worker_with_ever_rarer_heartbeats_is_kept_for_three_minutes_at_most():
     known, clock = workers()
     interval_s = 5.0
     for _ in range(20):
@@ -138,7 +138,7 @@ def test_a_worker_whose_name_is_no_subject_is_not_taken_in(worker_id: str):
     assert list(known.live()) == []
 
 
-def test_numbers_that_are_none_do_no_harm():
+def test_invalid_heartbeat_numbers_are_replaced_by_defaults():
     known, clock = workers()
     known.record_heartbeat(beat(cpu_load=float("nan"), max_parallel_jobs=-3), clock.monotonic())
     seen = known.alive("w1")
@@ -173,7 +173,7 @@ def test_jobs_ended_since_the_last_heartbeat_free_capacity_before_the_next():
     assert [seen.free for seen in known.live()] == [1], "heard twice it counts once"
 
 
-def test_a_job_that_another_process_handed_out_makes_room_too_when_it_ends():
+def test_a_job_dispatched_by_another_process_frees_capacity_when_it_ends():
     known, clock = workers()
     known.record_heartbeat(beat(max_parallel_jobs=2, active_jobs=2), clock.monotonic())
     known.settled("theirs@1", "w1")
@@ -299,7 +299,7 @@ def test_worker_limit_keeps_registered_workers(few: int, caplog: pytest.LogCaptu
     assert [seen.worker_id for seen in known.live()] == ["late"], "the lost make room"
 
 
-def test_a_flood_of_strangers_is_not_measured_against_every_worker_each_time(few: int):
+def test_a_flood_of_unknown_workers_is_not_compared_with_every_known_worker(few: int):
     known, clock = workers()
     for number in range(few):
         known.record_heartbeat(beat(f"w{number}"), clock.monotonic())
@@ -334,7 +334,7 @@ def test_more_subjects_than_can_be_kept_are_forgotten_with_what_went_there(few: 
         Handshake(component_id="w1", ready_topics=tuple(f"job.{'x' * 100}{number}" for number in range(1_000))),
     ],
 )
-def test_a_worker_that_tells_more_than_can_be_kept_is_not_taken_in(said: WorkerHeartbeat | Handshake):
+def test_a_worker_whose_heartbeat_is_over_the_bounds_is_not_registered(said: WorkerHeartbeat | Handshake):
     known, clock = workers()
     told = known.record_heartbeat if isinstance(said, WorkerHeartbeat) else known.record_handshake
     told(said, clock.monotonic())  # pyright: ignore[reportArgumentType]
@@ -427,7 +427,7 @@ async def test_names_that_are_made_up_do_not_fill_the_ledger(rig: Rig):
     assert len(await rig.ledger.workers()) == FIRST_LEDGER_WRITES_MAX
 
 
-async def test_the_scheduler_is_called_when_a_worker_appears_and_when_one_has_room_again(rig: Rig):
+async def test_the_scheduler_is_called_when_a_worker_appears_and_when_one_has_capacity_again(rig: Rig):
     calls: list[int] = []
     rig.workers.appeared = lambda: calls.append(1)
     worker = await rig.worker("w1")

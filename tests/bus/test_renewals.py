@@ -196,7 +196,7 @@ async def test_another_process_renews_leases_from_the_next_heartbeat(rig_of: Ope
         assert await rig.state(held.job_id) == "DISPATCHED"
 
 
-async def test_the_holder_of_a_job_that_is_to_stop_is_told_once(rig_of: Opens):
+async def test_the_worker_of_a_job_with_a_cancel_request_gets_one_cancel(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         held = await _run(parts)
@@ -242,7 +242,7 @@ async def test_an_outage_of_the_bus_has_nothing_done_again(rig_of: Opens):
 
 
 @pytest.mark.requirement("D30")
-async def test_a_worker_that_is_not_heard_after_an_outage_is_lost(rig_of: Opens):
+async def test_a_worker_without_a_heartbeat_after_an_outage_is_lost(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:
         parts = parts_of(rig)
         held = await parts.dispatched(worker_id="w1")

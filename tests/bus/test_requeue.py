@@ -117,7 +117,7 @@ async def test_requeue_whose_process_died_after_the_submit_is_answered_with_the_
         )
 
 
-async def test_a_job_whose_labels_leave_no_room_for_ours_is_refused_and_not_made(rig: Rig):
+async def test_a_requeue_is_refused_when_the_labels_of_the_job_leave_no_space_for_ours(rig: Rig):
     parts = parts_of(rig)
     full = {f"n{n}": "x" for n in range(1_000)}
     await parts.result(await parts.dispatched(job_id="a", labels=full), "w1", Status.FAILED)

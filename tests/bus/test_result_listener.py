@@ -166,7 +166,7 @@ async def test_a_worker_that_stops_as_asked_cancels_the_job(rig: Rig):
 @pytest.mark.requirement("BUS-1", "BUS-6")
 @pytest.mark.parametrize("status", [Status.SUCCEEDED, Status.FAILED])
 @pytest.mark.parametrize("started", [True, False])
-async def test_an_end_within_the_grace_of_a_cancel_counts_whether_its_start_was_told_or_not(
+async def test_a_result_within_the_grace_of_a_cancel_counts_with_and_without_a_start_packet(
     rig: Rig, started: bool, status: Status
 ):
     parts = parts_of(rig)
@@ -285,7 +285,7 @@ class Racing:
     "status, state",
     [(Status.FAILED_RETRYABLE, "SCHEDULED"), (Status.FAILED, "FAILED"), (Status.SUCCEEDED, "SUCCEEDED")],
 )
-async def test_a_result_that_meets_the_start_of_its_own_job_counts(rig_of: Opens, status: Status, state: str):
+async def test_a_result_that_arrives_with_the_start_of_its_own_job_counts(rig_of: Opens, status: Status, state: str):
     async with rig_of(topics={TOPIC: {"idempotent": True, "max_attempts": 3}}) as rig:
         other, racing = parts_of(rig, name="process-2"), Racing(rig.ledger)
         parts = parts_of(rig, ledger=racing)  # type: ignore[arg-type]
@@ -298,7 +298,7 @@ async def test_a_result_that_meets_the_start_of_its_own_job_counts(rig_of: Opens
 
 
 @pytest.mark.requirement("BUS-6")
-async def test_a_result_that_meets_the_start_of_its_job_by_another_worker_is_foreign(rig_of: Opens):
+async def test_a_result_that_arrives_with_the_start_of_its_job_by_another_worker_is_foreign(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"idempotent": True, "max_attempts": 3}}) as rig:
         other, racing = parts_of(rig, name="process-2"), Racing(rig.ledger)
         parts = parts_of(rig, ledger=racing)  # type: ignore[arg-type]
@@ -537,7 +537,7 @@ async def test_an_epoch_that_never_was_is_stale(rig: Rig):
     assert answer.message == "refused: stale"
 
 
-async def test_our_own_packets_are_not_heard(rig: Rig):
+async def test_the_result_listener_ignores_our_own_packets(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched()
     result = JobResult(job_id=held.wire_id, status=Status.SUCCEEDED, worker_id=SENDER)

@@ -63,7 +63,7 @@ async def test_job_is_dispatched_to_a_subscriber_of_its_topic(rig: Rig):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("BUS-2")
-async def test_a_large_request_goes_out_whole(rig: Rig):
+async def test_a_large_request_is_dispatched_unchanged(rig: Rig):
     worker = await rig.worker("w1", TOPIC)
     env = {f"name{number}": "x" * 1_000 for number in range(20)}
     job_id = await rig.submit(env=env)
@@ -73,7 +73,7 @@ async def test_a_large_request_goes_out_whole(rig: Rig):
     assert await rig.state(job_id) == "DISPATCHED"
 
 
-async def test_a_pass_that_the_ledger_ends_leaves_no_room_taken(rig_of: Opens):
+async def test_a_scheduler_pass_that_a_ledger_error_ends_reserves_no_capacity(rig_of: Opens):
     async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
         worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 2})
         await rig.submit()
@@ -488,7 +488,7 @@ async def test_constraints_that_no_order_can_carry_end_the_job_with_the_reason(r
 
 
 @pytest.mark.requirement("BUS-3", "BUS-4")
-async def test_a_job_that_may_not_go_takes_no_room(rig_of: Opens):
+async def test_a_job_that_is_not_allowed_reserves_no_capacity(rig_of: Opens):
     async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
         worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 1})
         rig.kernel.says(DecisionKind.DENY)

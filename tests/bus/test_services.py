@@ -108,7 +108,7 @@ SPLITS = [(BOTH,), (frozenset({BusRole.SCHEDULER}), frozenset({BusRole.RECONCILE
 
 @pytest.mark.requirement("BUS-1", "BUS-2", "BUS-12")
 @pytest.mark.parametrize("split", SPLITS, ids=["together", "apart"])
-async def test_jobs_go_all_the_way_and_clients_hear_how_they_ended(
+async def test_jobs_run_to_their_end_and_clients_receive_the_results(
     url: str, tmp_path: Path, split: tuple[frozenset[BusRole], ...]
 ):
     async with fleet(url, tmp_path / "objects", *split) as (trellis, bus):

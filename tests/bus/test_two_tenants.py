@@ -44,7 +44,7 @@ async def parent(request: pytest.FixtureRequest, rig: Rig) -> str:
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D62", "BUS-8")
-async def test_a_strangers_failed_step_undoes_nothing(rig: Rig, parent: str):
+async def test_a_failed_step_of_another_tenant_compensates_nothing(rig: Rig, parent: str):
     parts = parts_of(rig)
     await step(rig, "s0", 0, compensation=UNDO)
     await end(parts, "s0")
@@ -60,7 +60,7 @@ async def test_a_strangers_failed_step_undoes_nothing(rig: Rig, parent: str):
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D62", "BUS-8")
-async def test_a_strangers_step_holds_up_nobody(rig: Rig, parent: str):
+async def test_a_step_of_another_tenant_delays_no_workflow(rig: Rig, parent: str):
     worker = await rig.worker("w1", TOPIC)
     await step(rig, "never", 0, by=STRANGER, topic="job.unserved")
     await step(rig, "s1", 1)
@@ -73,7 +73,7 @@ async def test_a_strangers_step_holds_up_nobody(rig: Rig, parent: str):
 
 
 @pytest.mark.requirement("D62")
-async def test_a_strangers_failed_step_ends_nobody(rig: Rig):
+async def test_a_failed_step_of_another_tenant_ends_no_workflow(rig: Rig):
     parts = parts_of(rig)
     await step(rig, "bad", 0, by=STRANGER)
     await step(rig, "s1", 1)
@@ -98,7 +98,7 @@ async def test_cancel_of_a_job_with_the_id_of_another_tenants_parent_ends_no_chi
 
 
 @pytest.mark.requirement("D62", "BUS-7")
-async def test_a_strangers_cancelled_parent_takes_away_no_retry(rig_of: Opens):
+async def test_a_cancelled_parent_of_another_tenant_prevents_no_retry(rig_of: Opens):
     async with rig_of(topics=ONCE) as rig:
         parts = parts_of(rig)
         await step(rig, "s0", 0)

@@ -352,7 +352,7 @@ async def test_workflow_is_reloaded_when_the_retried_step_is_ambiguous(rig: Rig)
 
 
 @pytest.mark.requirement("BUS-8")
-async def test_numbers_may_have_gaps(rig: Rig):
+async def test_step_numbers_of_a_workflow_may_have_gaps(rig: Rig):
     parts = parts_of(rig)
     await step(rig, "first", 1)
     await step(rig, "next", 9)
@@ -572,7 +572,7 @@ async def test_children_beyond_the_bound_are_not_looked_at(rig: Rig, monkeypatch
     assert read == {"children": 2}, "it is only asked whether one was removed"
 
 
-async def test_children_that_were_removed_make_room_for_others(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+async def test_removed_children_no_longer_count_toward_the_limit_of_children(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trellis.bus.outcomes.workflows.CHILDREN_MAX", 4)
     monkeypatch.setattr("trellis.bus.outcomes.workflows.PAGE", 2)
     parts, workflows = parts_of(rig), WorkflowReader(tree=JobTree(ledger=rig.ledger, topics=rig.topics))
@@ -693,7 +693,7 @@ async def _turns(tree: JobTree, indexes: range) -> list[object]:
 
 @pytest.mark.requirement("BUS-8", "D39")
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_scheduler_that_remembers_lets_go_the_same_steps_as_one_that_reads_all(rig: Rig, seed: int):
+async def test_a_scheduler_with_a_cache_releases_the_same_steps_as_one_without(rig: Rig, seed: int):
     story, workflows = Story(rig, seed), WorkflowReader(tree=rig.scheduler._tree)
     indexes = range(5)
     for _ in range(ACTS):
@@ -727,6 +727,6 @@ async def _told(folder: Path, seed: int, *, remembers: bool) -> dict[str, list[s
 
 @pytest.mark.requirement("BUS-8", "D36", "D39")
 @pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(3, 60))])
-async def test_an_aftermath_that_remembers_does_the_same_as_one_that_forgets(tmp_path: Path, seed: int):
+async def test_an_outcome_reconciler_with_a_cache_does_the_same_as_one_without(tmp_path: Path, seed: int):
     remembered = await _told(tmp_path / "remembers", seed, remembers=True)
     assert remembered == await _told(tmp_path / "forgets", seed, remembers=False)

@@ -228,7 +228,7 @@ def test_ledger_that_broke_a_rule_before_it_was_saved_is_restored_on_request(sma
     assert (taken.code, taken.record["violations"]) == (0, 1)
 
 
-def test_two_backups_at_once_under_one_name_leave_the_first_whole(small: Terminal, tmp_path: Path):
+def test_two_backups_at_once_under_one_name_leave_the_first_complete(small: Terminal, tmp_path: Path):
     file = tmp_path / "b.tar"
     first, second = ArchiveWriter(file), ArchiveWriter(file)
     body = tmp_path / "objects" / "folder0" / "0.json"

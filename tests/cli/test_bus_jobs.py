@@ -276,7 +276,7 @@ def test_approver_of_a_job_is_shown_until_it_is_held_for_approval_again(local: T
 
 
 @pytest.mark.requirement("BUS-2")
-def test_a_failure_is_told_with_worker_code_and_time(local: Terminal):
+def test_a_failed_bus_job_is_shown_with_worker_code_and_time(local: Terminal):
     job_id = local.submit("--topic", "job.echo")
     failed(local.url, job_id)
     shown = " ".join(local("job", "show", job_id).out.split())
@@ -311,7 +311,7 @@ def test_text_of_a_worker_cannot_control_the_terminal(local: Terminal):
         assert not set("\x1b\x07\x9b\u202e") & set(told), arguments
 
 
-def test_strange_words_in_colour_command_no_terminal_either(capsys: pytest.CaptureFixture[str]):
+def test_control_characters_are_escaped_on_a_coloured_terminal(capsys: pytest.CaptureFixture[str]):
     output, told = Output(as_json=False), Text.assemble(("no ", "red"), "\x1b]0;mine \u202e", " [x]")
     output.facts([("error", told)])
     output.listing([told], [ListingColumn[Text](title="ERROR", cell=lambda one: one)], empty="")
@@ -341,7 +341,7 @@ def test_approver_sees_everything_sent_to_the_worker_including_invisible_charact
 
 
 @pytest.mark.requirement("D45", "BUS-9")
-def test_approver_is_told_how_to_see_the_input_of_the_worker(local: Terminal):
+def test_an_approval_names_the_command_that_shows_the_input_of_the_worker(local: Terminal):
     job_id = local.submit("--topic", "job.files.delete", '{"path": "/srv/old"}')
     held(local.url, job_id)
     order = f"trellis job context {job_id}"

@@ -17,7 +17,7 @@ def test_a_script_for_each_shell_asks_this_program(shell: str, capsys: pytest.Ca
     "line, offered",
     [("trellis propo", "proposals"), ("trellis dlq re", "requeue"), ("trellis run --wa", "--watch")],
 )
-def test_a_line_is_completed(
+def test_a_command_line_is_completed_by_the_shell(
     line: str, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("_TRELLIS_COMPLETE", "complete_bash")

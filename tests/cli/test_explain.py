@@ -113,7 +113,7 @@ def test_a_worker_that_drained_does_not_count():
     assert "none that serves its type is alive" in text
 
 
-def test_a_suspect_is_said_to_run_alone():
+def test_explain_says_that_a_quarantined_job_runs_alone():
     alone = worker(info=b'{"types": ["mail.send"], "alone": "j-9"}')
     assert "held by w-1, where it runs alone." in story(held(deaths=2))
     assert "ready: a worker may take it now and will run it alone." in story(job(deaths=2), workers=(worker(),))
@@ -187,14 +187,14 @@ def test_the_last_attempt_of_a_silent_holder_ends_in_the_dead_letters():
     assert "The next sweep finds its lease over: it goes to dead_lettered." in text
 
 
-def test_a_soft_cancel_and_deaths_are_told():
+def test_explain_shows_a_soft_cancel_and_worker_deaths():
     text = story(held(cancel_requested=True, cancel_due_at=NOW + timedelta(seconds=18), deaths=1))
     assert "Somebody asked it to stop" in text
     assert "1 worker died while running it" in text
     assert "When the grace period is over in 18 s, the sweep makes it cancelled" in text
 
 
-def test_a_deadline_is_told():
+def test_explain_shows_a_deadline():
     assert "At its deadline in 1 min 30 s" in story(job(deadline_at=NOW + timedelta(seconds=90)))
 
 

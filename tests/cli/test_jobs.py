@@ -34,7 +34,7 @@ def test_listings_filter_and_page(trellis: Terminal, work):
     assert rest.err == ""
 
 
-def test_a_table_is_for_people_and_is_whole_in_a_pipe(trellis: Terminal):
+def test_a_table_is_cut_for_a_terminal_and_complete_in_a_pipe(trellis: Terminal):
     job_id = trellis.submit("a.type.with.a.long.name." + "x" * 100)
     header, row = trellis("jobs").out.splitlines()
     assert header.split() == ["JOB", "TYPE", "STATUS", "TRY", "AGE", "WAITS", "FOR"]
@@ -57,7 +57,7 @@ def test_a_ready_job_of_a_type_with_a_rate_waits_for_it(local: Terminal):
     assert "rate" not in free
 
 
-def test_no_job_is_said_beside_the_answer(trellis: Terminal):
+def test_an_empty_list_of_jobs_is_noted_on_stderr_and_not_in_the_answer(trellis: Terminal):
     answer = trellis("jobs")
     assert (answer.code, answer.out) == (0, "")
     assert "No job" in answer.err
@@ -86,7 +86,7 @@ def test_a_cursor_that_no_page_gave_is_refused(trellis: Terminal):
     assert (answer.code, "cursor" in answer.err) == (2, True)
 
 
-def test_show_tells_the_whole_story(trellis: Terminal, work):
+def test_show_prints_the_job_its_events_and_its_result(trellis: Terminal, work):
     job_id = trellis.submit("double", "21")
     work(trellis.url)
     shown = trellis("job", "show", job_id)

@@ -119,7 +119,7 @@ def test_a_server_that_does_not_answer_is_named_without_its_password(local: Term
     assert "geheim" not in answer.err + answer.out + told.out + told.err
 
 
-def test_unreachable_database_server_is_reported_in_plain_words(local: Terminal):
+def test_an_unreachable_database_server_is_reported_with_host_and_port(local: Terminal):
     refused = local("jobs", ledger="postgresql://127.0.0.1:1/db")
     assert "nothing listens at 127.0.0.1, port 1" in refused.err
     unknown = local("jobs", ledger="postgresql://no-such-host.invalid/db")
@@ -128,7 +128,7 @@ def test_unreachable_database_server_is_reported_in_plain_words(local: Terminal)
     assert "gaierror" not in unknown.err
 
 
-def test_a_login_without_rights_is_told_which_role_it_lacks(
+def test_an_error_names_the_role_that_a_database_login_lacks(
     local: Terminal, postgres_server: PostgresServer, new_postgres_database: Callable[..., str], postgres_template: str
 ):
     """The ledger is current: `trellis migrate` would not help."""
@@ -314,7 +314,7 @@ def test_doctor_reports_settings_that_do_not_exist(local: Terminal, monkeypatch:
     assert (other.code, "TRELLIS_CONCURRENCY" in other.err) == (0, True)
 
 
-def test_version_names_what_the_program_stands_on(local: Terminal):
+def test_version_names_trellis_python_and_sqlite(local: Terminal):
     assert set(local("version", "--json").record) >= {"trellis", "python", "sqlite"}
     assert local.bare("--version").out.startswith("trellis ")
 

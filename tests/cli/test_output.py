@@ -81,7 +81,7 @@ def test_a_line_of_the_log_hides_nothing(form: str, capsys: pytest.CaptureFixtur
         assert (told["name"], told["correlation_id"]) == (f"a{HIDDEN}b é 🎻", "press-7")
 
 
-def test_bytes_of_a_stranger_are_harmless_on_a_terminal_and_as_they_are_in_a_pipe(
+def test_result_bytes_are_escaped_on_a_terminal_and_unchanged_in_a_pipe(
     capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ):
     body = "{}\u009b2J\u202e\xff".encode() + b"\xff"

@@ -63,7 +63,7 @@ def application(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_runs_jobs_until_it_is_told_to_stop(local: Terminal, application: str, tmp_path: Path, number):
+def test_a_worker_runs_jobs_until_it_gets_a_stop_signal(local: Terminal, application: str, tmp_path: Path, number):
     with running("worker", application, "--ledger", local.url, "--name", "w-7", cwd=tmp_path) as process:
         assert local("submit", "double", "21", "--wait", "60s").out == "42\n"
         (seen,) = local("workers", "--json").records
@@ -75,7 +75,7 @@ def test_a_worker_runs_jobs_until_it_is_told_to_stop(local: Terminal, applicatio
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_worker_on_postgresql(trellis: Terminal, application: str, tmp_path: Path):
+def test_a_worker_process_runs_jobs_on_postgresql(trellis: Terminal, application: str, tmp_path: Path):
     with running("worker", application, "--ledger", trellis.url, "--concurrency", "2", cwd=tmp_path) as process:
         assert trellis("submit", "double", "21", "--wait", "60s").out == "42\n"
         process.send_signal(signal.SIGTERM)
@@ -155,7 +155,7 @@ def test_a_reader_that_has_had_enough_is_no_error(local: Terminal, tmp_path: Pat
     assert (process.returncode, errors) == (141, "")
 
 
-def test_up_serves_until_it_is_told_to_stop(local: Terminal, tmp_path: Path):
+def test_up_serves_until_it_gets_a_stop_signal(local: Terminal, tmp_path: Path):
     address = f"sqlite:///{tmp_path / 'fresh' / 'ledger.db'}"
     with running("up", "--ledger", address, cwd=tmp_path) as process:
         assert process.stdout is not None

@@ -92,7 +92,7 @@ def test_invalid_queue_job_is_refused_with_the_reason(planted: Terminal):
     assert planted("jobs", "--json").records == []
 
 
-def test_a_leased_job_may_have_the_same_name_when_it_is_said(planted: Terminal):
+def test_submit_takes_a_leased_job_of_the_same_type_name_when_the_lifecycle_is_given(planted: Terminal):
     job_id = planted.submit("RESEARCH", QUESTION, "--lifecycle", "leased-job")
     assert planted("job", "show", job_id, "--json").record["lifecycle"] == "leased-job"
 
@@ -147,7 +147,7 @@ def test_explain_of_a_job_of_a_paused_agent_names_who_paused_it_why_and_the_reme
     assert f"agents resume {VIOLIN}" not in planted("job", "explain", job_id).out
 
 
-def test_failed_queue_jobs_are_told_of_beside_the_dead_letters(planted: Terminal):
+def test_failed_queue_jobs_are_listed_beside_the_dead_letters(planted: Terminal):
     failed, cancelled = planted.submit(*RESEARCH), planted.submit("RESEARCH", QUESTION, "--agent", "architect-guardian")
     assert planted("job", "cancel", cancelled).code == 0
     assert planted("dlq").err == "No dead letters.\n"

@@ -71,7 +71,7 @@ def test_explain_of_a_run_of_a_stopped_agent_names_the_remedy(planted: Terminal)
         assert "projector" not in told
 
 
-def test_a_wait_is_told_with_its_length():
+def test_a_waiting_run_is_shown_with_the_length_of_its_wait():
     wait = UpstreamWait(NOW - timedelta(minutes=4), "The object store did not answer get 'a': 503; try again.")
     assert wait_words(wait, NOW) == (
         "It waits since 2026-03-01 11:56:00 UTC (4 min): The object store did not answer get 'a': 503; try again."

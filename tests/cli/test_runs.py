@@ -298,7 +298,7 @@ def test_a_running_run_is_asked_to_stop_or_ended_now(planted: Terminal):
     assert planted("runs", "cancel", run_id, "--hard").out == f"{run_id} is failed\n"
 
 
-def test_an_id_that_no_run_has_is_said_so(planted: Terminal):
+def test_an_unknown_run_id_is_reported(planted: Terminal):
     for id_, wrong in (
         ("run_2026-02-14_080000_abc123", "There is no run run_2026-02-14_080000_abc123; `trellis runs"),
         ("run_2026-02-14_abc123", "A queue job that no run submitted has a run id of its own."),

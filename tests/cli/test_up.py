@@ -70,7 +70,7 @@ def up(folder: Path, *arguments: str, **environment: str) -> Iterator[Up]:
 
 
 @pytest.mark.requirement("RUN-10")
-def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_when_it_is_told(
+def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_on_a_signal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     with up(tmp_path, "--roles", "gateway", "--demo") as running:

@@ -28,7 +28,7 @@ KEY = symmetric_key(b"a key of 32 bytes or more, for tests of up", issuer="trell
 
 
 @pytest.mark.requirement("NLM-1", "D42")
-def test_the_backend_alone_answers_takes_no_stranger_and_stops_when_it_is_told(tmp_path: Path):
+def test_the_nlm_backend_alone_answers_refuses_requests_without_a_token_and_stops_on_a_signal(tmp_path: Path):
     environment = {"TRELLIS_NLM_PORT": "0", "TRELLIS_GATEWAY": "https://gateway.example"}
     with up(tmp_path, "--roles", "nlm", **environment) as running:
         found = re.search(r"^nlm +(http://127\.0\.0\.1:\d+)$", running.said, re.MULTILINE)

@@ -66,7 +66,7 @@ def test_contradictory_or_unknown_settings_are_refused(
 
 
 @pytest.mark.parametrize("value", ["\x00 no such", "-1", "999999999999999999999", "nan", "", "x" * 5_000])
-def test_a_wrong_value_of_any_setting_is_told_in_our_own_words(value: str, tmp_path: Path):
+def test_a_wrong_value_of_any_setting_raises_our_own_error(value: str, tmp_path: Path):
     told = dict[str, str]()
     for name in Settings.model_fields:
         try:

@@ -92,7 +92,7 @@ async def test_failed_batch_raises_for_every_caller_and_the_next_batch_is_sent()
     assert await batcher.put(4) == 40
 
 
-async def test_calls_with_the_same_key_that_meet_share_one_and_its_error():
+async def test_concurrent_calls_with_the_same_key_share_one_call_and_its_error():
     calls: list[str] = []
     gate = asyncio.Event()
 

@@ -49,7 +49,7 @@ def test_an_expression_that_can_be_due_is_taken(expression: str):
         ("* " * 200, "characters"),
     ],
 )
-def test_an_expression_that_can_never_be_due_is_told(expression: str, problem: str):
+def test_a_cron_expression_that_is_never_due_is_refused(expression: str, problem: str):
     found = cron_problem(expression)
     assert found is not None
     assert problem in found

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("extra", Extra)
-def test_a_missing_package_is_told_by_the_name_of_its_extra(extra: Extra, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_a_missing_package_names_its_extra(extra: Extra, monkeypatch: pytest.MonkeyPatch) -> None:
     package = min(PACKAGES[extra])
     for module in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)

@@ -124,7 +124,7 @@ async def test_subscribers_that_began_at_different_times_renew_at_the_same_time(
     assert all(after - before <= 2 for before, after in pairwise(renewed["reader"]))
 
 
-async def test_every_task_of_a_process_that_was_taken_over_is_told(ledger: Ledger, clock: FakeClock):
+async def test_every_task_of_a_subscription_that_was_taken_over_raises_taken_over(ledger: Ledger, clock: FakeClock):
     first, second = reader(ledger, clock, "first"), reader(ledger, clock, "second")
     await first.run_once()
     clock.advance(first.options.lease_s + 1)

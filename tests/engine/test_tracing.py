@@ -147,7 +147,7 @@ def test_work_for_several_is_linked_to_each():
         assert f"{link.context.trace_id:032x}" == "a" * 32
 
 
-def test_an_error_is_told_and_raised_and_a_cancellation_is_none():
+def test_a_span_records_an_error_and_raises_it_and_a_cancellation_is_no_error():
     with recorded() as spans:
         with pytest.raises(ValueError, match="seven"), tracing.span("broken"):
             raise ValueError("seven " * 1_000)
@@ -177,7 +177,7 @@ class Failing(SpanProcessor):
 
 @pytest.mark.requirement("OBS-6")
 @pytest.mark.parametrize("where", ["start", "end"])
-def test_a_tracing_library_that_fails_is_told_once_and_breaks_nothing(
+def test_a_failing_tracing_library_is_logged_once_and_breaks_nothing(
     where: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tracing, "_complaints", set[str]())
@@ -192,7 +192,9 @@ def test_a_tracing_library_that_fails_is_told_once_and_breaks_nothing(
     assert [record.getMessage().split()[0] for record in caplog.records] == ["tracing_failed"]
 
 
-def test_complaints_have_a_bound(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+def test_logged_failures_of_the_tracing_library_are_bounded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(tracing, "_complaints", {f"Error: {n}" for n in range(tracing.COMPLAINTS_MAX)})
     with broken(Failing("start")), tracing.span("work"):
         pass

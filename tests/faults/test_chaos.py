@@ -24,7 +24,7 @@ async def test_chaos_keeps_every_promise_and_reaches_every_rare_path(bench: Benc
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("round_", range(5))
 @pytest.mark.requirement("DJ-2", "DJ-3", "DJ-7", "D2", "D6", "D31", "DJ-4", "DJ-8")
-async def test_long_chaos(bench: Bench, round_: int, figures):
+async def test_long_chaos_keeps_every_promise(bench: Bench, round_: int, figures):
     reached = await run_chaos(bench, clients=6, steps=500, seed=SEED + 1_000 * round_)
     await bench.check()
     figures(**reached)

@@ -123,7 +123,7 @@ def _own(folder: Path) -> None:
         os.chown(folder, entry.pw_uid, entry.pw_gid)
 
 
-async def test_a_disk_that_becomes_read_only_is_said_so_on_sqlite(tmp_path: Path):
+async def test_a_disk_that_becomes_read_only_is_reported_on_sqlite(tmp_path: Path):
     with small_disk(tmp_path / "disk", 16) as disk:
         url = f"sqlite:///{disk / 'ledger.db'}"
         ledger = await open_ledger(url)
@@ -148,7 +148,7 @@ async def submit_somehow(url: str) -> None:
         await ledger.close()
 
 
-async def test_a_read_only_server_is_said_so_on_postgres(fault_server: PostgresServer, timed_database: str):
+async def test_a_read_only_server_is_reported_on_postgres(fault_server: PostgresServer, timed_database: str):
     url = fault_server.url(timed_database, LOGIN)
     fault_server.sql(f'ALTER DATABASE "{timed_database}" SET default_transaction_read_only = on')
     ledger = await open_ledger(url, hints=False)

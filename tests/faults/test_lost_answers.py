@@ -43,7 +43,7 @@ async def test_every_lost_exchange_has_one_effect_and_its_caller_learns_it(bench
 
 @by_group
 @pytest.mark.requirement("DJ-21")
-async def test_after_the_window_asking_again_tells_what_happened(bench: Bench, group: str):
+async def test_a_repeated_call_after_an_unknown_outcome_returns_what_happened(bench: Bench, group: str):
     hasty = await bench.open_shaky(IMPATIENT)
     for number, verb in enumerate(GROUPS[group]):
         await lose_for_good(bench, hasty, verb, (Kind.ANSWER_LOST, Kind.ANSWER_LOST, Kind.REQUEST_LOST)[number % 3])
@@ -72,7 +72,7 @@ async def test_a_commit_that_never_arrives_is_unknown_until_the_server_gives_up_
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
 @pytest.mark.requirement("DJ-21")
-async def test_a_thousand_lost_answers(bench: Bench, figures):
+async def test_a_thousand_lost_answers_have_one_effect_each(bench: Bench, figures):
     lost = Counter(await lose_all(bench, product(VERBS, Kind, range(ROUNDS_PROVE))))
     figures(**{kind.name.lower(): times for kind, times in lost.items()})
     assert sum(lost.values()) >= 1_000

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.effects import EFFECTS_APPLICATION
 from trellis import connect
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
@@ -20,19 +21,10 @@ from trellis.ledgers.postgres.migrate import migrate
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = "d480ad20"
 """The commit of the older version: the last one with schema version 22."""
-APP = """
-import asyncio, os
-from trellis import App, Context
-
-app = App()
-
+APP = f"""{EFFECTS_APPLICATION}
 @app.job("effect", lease_s=30)
 async def effect(ctx: Context, payload: int) -> int:
-    await asyncio.sleep(0.05)
-    descriptor = os.open(os.environ["EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(descriptor, f"{payload}\\n".encode())
-    os.close(descriptor)
-    return payload
+    return await leave_line(payload)
 
 @app.job("flaky", lease_s=30)
 async def flaky(ctx: Context, payload: int) -> int:

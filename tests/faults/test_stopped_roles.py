@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.effects import EFFECTS_APPLICATION
 from tests.faults.fleet import POLL_S
 from tests.servers.nats import NatsServer, running_nats
 from trellis.app.settings import Settings
@@ -32,19 +33,7 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.artifact import ARTIFACT
 
-APPLICATION = """
-import asyncio, os
-from trellis import App, Context
-
-app = App()
-
-async def leave_line(word: str) -> str:
-    await asyncio.sleep(0.05)
-    descriptor = os.open(os.environ["EFFECTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(descriptor, f"{word}\\n".encode())
-    os.close(descriptor)
-    return word
-
+APPLICATION = f"""{EFFECTS_APPLICATION}
 @app.job("effect", lease_s=30)
 async def effect(ctx: Context, word: str) -> str:
     return await leave_line(word)

@@ -299,7 +299,7 @@ async def test_poison_in_a_fleet_kills_as_often_as_declared_and_takes_no_neighbo
 
 @pytest.mark.prove
 @pytest.mark.requirement("DJ-7", "D2")
-async def test_handlers_of_a_worker_that_was_stopped_are_told_as_soon_as_it_wakes(
+async def test_handlers_of_a_stopped_worker_learn_of_their_lost_lease_as_soon_as_it_wakes(
     ledger: Ledger, ledger_url: str, tmp_path: Path, nursery: Nursery, figures
 ):
     go = tmp_path / "go"

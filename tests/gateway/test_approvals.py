@@ -26,7 +26,7 @@ async def kinds(gateway: Gateway, job_id: str) -> list[str]:
 
 @pytest.mark.requirement("D45", "BUS-4")
 @pytest.mark.parametrize("role", ["owner", "control-plane"])
-async def test_a_held_job_is_let_go_or_denied_by_its_own_route(gateway: Gateway, role: str):
+async def test_a_job_held_for_approval_is_approved_or_denied_by_its_own_route(gateway: Gateway, role: str):
     client, ledger = gateway.client(role, name="iryna"), gateway.instance.ledger
     yes, no = await held(ledger), await held(ledger)
     let_go = await client.post(f"/jobs/{yes}/approval", json={"decision": "approve", "policy_hash": PEOPLE.hash})

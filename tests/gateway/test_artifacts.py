@@ -296,7 +296,7 @@ async def test_backend_gets_404_for_its_staged_artifact_and_403_for_a_foreign_on
     assert [(one.status_code, one.json()["code"]) for one in answers] == [(404, "NOT_FOUND"), (403, "FORBIDDEN")]
 
 
-async def test_an_artifact_whose_bytes_are_lost_is_told_as_such(gateway: Gateway):
+async def test_an_artifact_whose_bytes_are_lost_is_reported_as_such(gateway: Gateway):
     instance = gateway.instance
     lease = await waiting(gateway)
     current = await instance.ledger.job(lease.job_id)

@@ -93,7 +93,7 @@ def test_long_body_that_is_no_json_is_refused_at_once(body: bytes, told: str):
         parse(body)
 
 
-async def test_a_large_body_that_is_wrong_everywhere_is_not_told_where(door: Door):
+async def test_a_large_body_with_many_errors_is_refused_without_a_list_of_them(door: Door):
     names = b",".join(b'"a name that nobody knows %d":0' % number for number in range(ERRORS_TOLD_MAX * 2))
     inside = b'{"summary": "s", "updates": [{' + names + b"}]}"
     for path, body in (("/jobs", b"{" + names + b', "type": "a"}'), (f"/memory/{VIOLIN}/propose", inside)):

@@ -191,7 +191,7 @@ async def test_invalid_bus_request_is_refused_with_its_field_and_stores_no_job(g
 
 
 @pytest.mark.requirement("BUS-9", "BUS-2")
-async def test_a_job_that_succeeded_tells_its_worker_and_its_result_is_fetched(gateway: Gateway):
+async def test_a_succeeded_bus_job_shows_its_worker_and_its_result_is_fetched(gateway: Gateway):
     steps = await submitted(gateway)
     pending = await shown(steps)
     assert (pending["worker_id"], pending["dispatch"], pending["decision"]) == (None, None, None)
@@ -249,7 +249,7 @@ async def test_a_worker_cannot_show_a_reader_what_is_kept_as_something_else_than
 
 
 @pytest.mark.requirement("BUS-2")
-async def test_a_failure_is_told_with_code_and_message_and_has_no_result(gateway: Gateway):
+async def test_a_failed_bus_job_is_shown_with_code_and_message_and_has_no_result(gateway: Gateway):
     steps = await submitted(gateway)
     report = {"error_code": "BAD_INPUT", "error_message": "no text", "execution_ms": 3}
     await steps.reported(await steps.dispatched(), Trigger.FAIL, **report)
@@ -397,7 +397,7 @@ async def test_input_of_a_worker_is_readable_to_readers_of_its_job(gateway: Gate
 
 
 @pytest.mark.requirement("BUS-9")
-async def test_a_pointer_to_what_somebody_else_named_is_followed_for_those_alone_who_decide(gateway: Gateway):
+async def test_a_context_pointer_to_another_object_is_followed_only_for_roles_that_approve(gateway: Gateway):
     objects, ada = gateway.instance.objects, gateway.client("submitter", name="ada")
     await objects.put("bus/ctx/of-eve", b"the payload of somebody else", when=CREATE)
     for number, key in enumerate(("of-eve", "of-nobody")):

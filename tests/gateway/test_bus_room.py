@@ -54,7 +54,7 @@ async def test_too_much_is_answered_with_what_to_do_and_leaves_nothing_behind(ga
 
 
 @pytest.mark.requirement("D51")
-async def test_an_entry_of_the_inbox_waits_for_room(gateway: Gateway, clock: FakeClock):
+async def test_an_inbox_entry_waits_while_the_backlog_is_full(gateway: Gateway, clock: FakeClock):
     client = gateway.client("owner", name="olena")
     for n in (1, 2):
         await client.post("/jobs", json=asked(n, job_id=f"j{n}"))

@@ -254,7 +254,7 @@ async def test_over_a_connection_what_is_too_much_or_too_slow_is_answered_before
         assert (await client.get("/system/health")).status_code == 200
 
 
-async def test_a_whole_body_in_chunks_is_taken_like_any_other(port: int):
+async def test_a_chunked_body_is_accepted_like_any_other(port: int):
     body = b'{"agent_slug": "nobody"}'
     pieces = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in (body[:9], body[9:])) + b"0\r\n\r\n"
     status, problem = await _exchange(port, _head("Transfer-Encoding: chunked"), pieces)

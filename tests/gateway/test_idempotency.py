@@ -178,9 +178,7 @@ async def test_run_is_cancelled_once_per_key_and_a_second_cancel_is_409(gateway:
 
 @pytest.mark.requirement("D27", "DJ-21")
 @pytest.mark.parametrize("kind", ["jobs", "runs"])
-async def test_a_wish_to_cancel_under_a_key_is_answered_as_the_first_time_also_after_the_grace(
-    gateway: Gateway, kind: str
-):
+async def test_a_repeated_cancel_with_a_key_gets_the_first_answer_also_after_the_grace(gateway: Gateway, kind: str):
     client, path = gateway.client("control-plane", "owner", name="iryna"), f"/{kind}/{await held(gateway, kind)}/cancel"
     first = await client.post(path, json={"mode": "soft"}, headers=keyed("press"))
     assert (first.status_code, first.json()["status"]) == (200, "running")
@@ -193,7 +191,7 @@ async def test_a_wish_to_cancel_under_a_key_is_answered_as_the_first_time_also_a
     assert (await client.post(path, json={"mode": "soft"}, headers=keyed("other"))).status_code == 409
 
 
-async def test_answers_to_wishes_are_kept_for_a_day_and_do_not_gather(gateway: Gateway):
+async def test_answers_to_cancels_with_a_key_are_kept_for_a_day_and_then_removed(gateway: Gateway):
     client, path = gateway.client("control-plane"), f"/jobs/{await held(gateway, 'jobs', lease_s=1e6)}/cancel"
     for day in range(4):
         await client.post(path, headers=keyed(f"press {day}"))

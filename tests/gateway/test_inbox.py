@@ -376,7 +376,7 @@ async def test_an_entry_that_died_after_its_effect_makes_no_second_one(gateway: 
 
 
 @pytest.mark.requirement("D51", "D25")
-async def test_an_entry_waits_while_its_agent_has_too_many_runs_and_is_served_when_there_is_room(gateway: Gateway):
+async def test_an_entry_waits_while_its_agent_has_too_many_runs_and_begins_one_afterwards(gateway: Gateway):
     usual = gateway.instance.inbox(GATEWAY)
     crowded = replace(usual, layer=replace(gateway.instance.layer, waiting_max=1))
     run = (await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id

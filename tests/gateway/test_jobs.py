@@ -37,7 +37,7 @@ async def claimed(gateway: Gateway, type_: str = "work") -> Lease:
     return found.lease
 
 
-async def test_a_job_is_submitted_with_everything_that_was_said_about_it(gateway: Gateway):
+async def test_a_job_is_submitted_with_every_option_of_the_request(gateway: Gateway):
     wish = {
         "type": "index.document",
         "payload": {"id": 7, "ü": [1.5, None]},
@@ -421,7 +421,7 @@ async def test_job_that_succeeded_despite_a_cancel_request_names_the_requester(g
 
 
 @pytest.mark.requirement("DJ-20", "DJ-15")
-async def test_why_a_job_shall_stop_and_what_it_made_are_told(gateway: Gateway):
+async def test_a_job_shows_the_cause_of_its_cancel_request_and_its_artifacts(gateway: Gateway):
     job_id = await job(gateway)
     lease, admin = await claimed(gateway), gateway.client("control-plane", name="olga")
     await admin.post(f"/jobs/{job_id}/cancel", json={"reason": "wrong customer"})

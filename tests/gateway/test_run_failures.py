@@ -41,7 +41,7 @@ def damaged(file: Path) -> None:
     "harm, status, code", [(unreadable, 502, "UPSTREAM_UNAVAILABLE"), (damaged, 500, "INTERNAL_ERROR")]
 )
 @pytest.mark.parametrize("part", ["status", "manifest"])
-async def test_a_read_that_meets_a_store_that_fails_says_so(
+async def test_a_read_while_the_object_store_fails_is_answered_with_its_error_code(
     gateway: Gateway, part: str, harm: Break, status: int, code: str
 ):
     run_id = await ended(gateway)

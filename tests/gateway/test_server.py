@@ -105,7 +105,7 @@ def test_with_a_configured_key_every_address_can_be_served():
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_this_machine_needs_none(host: str):
+def test_a_loopback_address_is_served_without_a_token_key(host: str):
     place = listen(replace(LOOPBACK, host=host), key_configured=False)
     assert place.is_local
     assert place.url.startswith(f"http://{host}:")
@@ -123,7 +123,7 @@ def test_an_address_that_cannot_be_had_says_why():
         listen(replace(LOOPBACK, host="no-such-host.invalid"), key_configured=True)
 
 
-async def test_the_gateway_speaks_tls_with_the_configured_certificate(tmp_path: Path):
+async def test_the_gateway_serves_tls_with_the_configured_certificate(tmp_path: Path):
     certificates = make_certificates(tmp_path, "localhost")
     options = replace(LOOPBACK, tls_cert_file=certificates.chain, tls_key_file=certificates.key)
     async with serving(hello, options) as running:

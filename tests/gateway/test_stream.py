@@ -40,7 +40,7 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
 
 
 @pytest.mark.requirement("RUN-5", "RUN-10", "PIPE-9")
-async def test_a_run_is_told_from_the_ledger_while_no_orchestrator_runs(stand: Stand):
+async def test_events_of_a_run_are_streamed_from_the_ledger_while_no_orchestrator_runs(stand: Stand):
     async with stand.listen() as listener:
         run_id = await stand.run_to_its_end()
         told = await listener.until_events(5)
@@ -352,7 +352,7 @@ async def test_event_stream_shows_an_own_job_that_was_submitted_long_before(stan
 
 
 @pytest.mark.requirement("AUTH-3")
-async def test_a_token_for_one_job_tells_of_that_job_alone(stand: Stand):
+async def test_a_token_for_one_job_streams_events_of_that_job_alone(stand: Stand):
     first, second = await stand.jobs(2, by="mine")
     for role in (Role.SUBMITTER, Role.NLM_BACKEND):
         found = (await stand.heard(ALL, role=role, name="mine", job_id=second)).heard.events
@@ -368,7 +368,7 @@ async def test_asking_for_a_kind_one_may_not_read_is_refused_with_the_rule(stand
 
 
 @pytest.mark.requirement("AUTH-5")
-async def test_without_a_token_nothing_is_told(stand: Stand):
+async def test_a_stream_without_a_token_is_refused(stand: Stand):
     async with stand.client(None) as client:
         assert (await client.get("/events/stream")).status_code == 401
         assert (await client.post("/events/tickets")).status_code == 401

@@ -70,7 +70,7 @@ async def test_events_during_the_catch_up_of_a_listener_are_neither_lost_nor_rep
         assert [data["jobId"] for _, data in live.heard.events] == made[3 * READ_MAX :]
 
 
-async def test_a_listener_of_one_agent_is_told_where_to_go_on_also_by_events_of_others(timed: Stand):
+async def test_a_listener_of_one_agent_gets_new_positions_also_from_events_of_others(timed: Stand):
     async with timed.listen("agent=archivist-violin") as listener:
         begun = listener.heard.last_id
         await timed.jobs(3)

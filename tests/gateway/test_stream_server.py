@@ -170,7 +170,7 @@ async def test_a_hundred_listeners_see_ten_thousand_events_of_four_processes_onc
 # --- the server ----------------------------------------------------------------------------------------------------
 
 
-async def test_open_streams_are_told_that_the_server_stops_and_do_not_keep_it(sqlite_url: str, settings: Settings):
+async def test_open_streams_end_when_the_server_stops_and_do_not_delay_it(sqlite_url: str, settings: Settings):
     with serving(sqlite_url, [KEY], settings=settings) as server:
         streams = [await Socket.connect(server.port, token(), HeardIds()) for _ in range(5)]
         for stream in streams:

@@ -72,13 +72,13 @@ async def test_invalid_trace_header_is_ignored_and_never_stored(gateway: Gateway
         assert begun == id_of(spans.named("POST /jobs"))
 
 
-async def test_events_tell_the_trace_and_the_correlation_of_their_job(gateway: Gateway):
+async def test_events_have_the_trace_and_the_correlation_id_of_their_job(gateway: Gateway):
     job_id = await submitted(gateway, [("traceparent", TRACE), ("X-Correlation-ID", "order-7")])
     (event,) = (await gateway.client(Role.OWNER).get(f"/jobs/{job_id}/events")).json()["items"]
     assert (event["correlation_id"], event["payload"]["trace_id"]) == ("order-7", TRACE_ID)
 
 
-async def test_names_of_spans_are_few_and_the_query_is_not_told(gateway: Gateway):
+async def test_span_names_are_routes_and_attributes_leave_out_the_query(gateway: Gateway):
     owner = gateway.client(Role.OWNER)
     with recorded() as spans:
         assert (await owner.get("/jobs/none-such", params={"ticket": "secret"})).status_code == 404
@@ -93,7 +93,7 @@ async def test_names_of_spans_are_few_and_the_query_is_not_told(gateway: Gateway
     assert not any("secret" in text for text in told)
 
 
-async def test_an_answer_that_is_a_fault_of_ours_is_told(gateway: Gateway, monkeypatch: pytest.MonkeyPatch):
+async def test_the_span_of_a_server_error_has_status_error(gateway: Gateway, monkeypatch: pytest.MonkeyPatch):
     async def down(*_: object, **__: object) -> None:
         raise LedgerUnavailable(reason="gone")
 
@@ -127,7 +127,7 @@ async def test_runs_and_what_the_inbox_makes_keep_the_trace_they_came_with(gatew
     assert [await stored_trace(gateway, one) for one in made] == [TRACE] * 3
 
 
-def test_lines_of_a_json_log_tell_the_trace():
+def test_lines_of_a_json_log_have_the_trace_id():
     record = logging.LogRecord("trellis", logging.INFO, "", 0, "said", None, None)
     with tracing.carried(TRACE, "work"):
         assert f'"trace_id": "{TRACE_ID}"' in _Json().format(record)

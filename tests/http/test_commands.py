@@ -176,7 +176,7 @@ def same(remote: dict[str, Any], local: dict[str, Any], but: frozenset[str] = TI
     assert {name: remote[name] for name in known} == {name: local[name] for name in known}
 
 
-def test_a_job_is_told_in_the_same_words_through_a_gateway_and_from_a_ledger(shell: Shell, place: Place):
+def test_a_job_is_printed_alike_through_a_gateway_and_from_a_ledger(shell: Shell, place: Place):
     (made,) = shell.records("submit", "words", "--key", "w")
     job_id = made["job_id"]
     assert made == {"job_id": job_id, "lifecycle": "leased-job", "status": "queued", "created": True}
@@ -287,7 +287,7 @@ def test_dead_letters_are_listed_shown_and_requeued_through_a_gateway_as_on_a_le
     assert "no job 'nobody'" in shell("dlq", "show", "nobody", code=1)
 
 
-def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_from_a_ledger(
+def test_runs_and_proposals_are_printed_alike_through_a_gateway_and_from_a_ledger(
     shell: Shell, place: Place, address: str
 ):
     run_id = shell("run", AGENT).strip()
@@ -336,7 +336,7 @@ def test_a_schedule_of_jobs_is_administered_through_a_gateway_and_shown_as_on_a_
 
 
 @pytest.mark.requirement("OBS-5", "DJ-13", "D35")
-def test_queues_workers_schedules_events_and_explanations_are_told_through_a_gateway_as_on_a_ledger(
+def test_queues_workers_schedules_events_and_explanations_are_printed_through_a_gateway_as_from_a_ledger(
     shell: Shell, place: Place
 ):
     job_id = shell("submit", "watched", "--correlation", "press-9").strip()
@@ -376,7 +376,7 @@ def test_queues_workers_schedules_events_and_explanations_are_told_through_a_gat
 
 
 @pytest.mark.requirement("D38")
-def test_attempts_are_stored_from_0_told_so_by_the_gateway_and_counted_from_1_for_people(
+def test_attempts_are_numbered_from_0_over_http_and_from_1_on_the_command_line(
     shell: Shell, place: Place, address: str
 ):
     job_id = shell("submit", "counted").strip()

@@ -110,7 +110,7 @@ async def test_a_busy_gateway_is_tried_again_and_an_expired_token_is_not():
 
 
 @pytest.mark.parametrize("reply", [httpx2.ConnectError("refused"), lambda _: stream(b": nothing\n\n")])
-async def test_patience_has_an_end(reply: Callable[..., Any]):
+async def test_a_stream_raises_gateway_unavailable_after_its_patience(reply: Callable[..., Any]):
     clock = FakeClock()
     async with client_on(Script(reply), clock, options=CallOptions(patience_s=20.0)) as client:
         with pytest.raises(GatewayUnavailable):

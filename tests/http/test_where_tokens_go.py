@@ -80,7 +80,7 @@ def test_a_file_in_the_working_folder_sends_no_key_of_the_environment_anywhere(
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_a_webhook_of_a_strangers_folder_gets_no_reports_signed_with_our_key(is_named: bool, tmp_path: Path):
+def test_a_webhook_that_a_foreign_folder_names_gets_no_reports_signed_with_our_key(is_named: bool, tmp_path: Path):
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "trellis.toml").write_text(f'alert_webhook = "{ELSEWHERE}/hidden"\n')
@@ -97,7 +97,7 @@ def test_a_webhook_of_a_strangers_folder_gets_no_reports_signed_with_our_key(is_
     assert "hidden" not in str(refused.value)
 
 
-async def test_an_instance_in_a_strangers_folder_does_not_open_a_provider_with_our_key(tmp_path: Path):
+async def test_an_instance_in_a_foreign_folder_does_not_open_a_provider_with_our_key(tmp_path: Path):
     (tmp_path / "trellis.toml").write_text(f'nlm = "openai"\nnlm_model = "m"\nnlm_base_url = "{ELSEWHERE}"\n')
     settings = read_settings({"TRELLIS_NLM_KEY": "k"}, tmp_path)
     with pytest.raises(SettingsInvalid, match="set TRELLIS_NLM_BASE_URL"):
@@ -105,7 +105,7 @@ async def test_an_instance_in_a_strangers_folder_does_not_open_a_provider_with_o
             pass
 
 
-def test_an_authority_of_a_strangers_folder_does_not_vouch_for_who_gets_our_token(
+def test_a_certificate_authority_that_a_foreign_folder_names_is_not_trusted_with_our_token(
     shell: Shell, address: str, monkeypatch: pytest.MonkeyPatch
 ):
     Path("trellis.toml").write_text('gateway_ca_file = "authority.pem"\n')

@@ -127,7 +127,7 @@ async def test_a_queue_that_many_press_into_at_once_takes_as_many_as_may_wait(ri
     assert len(await rig.runs(slug)) == WAITING_MAX
 
 
-async def test_a_run_that_is_none_is_said_so(rig: Rig):
+async def test_an_unknown_run_raises_an_error_that_says_so(rig: Rig):
     for ask in (
         rig.layer.run_state(JobId("run_2026-02-14_080000_zzzzzz")),
         rig.layer.cancel(JobId("x"), mode=CancelMode.HARD, request_id=RequestId("r"), cause=None),

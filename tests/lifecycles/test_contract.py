@@ -64,7 +64,7 @@ def test_transition_bits_are_set_for_exactly_the_declared_transitions_and_roles(
 
 
 @pytest.mark.requirement("D54")
-def test_ranks_stand_where_the_states_do_and_nowhere_else():
+def test_rank_bytes_are_set_for_states_and_zero_elsewhere():
     expected = bytearray(LIFECYCLES_MAX * STATES_SLOTS)
     for name, code in LIFECYCLE_CODES.items():
         for place in places(name):

@@ -10,7 +10,7 @@ PROGRESS = {"same": "same attempt", "attempt": "next attempt", "generation": "ne
 
 
 @pytest.mark.parametrize("lifecycle", LIFECYCLES.values(), ids=list(LIFECYCLES))
-def test_every_state_and_transition_is_told(lifecycle: Lifecycle):
+def test_describe_lists_every_state_and_transition(lifecycle: Lifecycle):
     told = describe(lifecycle)
     assert {(line.state, line.phase.value, int(line.rank)) for line in told.states} == set(places(lifecycle.name))
     assert {

@@ -55,7 +55,7 @@ def _first_word(cell: str) -> str | None:
 
 @pytest.mark.requirement("D54")
 @pytest.mark.parametrize("position, to", list(product(ROWS, VOCABULARIES)))
-def test_words_are_those_of_the_table(position: Position, to: str):
+def test_projected_words_are_those_of_the_table(position: Position, to: str):
     assert word(position, LIFECYCLES[to]).state == table()[ROWS[position]][to]
 
 
@@ -74,7 +74,7 @@ def test_every_state_has_a_word_or_a_reason_in_every_vocabulary(source: str, to:
             assert found.state in LIFECYCLES[to].by_name
 
 
-def test_the_data_is_total():
+def test_projection_data_covers_every_state_and_position():
     assert set(POSITIONS) == set(WORDS) == set(WORK)
     for name, positions in POSITIONS.items():
         assert set(positions) == set(LIFECYCLES[name].by_name)
@@ -83,7 +83,7 @@ def test_the_data_is_total():
 
 
 @pytest.mark.parametrize("name", list(LIFECYCLES))
-def test_a_job_reads_as_itself_in_its_own_words(name: str):
+def test_a_job_state_is_unchanged_in_its_own_vocabulary(name: str):
     lifecycle = LIFECYCLES[name]
     assert {project(lifecycle, s.name, lifecycle) for s in lifecycle.states} == {
         Projection(s.name) for s in lifecycle.states
@@ -108,7 +108,7 @@ def test_a_job_reads_as_itself_in_its_own_words(name: str):
         ("run", "running", "nlm-job", None),
     ],
 )
-def test_examples(source: str, state: str, to: str, expected: str | None):
+def test_example_states_are_projected_as_documented(source: str, state: str, to: str, expected: str | None):
     assert project(LIFECYCLES[source], state, LIFECYCLES[to]).state == expected
 
 

@@ -225,7 +225,7 @@ def test_exactly_the_held_states_can_be_lost(lifecycle: Lifecycle):
     assert [s for s in lifecycle.states if (s.lease_loss is not None) is not (s.phase is Phase.HELD)] == []
 
 
-def test_flags_of_states():
+def test_only_the_listed_states_are_a_success_or_a_dead_letter():
     """What the tables say beside phase and rank, in one place."""
     flags = {
         flag: {(n, s.name) for n, life in LIFECYCLES.items() for s in life.states if getattr(s, flag)}

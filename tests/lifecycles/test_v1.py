@@ -100,7 +100,7 @@ def test_v1_holds_six_lifecycles_with_all_their_parts():
     assert (len(V1["roles"]), len(V1["events"])) == (16, 42)
 
 
-def test_additions_are_no_loss():
+def test_additions_to_a_lifecycle_are_no_loss():
     more = copy.deepcopy(V1)
     more["roles"].append("auditor")
     more["events"].append("job_paused")
@@ -136,7 +136,7 @@ def test_additions_are_no_loss():
         ),
     ],
 )
-def test_a_loss_is_found(change: Any, told: str):
+def test_a_lost_part_of_a_lifecycle_is_found(change: Any, told: str):
     changed = copy.deepcopy(V1)
     change(changed)
     assert losses(V1, changed) == [told]

@@ -32,11 +32,11 @@ def problem(states: tuple[State, ...] = STATES, transitions: tuple[Transition, .
     return str(refused.value).removeprefix("lifecycle sample: ")
 
 
-def test_a_state_declared_twice():
+def test_a_state_that_is_declared_twice_is_refused():
     assert problem((*STATES, ended("done", 2))) == "a state is declared twice"
 
 
-def test_more_states_than_the_contract_has_room_for():
+def test_more_states_than_the_contract_allows_are_refused():
     most = (*STATES, *(ended(f"end{n}", 2) for n in range(STATES_MAX - len(STATES))))
     assert len(make(most).states) == STATES_MAX
     assert problem((*most, ended("one_more", 2))) == "more than 15 states"
@@ -84,7 +84,7 @@ def test_a_fence_where_nobody_holds_the_job():
     )
 
 
-def test_leaving_an_ended_state():
+def test_a_transition_out_of_an_ended_state_is_refused():
     reopen = arrow("done", "open", "reopen", Role.CONTROL_PLANE, "job_queued", "", opens=Progress.GENERATION)
     assert problem(transitions=(*TRANSITIONS, reopen)) == "done → open leaves an ended state"
     for allowed in (Trigger.REQUEUE, Trigger.COMPENSATED):
@@ -109,7 +109,7 @@ def test_an_error_without_a_transition():
     )
 
 
-def test_every_problem_is_told_at_once():
+def test_every_problem_of_a_lifecycle_is_reported_at_once():
     told = problem(transitions=(SUBMIT, CLAIM, COMPLETE))
     assert told == "busy can be lost and declares no expire; busy has no transition for its error trigger retry"
 

@@ -20,7 +20,7 @@ BUS_JOBS: dict[str, Mutant] = {
         file="bus/outcomes/publisher.py",
         old="execution_ms=report.execution_ms if report else 0,",
         new="execution_ms=0,",
-        tests=("tests/bus/test_publisher.py::test_a_client_hears_once_of_every_end_under_its_own_id",),
+        tests=("tests/bus/test_publisher.py::test_a_client_receives_one_result_for_each_job_under_its_own_id",),
     ),
     # A worker that is full gets more.
     "BUS-3": Mutant(
@@ -92,7 +92,7 @@ BUS_JOBS: dict[str, Mutant] = {
         file="bus/outcomes/publisher.py",
         old='"job_cancelled", "job_denied", "job_timed_out"})',
         new='"job_cancelled", "job_timed_out"})',
-        tests=("tests/bus/test_publisher.py::test_a_client_hears_once_of_every_end_under_its_own_id",),
+        tests=("tests/bus/test_publisher.py::test_a_client_receives_one_result_for_each_job_under_its_own_id",),
     ),
     # Every failure of a topic that declares a code is retried.
     "BUS-13": Mutant(

@@ -58,7 +58,7 @@ RULES: dict[str, Mutant] = {
         file="ledgers/sqlite/migrations/0001_ledger.sql",
         old="OR new.attempt <> CASE a.opens WHEN 0 THEN j.attempt WHEN 1 THEN j.attempt + 1 ELSE 0 END\n",
         new="",
-        tests=("tests/ledgers/sqlite/test_guards.py::test_the_file_refuses",),
+        tests=("tests/ledgers/sqlite/test_guards.py::test_the_sqlite_file_refuses_forged_writes",),
     ),
     # A payload kills as many workers as there are.
     "DJ-18 sqlite": Mutant(

@@ -51,8 +51,8 @@ def _within_any_reach(*tests: str) -> Mutant:
 
 
 HIGH: dict[str, Mutant] = {
-    "H1-undone": _one_party(f"{BUS}::test_a_strangers_failed_step_undoes_nothing"),
-    "H1-held-up": _one_party(f"{BUS}::test_a_strangers_step_holds_up_nobody"),
+    "H1-undone": _one_party(f"{BUS}::test_a_failed_step_of_another_tenant_compensates_nothing"),
+    "H1-held-up": _one_party(f"{BUS}::test_a_step_of_another_tenant_delays_no_workflow"),
     "H1-linked-over-http": Mutant(
         file="auth/ownership.py",
         old="        if party_of(await submitter_of(ledger, other)) != party_of(principal.name):",
@@ -131,7 +131,7 @@ HIGH: dict[str, Mutant] = {
         new="returns void language plpgsql set lock_timeout = '3s' as $$\nbegin\n  set local lock_timeout = 0;",
         tests=(f"{SQL}::test_a_login_that_holds_the_lock_of_a_bounded_key_does_not_stop_submits",),
     ),
-    "H4-cancelled": _within_any_reach(f"{SQL}::test_a_login_cancels_its_own_and_is_told_nothing_of_another"),
+    "H4-cancelled": _within_any_reach(f"{SQL}::test_a_login_cancels_its_own_jobs_and_learns_nothing_about_others"),
     "H4-moved": _within_any_reach(f"{SQL}::test_a_login_moves_nothing_of_another"),
     "H4-read": Mutant(
         file="ledgers/postgres/migrations/0011_own_rows.sql",
@@ -194,7 +194,7 @@ MEDIUM: dict[str, Mutant] = {
         old='    return work.model_dump(mode="json", exclude_defaults=True)',
         new='    hidden = {"memory_id", "context_hints", "budget", "meta", "compensation"}\n'
         '    return work.model_dump(mode="json", exclude_defaults=True, exclude=hidden)',
-        tests=(f"{DISPATCH}::test_an_approval_shows_every_field_that_the_worker_is_told",),
+        tests=(f"{DISPATCH}::test_an_approval_shows_every_field_that_the_worker_receives",),
     ),
     "M2-bound": Mutant(
         file="bus/scheduling/dispatch_policy.py",
@@ -305,7 +305,7 @@ LOW: dict[str, Mutant] = {
         file="cli/output.py",
         old="        if self.console.is_terminal:\n            self.line(",
         new="        if self.console.is_terminal:\n            self.console.file.write(",
-        tests=(f"{OUTPUT}::test_bytes_of_a_stranger_are_harmless_on_a_terminal_and_as_they_are_in_a_pipe",),
+        tests=(f"{OUTPUT}::test_result_bytes_are_escaped_on_a_terminal_and_unchanged_in_a_pipe",),
     ),
     "L-unseen": Mutant(
         file="cli/output.py",
@@ -339,7 +339,7 @@ LOW: dict[str, Mutant] = {
     ),
     "L-bus-key-readable": Mutant(
         file="engine/private_files.py",
-        old="    if stat.S_IMODE(found.st_mode) & 0o077:",
+        old="    if stat.S_IMODE(file_status.st_mode) & 0o077:",
         new="    if not body:",
         tests=(f"{SIGNING}::test_a_private_key_that_others_can_read_is_refused",),
     ),

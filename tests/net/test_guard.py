@@ -300,7 +300,7 @@ def test_ordinary_urls_are_taken_as_they_are_meant(url: str, origin: str, path: 
 
 
 @pytest.mark.parametrize("text", ["1.1.1.1", "8.8.8.8", "2606:4700:4700::1111", "2a00:1450::1"])
-def test_public_addresses_are_public(text: str):
+def test_public_addresses_are_allowed(text: str):
     address = read_ip(text)
     assert address is not None
     assert is_public(address)

@@ -139,11 +139,11 @@ async def test_sources_that_say_nothing_answer_nothing(texts):
 
 
 @pytest.mark.parametrize("text", ["?", "What is it?", '"" OR * NEAR(', "що це", "-- \\ ' ; DROP"])
-async def test_a_question_without_words_or_with_the_signs_of_a_query_is_harmless(sources, text):
+async def test_a_question_without_words_or_with_query_operators_has_no_answer(sources, text):
     assert "no_answer" in (await answered(text, sources)).flags
 
 
-async def test_passages_told_are_bounded_by_the_question(sources):
+async def test_returned_passages_are_bounded_by_the_question(sources):
     few = await answered("agent memory proposal lease worker restore refund", sources, max_passages=1)
     assert len(first_refs(few)) <= 1
 

@@ -43,7 +43,7 @@ def install(tmp_path, monkeypatch):
 
 
 @pytest.mark.requirement("NLM-8")
-async def test_the_default_needs_nothing():
+async def test_the_default_provider_needs_no_settings():
     provider = open_provider(clock=FakeClock())
     assert isinstance(provider, ExtractiveProvider)
     sources = (NlmSource("a.md", "The lease lasts thirty seconds."),)
@@ -117,7 +117,7 @@ def test_two_packages_cannot_bring_the_same_provider(install):
         open_provider("garden", clock=FakeClock())
 
 
-def test_ours_cannot_be_replaced(install):
+def test_a_plugin_cannot_replace_a_built_in_provider(install):
     install("garden_thief", "extractive = garden_thief:make")
     assert type(open_provider("extractive", clock=FakeClock())) is ExtractiveProvider
 

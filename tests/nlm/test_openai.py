@@ -136,7 +136,7 @@ async def test_a_fence_prose_and_the_same_answer_twice_are_forgiven(endpoint, pr
 
 @pytest.mark.requirement("NLM-8")
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 529])
-async def test_a_busy_server_is_unavailable_and_its_wish_to_wait_is_kept(endpoint, provider, question, status):
+async def test_a_busy_model_server_is_unavailable_and_its_retry_after_is_kept(endpoint, provider, question, status):
     endpoint.raw(status, b'{"error": {"message": "slow down"}}', Retry_After="7")
     error = await failure(provider, question)
     assert isinstance(error, NlmUnavailable)

@@ -55,7 +55,7 @@ def shown(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
     return [(part.headings, [one.shown for one in part.sentences]) for part in passages(NlmSource("a.md", text))]
 
 
-def test_headings_lists_tables_quotations_code_and_front_matter_are_told_apart():
+def test_headings_lists_tables_quotations_code_and_front_matter_are_distinguished():
     assert shown(DOCUMENT) == [
         ((), ["title: Queue", "owner: Ada"]),
         (("Queue",), ["First paragraph.", "It has two sentences."]),
@@ -70,7 +70,7 @@ def test_headings_lists_tables_quotations_code_and_front_matter_are_told_apart()
     ]
 
 
-def test_every_sentence_stands_in_the_text():
+def test_every_sentence_is_found_in_the_text():
     for part in passages(NlmSource("a.md", DOCUMENT)):
         for sentence in part.sentences:
             assert DOCUMENT[sentence.start : sentence.end].strip() == DOCUMENT[sentence.start : sentence.end] != ""
@@ -132,11 +132,11 @@ def test_a_sentence_too_long_is_cut_between_words():
         "змінилася зміна зміни змінив",
     ],
 )
-def test_forms_of_a_word_meet(words):
+def test_forms_of_a_word_have_the_same_stem(words):
     assert len({stem(word) for word in words.split()}) == 1
 
 
-def test_other_words_do_not_meet():
+def test_different_words_have_different_stems():
     assert len({stem(word) for word in ("job", "lease", "worker", "queue", "agent", "memory", "status", "epoch")}) == 8
     assert stems("D7 and D70, job_id") == ["d7", "d70", "job", "id"]
     assert stems("What is it? Що це?") == []

@@ -272,7 +272,7 @@ async def test_a_script_fails_on_cue(question, step, expected):
     assert (await provider.health()).ok is ("status" not in step)
 
 
-async def test_a_script_answers_whole_twice_or_by_the_sources_and_repeats_its_last_step(question):
+async def test_a_scripted_provider_answers_by_its_steps_and_repeats_the_last_one(question):
     clock = SkippingClock()
     provider = scripted(clock, GOOD, GOOD | {"shape": "twice"}, {"extractive": True})
     prepared = await provider.prepare(question.sources)

@@ -86,7 +86,7 @@ async def test_after_a_death_at_every_write_the_next_backend_ends_the_job_with_o
     assert await stand.executions() == len(outcomes)
 
 
-async def test_a_whole_execution_makes_so_many_writes(stand: Stand):
+async def test_an_execution_makes_a_known_number_of_writes(stand: Stand):
     counting = DyingLedger(stand.ledger, 0, after=True)
     working = stand.backend(ledger=counting)  # type: ignore[arg-type]
     await working.post(stand.order("job-w"))
@@ -95,7 +95,7 @@ async def test_a_whole_execution_makes_so_many_writes(stand: Stand):
 
 
 @pytest.mark.requirement("NLM-3", "NLM-4")
-async def test_a_failure_that_was_kept_is_told_by_the_next_backend(stand: Stand):
+async def test_a_stored_failure_is_reported_by_the_next_backend(stand: Stand):
     first, second = stand.backend({"status": 503}), stand.backend()
     hold = stand.gateway.hold("callback")
     await first.post(stand.order("job-a"))
@@ -129,7 +129,7 @@ async def test_a_death_between_an_effect_at_the_gateway_and_its_answer_doubles_n
     assert first.backend.metrics.provider_calls + second.backend.metrics.provider_calls == 1
 
 
-async def test_a_stage_that_crashes_is_told_and_the_other_jobs_go_on(stand: Stand, monkeypatch: pytest.MonkeyPatch):
+async def test_a_crashing_stage_is_reported_and_the_other_jobs_go_on(stand: Stand, monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a defect")
 

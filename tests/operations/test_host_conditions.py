@@ -64,7 +64,7 @@ async def ending(conditions: HostConditions, now: datetime) -> list[ConditionMet
     return list((await conditions.ends(now)).met["expiry"])
 
 
-async def test_a_certificate_that_ends_within_two_weeks_is_told_until_it_is_renewed(tmp_path: Path):
+async def test_a_certificate_that_ends_within_two_weeks_is_reported_until_it_is_renewed(tmp_path: Path):
     file = certificate(tmp_path / "tls.pem", NOW + timedelta(days=14))
     conditions = host(certificates={"tls_cert_file": file, "bus_ca_file": tmp_path / "tls.pem"})
     assert await ending(conditions, NOW) == []
@@ -76,7 +76,7 @@ async def test_a_certificate_that_ends_within_two_weeks_is_told_until_it_is_rene
     assert await ending(conditions, NOW + timedelta(days=15)) == []
 
 
-async def test_a_token_that_ends_within_two_weeks_is_told(tmp_path: Path):
+async def test_a_token_that_ends_within_two_weeks_is_reported(tmp_path: Path):
     began = time.time()
     token = issue(KEY, name="up", roles=[Role.CONTROL_PLANE], ttl_s=3600.0, now=began)
     at = datetime.fromtimestamp(began, tz=UTC)

@@ -76,7 +76,7 @@ async def test_a_job_that_cannot_be_given_back_in_time_is_left_to_its_lease(rig:
 
 
 @pytest.mark.requirement("D60")
-async def test_queue_job_that_ends_without_a_result_tells_the_backend(rig: Rig):
+async def test_a_queue_job_that_ends_without_a_result_cancels_its_execution_at_the_backend(rig: Rig):
     for number, ends in enumerate((_cancelled_hard, _cancelled_softly, _too_late, _stopped_holder), 1):
         job_id = await rig.submit()
         async with held_in(rig, job_id, "NOTEBOOKLM_CALL"):
@@ -107,7 +107,7 @@ async def _stopped_holder(rig: Rig, _: str) -> None:
 
 
 @pytest.mark.requirement("D60")
-async def test_the_backend_is_not_told_about_an_execution_that_has_ended_or_never_began(rig: Rig):
+async def test_an_execution_that_has_ended_or_never_began_is_not_cancelled_at_the_backend(rig: Rig):
     for answer in (None, saying("RATE_LIMIT"), saying("VALIDATION_ERROR"), failing(RateLimited(detail="429"))):
         rig.nlm.answer = answer
         job_id = await rig.submit()
@@ -117,7 +117,7 @@ async def test_the_backend_is_not_told_about_an_execution_that_has_ended_or_neve
 
 
 @pytest.mark.requirement("D60")
-async def test_a_backend_that_cannot_be_told_changes_nothing(rig: Rig):
+async def test_a_backend_that_cannot_be_reached_changes_nothing_for_the_queue_job(rig: Rig):
     async def broken(_: ExecutionRequest) -> None:
         raise BackendUnavailable(detail="down")
 

@@ -147,7 +147,7 @@ async def test_jobs_left_by_a_dead_orchestrator_are_searched_in_bounded_parts(
 
 
 @pytest.mark.requirement("D41", "D7")
-async def test_an_execution_has_600_seconds_and_tells_the_backend_when_they_are_over(rig: Rig):
+async def test_an_execution_is_given_up_and_cancelled_at_the_backend_after_600_seconds(rig: Rig):
     rig.nlm.answer = accept_only
     job_id = await rig.submit()
     await rig.work(job_id, "NOTEBOOKLM_CALL")

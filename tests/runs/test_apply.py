@@ -130,7 +130,7 @@ ANNOTATION = f"agents/{SLUG}/annotations/sources/bows.md/{{}}.json"
 @pytest.mark.requirement("D63")
 @pytest.mark.parametrize("action, kind", [("propose-comment", "comment"), ("propose-tag", "tag")])
 @pytest.mark.parametrize("change", ["append", "replace", "create"])
-async def test_an_approved_comment_stands_beside_its_source_and_not_in_it(
+async def test_an_approved_comment_is_stored_beside_its_source_and_not_in_it(
     workshop: Workshop, action: str, kind: str, change: str
 ):
     await workshop.objects.put(NOTE, BEFORE)

@@ -82,6 +82,25 @@ async def audited(ledger: Ledger, objects: ObjectStore, anchor: str | None = Non
     return await verify_audit([AuditedLedger(chain="", ledger=ledger)], objects, anchor=anchor)
 
 
+async def forget_newest_block(
+    world: "World", stand: Stand, objects: ObjectStore, *, jobs: int
+) -> tuple[AuditHead, AuditHead]:
+    """Seal a block of `jobs` more jobs that the ledger forgets, as if its sealer had died before the head was stored.
+
+    Returns the head that the ledger knows and the one of the forgotten block.
+    """
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    before = await stand.ledger.audit_head()
+    await work(stand, jobs, type_="more")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    forgotten = await stand.ledger.audit_head()
+    assert before is not None
+    assert forgotten is not None
+    values = (before.number, before.sha256, before.position)
+    SqliteTampering(world.ledger_file)._run(("UPDATE trellis_audit_head SET number = ?, sha256 = ?, place = ?", values))
+    return before, forgotten
+
+
 async def dead_letter(stand: Stand) -> None:
     await stand.ledger.submit(WORKER, [])
     claim = Claim(claim_id=ClaimId("to-reject"), types=(TypeClaim(type="dies"),))
@@ -345,13 +364,7 @@ async def test_what_is_sealed_and_removed_during_a_verification_is_no_violation(
 async def test_blocks_that_a_sealer_adds_during_a_verification_are_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 1)
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
-    before = await stand.ledger.audit_head()
-    await work(stand, 1, type_="more")
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
-    assert before is not None
-    values = (before.number, before.sha256, before.position)
-    SqliteTampering(world.ledger_file)._run(("UPDATE trellis_audit_head SET number = ?, sha256 = ?, place = ?", values))
+    before, _ = await forget_newest_block(world, stand, objects, jobs=1)
     await work(stand, 3, type_="others")
     racing = ReadBetween(
         stand.ledger, "acts", lambda: publish(sealing_projector(stand.ledger, objects, world.clock))
@@ -443,20 +456,11 @@ async def test_a_sealer_that_dies_before_the_head_is_stored_loses_nothing(world:
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 4)
     await stand.ledger.pause(ADMIN, "t", paused=True)
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
-    before = await stand.ledger.audit_head()
-    await work(stand, 2, type_="more")
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
-    after = await stand.ledger.audit_head()
-    assert before is not None
-    # The ledger forgets its newest block, as if the process had died before it was stored.
-    path = SqliteTampering(world.ledger_file)
-    values = (before.number, before.sha256, before.position)
-    path._run(("UPDATE trellis_audit_head SET number = ?, sha256 = ?, place = ?", values))
+    _, after = await forget_newest_block(world, stand, objects, jobs=2)
     assert (await audited(stand.ledger, objects)).ok, "a block that is written and not stored yet is no forgery"
     await publish(sealing_projector(stand.ledger, objects, world.clock))
     now = await stand.ledger.audit_head()
-    assert (now and now.sha256, (await audited(stand.ledger, objects)).ok) == (after and after.sha256, True)
+    assert (now and now.sha256, (await audited(stand.ledger, objects)).ok) == (after.sha256, True)
 
 
 @pytest.mark.requirement("OBS-1")
@@ -489,17 +493,11 @@ async def test_a_forged_next_block_is_not_taken_over(world: World):
 async def test_a_next_block_that_leaves_out_an_event_and_a_block_beyond_it_are_found(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 2)
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
-    before = await stand.ledger.audit_head()
-    await work(stand, 2, type_="more")
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
-    assert before is not None
+    before, _ = await forget_newest_block(world, stand, objects, jobs=2)
     key = ids.block_key("", before.number + 1)
     written = await objects.get(key)
     assert written is not None
     block = ChainBlock.read(key, written.body)
-    values = (before.number, before.sha256, before.position)
-    SqliteTampering(world.ledger_file)._run(("UPDATE trellis_audit_head SET number = ?, sha256 = ?, place = ?", values))
     assert (await audited(stand.ledger, objects)).ok, "a block that is written and not stored yet is no forgery"
     await objects.put(key, replace(block, records=block.records[:-1]).to_bytes())
     assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [key]

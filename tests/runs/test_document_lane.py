@@ -141,7 +141,7 @@ async def test_a_bucket_that_is_lost_while_documents_are_ahead_comes_back_whole(
 
 
 @pytest.mark.requirement("D14")
-async def test_a_job_among_documents_that_stands_on_the_edge_of_a_page_is_published_once(press: Press):
+async def test_a_job_at_the_edge_of_a_page_of_documents_is_published_once(press: Press):
     """Many runs and many jobs, mixed: pages of documents end in the middle of a transaction and of a run."""
     for number in range(15):
         await work(press.stand, 5)

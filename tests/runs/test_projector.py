@@ -293,7 +293,7 @@ async def test_a_job_whose_object_differs_is_set_aside_and_the_others_go_on(
 
 @pytest.mark.requirement("D14")
 @pytest.mark.parametrize("how", ["the same projector", "the next one"])
-async def test_a_job_that_was_set_aside_is_published_whole_when_nothing_is_in_the_way(press: Press, how: str):
+async def test_a_job_that_was_set_aside_is_published_completely_later(press: Press, how: str):
     stand, run_id = press.stand, await press.stand.run_of("one")
     first = (await stand.events(run_id))[0]
     key, projector = ids.audit_key(first.ts, first.id), press.projector()

@@ -170,7 +170,7 @@ async def test_a_schedule_that_cannot_be_read_is_none_and_is_registered_anew(clo
     }
 
 
-async def test_a_schedule_that_cannot_be_read_is_said_to_be_none_once_for_each_version(
+async def test_an_unreadable_schedule_is_logged_once_for_each_version(
     clockwork: Clockwork, caplog: pytest.LogCaptureFixture
 ):
     layer = clockwork.layer()
@@ -184,7 +184,9 @@ async def test_a_schedule_that_cannot_be_read_is_said_to_be_none_once_for_each_v
     assert len(await layer.schedules()) == 1
 
 
-async def test_a_schedule_that_others_keep_changing_is_said_so(clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch):
+async def test_a_schedule_that_others_keep_changing_raises_schedule_contended(
+    clockwork: Clockwork, monkeypatch: pytest.MonkeyPatch
+):
     async def too_late(key: str, body: bytes, *, when: object) -> PutRefused:
         return PutRefused(etag="another")
 

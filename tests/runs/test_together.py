@@ -118,7 +118,7 @@ async def test_drives_that_ask_for_the_time_at_the_same_moment_ask_once(stand: S
 
 
 @pytest.mark.requirement("PIPE-3")
-async def test_room_that_a_run_left_is_used_without_waiting_for_the_next_pass(stand: Stand):
+async def test_the_slot_of_an_ended_run_is_used_without_waiting_for_the_next_pass(stand: Stand):
     runs = [await stand.run_of(slug) for slug in ("one", "two", "three", "one")]
     numbers = itertools.count(1)
     orchestrator = Orchestrator(

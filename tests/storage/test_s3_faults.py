@@ -340,7 +340,7 @@ async def test_listings_are_right_before_and_after_a_probe(direct: ObjectStore):
     assert await keys_of(direct, limit=3) == before == sorted(CLASHING, key=str.encode)
 
 
-async def test_a_clock_that_is_wrong_is_not_told_as_wrong_credentials(store: ObjectStore, proxy: Proxy):
+async def test_a_wrong_clock_is_not_reported_as_wrong_credentials(store: ObjectStore, proxy: Proxy):
     proxy.faults.append(Fault(Kind.ANSWER, "GET", "/k", status=403, code="RequestTimeTooSkewed"))
     with pytest.raises(StoreRefused, match="RequestTimeTooSkewed; set the clock of this machine") as refused:
         await store.get("k")

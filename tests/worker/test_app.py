@@ -180,7 +180,7 @@ def test_include_takes_over_every_type_and_a_type_has_one_handler():
         one.include(other)
 
 
-def test_handlers_are_told_apart_by_how_they_are_written():
+def test_the_kind_of_a_handler_follows_from_its_signature():
     app = App()
 
     @app.job("async")
@@ -298,9 +298,7 @@ def codec_of(kind: Any):
         (Document | None, {"title": "a", "pagse": 2}, "no such field"),
     ],
 )
-def test_a_field_that_would_be_dropped_is_refused_at_the_door_and_read_past_by_a_worker(
-    kind: Any, payload: Any, says: str
-):
+def test_an_unknown_payload_field_is_refused_at_submit_and_ignored_by_a_worker(kind: Any, payload: Any, says: str):
     codec = codec_of(kind)
     with pytest.raises(PayloadInvalid, match=says):
         codec.payload_bytes(payload)

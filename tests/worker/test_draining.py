@@ -111,7 +111,7 @@ async def test_a_long_handler_can_see_that_its_worker_stops_and_put_itself_off(s
     assert (await stand.events(job))[-1] == "job_snoozed"
 
 
-async def test_outcomes_that_the_ledger_cannot_be_told_are_reported(stand: Stand):
+async def test_outcomes_that_cannot_be_written_to_the_ledger_are_logged(stand: Stand):
     slow = Slow()
     await stand.submit("t", 0)
     worker = stand.worker(slow.app, drain_s=5.0, settle_s=5.0)

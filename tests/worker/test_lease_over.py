@@ -69,7 +69,7 @@ async def connect(stand: Stand, worker: Worker) -> None:
 
 
 @pytest.mark.requirement("D4")
-async def test_a_handler_is_told_at_the_moment_its_lease_is_over_by_its_own_clock(stand: Stand):
+async def test_a_handler_sees_cancelled_at_the_moment_its_lease_ends_by_its_own_clock(stand: Stand):
     held = Held()
     await stand.submit("t")
     claimed_at = stand.clock.monotonic()

@@ -205,7 +205,7 @@ async def test_a_hard_cancel_ends_the_job_at_once_and_the_handler_with_the_next_
 
 
 @pytest.mark.requirement("D19")
-async def test_a_job_finished_before_the_cancel_was_heard_is_a_success_and_the_cancel_is_refused(stand: Stand):
+async def test_a_job_that_ends_before_its_handler_sees_the_cancel_succeeds_and_the_cancel_is_refused(stand: Stand):
     gate = Gate()
     job = await stand.submit("t")
     async with stand.running(gated(gate)):
@@ -377,7 +377,7 @@ async def test_a_turn_whose_answer_was_lost_has_one_effect(stand: Stand):
         assert await stand.events(job) == ["job_queued", "job_claimed", "job_started", "job_succeeded"]
 
 
-async def test_time_stands_still_for_the_worker_while_its_ledger_is_slow(stand: Stand):
+async def test_the_clock_of_these_tests_does_not_advance_during_a_ledger_call(stand: Stand):
     """A rule of the tests themselves: else a busy machine would decide whether a lease is over."""
     answered, before = asyncio.Event(), stand.clock()
     call = asyncio.ensure_future(stand.faults._asked(answered.wait()))

@@ -191,7 +191,7 @@ async def test_signs_of_life_outlive_a_bus_that_is_away(rig: Rig):
 
 
 @pytest.mark.requirement("D4")
-async def test_a_handler_is_told_when_its_lease_is_over_by_its_own_clock(rig: Rig):
+async def test_a_bus_handler_sees_cancelled_when_its_lease_ends_by_its_own_clock(rig: Rig):
     slow = Slow()
     async with rig.serving(slow.app):
         order = await rig.control.dispatch(env={"trellis.lease_s": "6"})
@@ -230,7 +230,7 @@ async def test_a_handler_that_waits_to_be_stopped_comes_back_when_its_lease_is_o
 
 
 @pytest.mark.parametrize("lease_s", ["", "0", "-1", "nan", "soon", "1e999"])
-async def test_a_lease_that_makes_no_sense_is_as_if_none_was_said(rig: Rig, lease_s: str):
+async def test_an_invalid_lease_in_a_bus_request_counts_as_none(rig: Rig, lease_s: str):
     slow = Slow()
     async with rig.serving(slow.app):
         await rig.control.dispatch(env={"trellis.lease_s": lease_s})
@@ -253,7 +253,7 @@ async def test_a_lease_that_makes_no_sense_is_as_if_none_was_said(rig: Rig, leas
         (True, 0, "", "true"),
     ],
 )
-async def test_progress_is_told_within_a_second(rig: Rig, value: Any, percent: int, step: str, message: str):
+async def test_progress_is_published_within_a_second(rig: Rig, value: Any, percent: int, step: str, message: str):
     slow = Slow()
     async with rig.serving(slow.app):
         await rig.control.dispatch()

@@ -70,7 +70,7 @@ async def test_without_an_sdk_jobs_hand_the_trace_on(stand: Stand):
     assert sorted(map(str, seen)) == sorted([TRACE, TRACE, TRACE, "None", "None"])
 
 
-async def test_a_failure_is_told_and_a_snooze_is_none(stand: Stand):
+async def test_a_span_records_a_failure_and_a_snooze_is_no_failure(stand: Stand):
     app = App()
 
     @app.job("broken")

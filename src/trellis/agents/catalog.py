@@ -183,15 +183,15 @@ class Catalog:
 
     async def load(self, slug: str) -> Agent | AgentMissing:
         """One agent; raises SlugInvalid."""
-        found = await self.file(slug)
-        return found if isinstance(found, AgentMissing) else found.agent
+        agent_file = await self.file(slug)
+        return agent_file if isinstance(agent_file, AgentMissing) else agent_file.agent
 
     async def file(self, slug: str) -> AgentFile | AgentMissing:
         """One agent, with its file's modification time; raises SlugInvalid."""
-        found = await self._objects.get(agent_key(slug))
-        if found is None:
+        stored = await self._objects.get(agent_key(slug))
+        if stored is None:
             return AgentMissing(slug=slug)
-        return AgentFile(agent=read_definition(found.body, slug=slug), modified_at=found.modified_at)
+        return AgentFile(agent=read_definition(stored.body, slug=slug), modified_at=stored.modified_at)
 
     async def list(self) -> AgentList:
         """Every agent, read from its file."""
@@ -212,18 +212,18 @@ class Catalog:
         """
         key = agent_key(slug)
         for _ in range(WRITE_TRIES_MAX):
-            found = await self._objects.get(key)
-            if found is None:
+            stored = await self._objects.get(key)
+            if stored is None:
                 return AgentMissing(slug=slug)
-            before = read_definition(found.body, slug=slug)
+            before = read_definition(stored.body, slug=slug)
             if isinstance(before, AgentMalformed):
                 return before
             if seen is not None and before.sha256 != seen:
                 return StatusChanged(agent=before, previous=before.status)
-            body = with_status(found.body, status, at=at)
-            if body == found.body:
+            body = with_status(stored.body, status, at=at)
+            if body == stored.body:
                 return StatusChanged(agent=before, previous=before.status)
-            if isinstance(await self._objects.put(key, body, when=if_match(found.etag)), PutStored):
+            if isinstance(await self._objects.put(key, body, when=if_match(stored.etag)), PutStored):
                 after = read_definition(body, slug=slug)
                 assert isinstance(after, AgentDefinition), after
                 return StatusChanged(agent=after, previous=before.status)
@@ -237,10 +237,10 @@ class Catalog:
             known = read_index(cached.body) if cached else None
             if known is not None and known.fits({folder: info.etag for folder, info in scan.files.items()}):
                 return known
-            made = build_index(await self._read(scan))
+            agent_index = build_index(await self._read(scan))
             when = if_match(cached.etag) if cached else CREATE
-            if isinstance(await self._objects.put(INDEX_KEY, made.to_bytes(), when=when), PutStored):
-                return made
+            if isinstance(await self._objects.put(INDEX_KEY, agent_index.to_bytes(), when=when), PutStored):
+                return agent_index
         # Other processes keep writing it. If the index is not stored, the next reader rebuilds it.
         return build_index(await self._read(await self._scan()))
 
@@ -270,9 +270,9 @@ class Catalog:
                 continue
             after = f"{_ROOT}{folder}{_AFTER_SLASH}"
             wanted = object_key("agents", folder, AGENT_FILE)
-            found = first if first.key == wanted else await self._objects.head(wanted)
-            if found is not None:
-                files[folder] = found
+            info = first if first.key == wanted else await self._objects.head(wanted)
+            if info is not None:
+                files[folder] = info
         return _AgentFileScan(files=files, complete=False)
 
     async def _read(self, scan: _AgentFileScan) -> tuple[tuple[Agent, str], ...]:
@@ -287,12 +287,12 @@ class Catalog:
                 wrong, most = f"the file has {info.size} bytes", f"at most {FILE_BYTES_MAX}"
                 return _unread(folder, None, wrong, most), info.etag
             async with gate:
-                found = await self._objects.get(info.key)
-            return None if found is None else (read_definition(found.body, slug=folder), found.etag)
+                stored = await self._objects.get(info.key)
+            return None if stored is None else (read_definition(stored.body, slug=folder), stored.etag)
 
         tasks = [asyncio.create_task(read(*file)) for file in sorted(scan.files.items())]
         try:
-            return tuple(found for found in await asyncio.gather(*tasks) if found is not None)
+            return tuple(stored for stored in await asyncio.gather(*tasks) if stored is not None)
         finally:
             for task in tasks:
                 task.cancel()

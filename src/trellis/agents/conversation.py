@@ -322,8 +322,8 @@ _BROKEN = "ModelConnectionError"
 def _provider_message(body: object) -> str:
     """The message in an error's body: `{"error": {"message": …}}`, or the parts of it that servers send alone."""
     while isinstance(body, dict):
-        found = cast("dict[str, object]", body)
-        body = next((found[name] for name in ("error", "message", "detail") if found.get(name)), "")
+        fields = cast("dict[str, object]", body)
+        body = next((fields[name] for name in ("error", "message", "detail") if fields.get(name)), "")
     return body if isinstance(body, str) and not body.lstrip().startswith("<") else ""
 
 

@@ -102,11 +102,11 @@ def definition_file(agent: NewAgent, *, sources: int, at: datetime) -> bytes:
     ]
     questions = "\n".join(f"- {text}" for text in agent.questions or (QUESTION_DEFAULT,))
     body = _BODY.format(purpose=agent.purpose, questions=questions)
-    made = "\n".join(["---", *header, "---", "", body]).encode()
-    read = read_definition(made, slug=agent.slug)
+    content = "\n".join(["---", *header, "---", "", body]).encode()
+    read = read_definition(content, slug=agent.slug)
     if isinstance(read, AgentMalformed):
         raise DefinitionMalformed(problems=read)
-    return made
+    return content
 
 
 def source_name(file: str, body: bytes) -> str:
@@ -157,9 +157,9 @@ async def create_agent(
     await before_file()
     if not isinstance(await objects.put(own, body, when=CREATE), PutStored):
         raise AgentExists(key=own, recorded=True)
-    made = read_definition(body, slug=agent.slug)
-    assert isinstance(made, AgentDefinition), made
-    return made, [*files, own]
+    definition = read_definition(body, slug=agent.slug)
+    assert isinstance(definition, AgentDefinition), definition
+    return definition, [*files, own]
 
 
 def _quoted(text: str) -> str:

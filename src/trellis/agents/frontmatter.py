@@ -130,16 +130,16 @@ def read(data: bytes) -> FrontMatter:
 
 def fields_of(table: MappingNode, path: str, problems: list[FrontMatterProblem]) -> dict[str, Field]:
     """The named values of a table, each name once. `path` leads to the table, such as `triggers.`."""
-    found: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     for key, value in cast("list[tuple[Node, Node]]", table.value):
         line = line_of(key)
         if not isinstance(key, ScalarNode):
             problems.append(_problem(line, path.rstrip(".") or None, "a field has no plain name", FIELD_EXPECTED))
-        elif (name := cast("str", key.value)) in found:
-            problems.append(_twice(path + name, line, found[name].line))
+        elif (name := cast("str", key.value)) in fields:
+            problems.append(_twice(path + name, line, fields[name].line))
         else:
-            found[name] = Field(line, value)
-    return found
+            fields[name] = Field(line, value)
+    return fields
 
 
 def scalar_of(node: ScalarNode) -> Scalar:
@@ -175,8 +175,8 @@ def _unreadable(
     problems: Sequence[FrontMatterProblem] = (),
     hint: str | None = None,
 ) -> FrontMatter:
-    found = (_problem(line, None, wrong, expected, hint), *problems)[:PROBLEMS_MAX]
-    ordered = tuple(sorted(found, key=lambda problem: problem.line))
+    reported = (_problem(line, None, wrong, expected, hint), *problems)[:PROBLEMS_MAX]
+    ordered = tuple(sorted(reported, key=lambda problem: problem.line))
     return FrontMatter(text=text, fields=None, unread=frozenset(), body="", problems=ordered)
 
 
@@ -275,7 +275,7 @@ def _parsed_piecewise(
 ) -> tuple[dict[str, Field] | None, frozenset[str]]:
     """Parse each field alone, so that an invalid one does not hide the others."""
     header = text[start:end]
-    begins = [start + found.start() for found in _FIELD_START.finditer(header)]
+    begins = [start + start_match.start() for start_match in _FIELD_START.finditer(header)]
     if not 1 < len(begins) <= FIELDS_ALONE_MAX:
         problems.append(_syntax_problem(text, start, header, error))
         return {}, frozenset(_NAME.findall(header))
@@ -297,8 +297,8 @@ def _parsed_piecewise(
 
 def _syntax_problem(text: str, start: int, header: str, error: MarkedYAMLError) -> FrontMatterProblem:
     mark = error.problem_mark or error.context_mark
-    found = _FIELD_START.match(header)
-    field = found[0].rstrip(":").strip(" '\"") if found else None
+    field_start = _FIELD_START.match(header)
+    field = field_start[0].rstrip(":").strip(" '\"") if field_start else None
     wrong = (error.problem or "this is no YAML").replace("\n", " ")
     line = mark.line + 1 if mark else text.count("\n", 0, start) + 1
     return _problem(line, field, wrong, _EXPECTED_INSTEAD.get(wrong, FIELD_EXPECTED))

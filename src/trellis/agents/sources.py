@@ -81,11 +81,11 @@ async def read_sources(
     used = 0
     for info in wanted:
         ref = _ref(folder, info)
-        found = await objects.get(info.key)
-        if found is None:
+        stored = await objects.get(info.key)
+        if stored is None:
             left_out.append(OmittedSource(ref=ref, reason=OmissionReason.GONE, detail="it was removed meanwhile"))
             continue
-        text = _text(found.body)
+        text = _text(stored.body)
         if text is None:
             left_out.append(OmittedSource(ref=ref, reason=OmissionReason.NOT_TEXT, detail="it is not text in UTF-8"))
             continue
@@ -95,7 +95,7 @@ async def read_sources(
             left_out.append(OmittedSource(ref=ref, reason=OmissionReason.OVER_BUDGET, detail=detail))
             continue
         used += size
-        items.append(AgentSource(ref=ref, text=text, sha256=sha256(found.body)))
+        items.append(AgentSource(ref=ref, text=text, sha256=sha256(stored.body)))
     left_out.sort(key=lambda one: one.ref)
     return AgentSources(items=tuple(items), left_out=tuple(left_out), tokens=used, complete=not page.more)
 
@@ -194,12 +194,12 @@ def annotation_key(slug: str, annotation: Annotation) -> str:
 async def read_annotations(objects: ObjectStore, slug: str) -> tuple[Annotation, ...]:
     """The agent's annotations, grouped by text. Objects that hold no annotation are skipped."""
     page = await objects.list(f"{object_key('agents', slug, ANNOTATIONS_FOLDER)}/", limit=ANNOTATIONS_MAX)
-    found: list[Annotation] = []
+    annotations: list[Annotation] = []
     for info in page.items:
         stored = await objects.get(info.key)
         if stored is not None and (annotation := _read_annotation(stored.body)) is not None:
-            found.append(annotation)
-    return tuple(found)
+            annotations.append(annotation)
+    return tuple(annotations)
 
 
 def _read_annotation(body: bytes) -> Annotation | None:

@@ -231,12 +231,12 @@ class Toolbox:
 
     def so_far(self) -> str:
         """What a run that ends without an output did: its last refused call, and its drafts, which are lost."""
-        told = [f"the last refused call was {one.tool}: {one.detail[:SO_FAR_CHARS_MAX]}" for one in self.refused[-1:]]
+        notes = [f"the last refused call was {one.tool}: {one.detail[:SO_FAR_CHARS_MAX]}" for one in self.refused[-1:]]
         if self.drafts:
             shown = ", ".join(f"{one.action} {one.target}" for one in self.drafts[:DRAFTS_SHOWN_MAX])
             more = f" and {len(self.drafts) - DRAFTS_SHOWN_MAX} more" if len(self.drafts) > DRAFTS_SHOWN_MAX else ""
-            told.append(f"what it drafted before is not proposed: {shown[:SO_FAR_CHARS_MAX]}{more}")
-        return "".join(f"; {one.rstrip('.')}" for one in told)
+            notes.append(f"what it drafted before is not proposed: {shown[:SO_FAR_CHARS_MAX]}{more}")
+        return "".join(f"; {one.rstrip('.')}" for one in notes)
 
     def advice(self) -> str | None:
         """What to change if the last call of the run was refused; None if it was not."""

@@ -20,17 +20,17 @@ class LocalAgents:
         """The agents, by name."""
         self._context.check_read("agents.read")
         catalog = (await self._context.instance()).catalog
-        found = [one for one in (await catalog.list()).agents if cursor is None or (one.slug or "") > cursor]
-        after = found[limit - 1].slug if len(found) > limit else None
-        return Page[AgentShape](items=[await self._shape(one) for one in found[:limit]], next_cursor=after)
+        listed = [one for one in (await catalog.list()).agents if cursor is None or (one.slug or "") > cursor]
+        after = listed[limit - 1].slug if len(listed) > limit else None
+        return Page[AgentShape](items=[await self._shape(one) for one in listed[:limit]], next_cursor=after)
 
     async def get(self, agent: str) -> AgentShape:
         """One agent; raises AgentNotFound."""
         self._context.check_read("agents.read")
-        found = await (await self._context.instance()).catalog.load(agent)
-        if isinstance(found, AgentMissing):
+        agent_file = await (await self._context.instance()).catalog.load(agent)
+        if isinstance(agent_file, AgentMissing):
             raise AgentNotFound(slug=agent)
-        return await self._shape(found)
+        return await self._shape(agent_file)
 
     async def activate(self, agent: str, *, reason: str | None = None) -> AgentChanged:
         """Let an agent run."""
@@ -55,8 +55,8 @@ class LocalAgents:
         if isinstance(agent, AgentMalformed):
             problems = [str(problem) for problem in agent.problems]
             return AgentShape(slug=agent.slug, status="malformed", problems=problems)
-        told = agent.status is AgentStatus.ERROR and sees_all(self._context.reader, "runs.read")
-        failure = await last_failure(self._context.ledger, agent.slug) if told else None
+        shows_problem = agent.status is AgentStatus.ERROR and sees_all(self._context.reader, "runs.read")
+        failure = await last_failure(self._context.ledger, agent.slug) if shows_problem else None
         return AgentShape(
             slug=agent.slug,
             status=agent.status.value,

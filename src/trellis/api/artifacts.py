@@ -43,10 +43,10 @@ class LocalArtifacts:
         only = await only_agent(self._context.ledger, self._context.reader, READ)
         registry = (await self._context.instance()).artifacts
         kind = None if type_ is None else ArtifactType(type_)
-        found = await registry.page(limit=limit, cursor=cursor, type_=kind, job_id=job_id)
-        rows = [row for row in found.rows if only in {None, row.agent_slug}]
+        artifact_page = await registry.page(limit=limit, cursor=cursor, type_=kind, job_id=job_id)
+        rows = [row for row in artifact_page.rows if only in {None, row.agent_slug}]
         items = [ArtifactListed.model_validate(registry.fields(row)) for row in rows]
-        return Page[ArtifactListed](items=items, next_cursor=found.cursor)
+        return Page[ArtifactListed](items=items, next_cursor=artifact_page.cursor)
 
     async def get(self, artifact_id: str) -> Artifact:
         """One finalized artifact; raises ArtifactNotFound."""

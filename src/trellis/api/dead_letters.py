@@ -42,8 +42,8 @@ class LocalDeadLetters:
 
     async def page(self, where: JobFilter, *, limit: int, cursor: str | None) -> Page[DeadLetterShape]:
         """One page, which may be short although another one follows, so that reading it takes a bounded time."""
-        found = await dead_letters(self._context.ledger, where, limit=limit, cursor=cursor)
-        return Page[DeadLetterShape](items=[_letter(letter) for letter in found.letters], next_cursor=found.cursor)
+        letters = await dead_letters(self._context.ledger, where, limit=limit, cursor=cursor)
+        return Page[DeadLetterShape](items=[_letter(letter) for letter in letters.letters], next_cursor=letters.cursor)
 
     async def get(self, job_id: str) -> DeadLetterShape:
         """The dead letter of one job; raises JobNotFound, DeadLetterNotFound."""

@@ -120,5 +120,7 @@ class LocalFeed:
         """The lifecycles, or this one, whose events the caller may read: all of them, or those of its own jobs."""
         own_only, reader = not sees_all(self._context.reader, FOLLOW), self._context.reader
         rules = {name: RULE_OF_LIFECYCLE.get(name, "jobs.read") for name in LIFECYCLES}
-        found = {name for name, rule in rules.items() if sees_all(reader, rule) or (own_only and rule == "jobs.read")}
-        return frozenset(found if lifecycle is None else found & {lifecycle})
+        readable = {
+            name for name, rule in rules.items() if sees_all(reader, rule) or (own_only and rule == "jobs.read")
+        }
+        return frozenset(readable if lifecycle is None else readable & {lifecycle})

@@ -111,14 +111,14 @@ class LocalJobs:
             parent_id=None if parent_id is None else JobId(parent_id),
             concurrency_key=concurrency_key,
         )
-        found: list[Job] = []
+        jobs: list[Job] = []
         for _ in range(ROUNDS_MAX):
-            page = await self._context.ledger.jobs(where, limit=limit - len(found), cursor=cursor)
-            found += [job for job in page.jobs if await self._is_shown(job)]
+            page = await self._context.ledger.jobs(where, limit=limit - len(jobs), cursor=cursor)
+            jobs += [job for job in page.jobs if await self._is_shown(job)]
             cursor = page.cursor
-            if cursor is None or len(found) == limit:
+            if cursor is None or len(jobs) == limit:
                 break
-        return RowPage(items=found, next_cursor=cursor)
+        return RowPage(items=jobs, next_cursor=cursor)
 
     async def _is_shown(self, job: Job) -> bool:
         reader = self._context.reader
@@ -182,8 +182,8 @@ class LocalJobs:
         waiting = [job for job in jobs if job.lifecycle == BUS_JOB.name and job.place in places][:HOLDS_READ_MAX]
         events = await self._context.ledger.events_of([job.job_id for job in waiting]) if waiting else {}
         holds = {job.job_id: hold_of(job, events.get(job.job_id, [])) for job in waiting}
-        found = {job_id: HOLD_PHRASES.get(hold.kind, hold.kind) for job_id, hold in holds.items() if hold is not None}
-        return {**found, **await self._rates(jobs)}
+        phrases = {job_id: HOLD_PHRASES.get(hold.kind, hold.kind) for job_id, hold in holds.items() if hold is not None}
+        return {**phrases, **await self._rates(jobs)}
 
     async def _rates(self, jobs: Sequence[Job]) -> dict[JobId, str]:
         """The ready jobs whose type has a rate limit; none for a reader who sees its own jobs only."""

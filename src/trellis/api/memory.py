@@ -47,19 +47,19 @@ class LocalMemory:
         """One page of them, which may be empty and still have a next one."""
         memory = await self._memory_of(agent)
         start = None if cursor is None else CommitId(cursor)
-        found = await asyncio.to_thread(memory.history, agent, limit=limit, before=start)
-        return Page[MemoryChange](items=[_change(entry) for entry in found.entries], next_cursor=found.more)
+        commits = await asyncio.to_thread(memory.history, agent, limit=limit, before=start)
+        return Page[MemoryChange](items=[_change(entry) for entry in commits.entries], next_cursor=commits.more)
 
     async def _memory_of(self, agent: str) -> MemoryRepository:
         """The repository, if the caller may read this agent's memory and the agent exists."""
         self._context.permit(READ)
         instance = await self._context.instance()
         await check_reach(instance.ledger, self._context.reader, READ, agent)
-        found = await instance.catalog.load(agent)
-        if isinstance(found, AgentMissing):
+        agent_file = await instance.catalog.load(agent)
+        if isinstance(agent_file, AgentMissing):
             raise AgentNotFound(slug=agent)
-        if isinstance(found, AgentMalformed):
-            raise DefinitionMalformed(problems=found)
+        if isinstance(agent_file, AgentMalformed):
+            raise DefinitionMalformed(problems=agent_file)
         return instance.memory
 
 

@@ -241,8 +241,8 @@ async def proposal_page(
             return items, PROPOSALS_NEXT
     where = JobFilter(lifecycle=PROPOSAL.name, state=state)
     after = None if cursor == PROPOSALS_NEXT else cursor
-    found = await ledger.jobs(where, limit=limit - len(items), cursor=after)
-    return [*items, *await _documents(ledger, [job.job_id for job in found.jobs])], found.cursor
+    jobs = await ledger.jobs(where, limit=limit - len(items), cursor=after)
+    return [*items, *await _documents(ledger, [job.job_id for job in jobs.jobs])], jobs.cursor
 
 
 async def _documents(ledger: Ledger, proposal_ids: Sequence[JobId]) -> list[dict[str, Any]]:

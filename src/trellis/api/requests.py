@@ -40,10 +40,10 @@ class IdempotentRequest:
         """The job that an earlier request with this key created; raises IdempotencyMismatch."""
         if self.key is None:
             return None
-        found = await ledger.find_by_idempotency_key(self.key.scope, self.key.key, self.key.fingerprint)
-        if isinstance(found, Mismatch):
-            raise self.mismatch(found.job_id)
-        return None if found is None else found.job_id
+        earlier_job = await ledger.find_by_idempotency_key(self.key.scope, self.key.key, self.key.fingerprint)
+        if isinstance(earlier_job, Mismatch):
+            raise self.mismatch(earlier_job.job_id)
+        return None if earlier_job is None else earlier_job.job_id
 
     def change(self, about: str, *, keeps_refusals: bool = False) -> RequestKey | None:
         """The key for the ledger's verbs that change jobs. `about` is the job, or a word for many jobs."""
@@ -65,8 +65,8 @@ class IdempotentRequest:
         refused for the key. The transaction of the change decides between concurrent requests.
         """
         key = self.change("")
-        found = None if key is None else await ledger.find_request(key)
-        return found is not None and found.answer is not None
+        request = None if key is None else await ledger.find_request(key)
+        return request is not None and request.answer is not None
 
     async def moved(self, ledger: Ledger, job_id: JobId) -> bool:
         """Whether this request has already changed that job."""

@@ -79,10 +79,10 @@ class LocalRuns:
         """Start a run of an agent. The same key and request again is the same run, and then it is not `created`."""
         gateway = Actor(role=Role.GATEWAY, name=self._context.permit("runs.trigger").name)
         layer = replace((await self._context.instance()).layer, gateway=gateway)
-        made = await layer.trigger(
+        started = await layer.trigger(
             agent, params or {}, kind=TriggerKind.MANUAL, key=idempotency_key, correlation_id=correlation_id
         )
-        return RunStarted(run_id=made.job_id, agent_slug=agent, status="requested", created=made.created)
+        return RunStarted(run_id=started.job_id, agent_slug=agent, status="requested", created=started.created)
 
     async def get(self, run_id: str) -> RunDetail:
         """One run as the ledger has it now; its status.json may be a moment behind. Raises RunNotFound."""
@@ -104,8 +104,8 @@ class LocalRuns:
 
     async def status(self, run_id: str, *, unless: RunStatus | None = None) -> RunStatus | None:
         """One run as it was published last; None when it is still as `unless` says."""
-        found = RunStatus(**await self._published(await self.find(run_id)))
-        return None if unless is not None and found.version == unless.version else found
+        run_status = RunStatus(**await self._published(await self.find(run_id)))
+        return None if unless is not None and run_status.version == unless.version else run_status
 
     async def list(
         self,
@@ -166,13 +166,13 @@ class LocalRuns:
     ) -> Changed[Stopped]:
         """`cancel` for a route."""
         actor, ledger = self._context.permit("runs.cancel"), self._context.changes
-        found = await find_run(ledger, run_id)
-        replayed = await request.changed_before(ledger) or await request.moved(ledger, found)
-        layer, key = (await self._context.instance()).layer, request.change(found)
-        state = await layer.cancel(found, mode=mode, request_id=request.request_id, cause=reason, key=key)
-        if state in ENDED and not await request.moved(ledger, found):
-            raise RunHasEnded(job_id=found, source=state, target="failed", actor=actor.role.value)
-        return Changed(answer=Stopped(run_id=found, status=state), replayed=replayed)
+        run = await find_run(ledger, run_id)
+        replayed = await request.changed_before(ledger) or await request.moved(ledger, run)
+        layer, key = (await self._context.instance()).layer, request.change(run)
+        state = await layer.cancel(run, mode=mode, request_id=request.request_id, cause=reason, key=key)
+        if state in ENDED and not await request.moved(ledger, run):
+            raise RunHasEnded(job_id=run, source=state, target="failed", actor=actor.role.value)
+        return Changed(answer=Stopped(run_id=run, status=state), replayed=replayed)
 
     async def execute(self, run_id: str, work: Awaitable[ResultT], left_to: Callable[[str], None]) -> ResultT:
         """Execute one run in this process, and no other, until `work` is done; its result. Only a ledger offers this.

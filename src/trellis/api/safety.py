@@ -21,10 +21,10 @@ class LocalSafety:
     async def explain(self, request: Mapping[str, Any], *, policy: str | None = None) -> ExplanationShape:
         """Explain what the policy in force, or the one given as text, decides about a job request."""
         if policy is None:
-            found = await (await self._context.instance()).kernel.explain(_read(request))
+            explanation = await (await self._context.instance()).kernel.explain(_read(request))
         else:
-            found = await asyncio.to_thread(lambda: evaluation.explain(_policy(policy), _read(request)))
-        return ExplanationShape.model_validate(found.to_dict())
+            explanation = await asyncio.to_thread(lambda: evaluation.explain(_policy(policy), _read(request)))
+        return ExplanationShape.model_validate(explanation.to_dict())
 
     async def simulate(
         self, policy: str, *, requests: Sequence[Mapping[str, Any]] | None = None, last: int = 100
@@ -32,12 +32,12 @@ class LocalSafety:
         """What a policy decides about these requests, or about the last jobs on the bus, beside what was decided."""
         tried = await asyncio.to_thread(_policy, policy)
         if requests is None:
-            found = await evaluation.simulate_jobs(tried, self._context.ledger, last=last)
+            simulation = await evaluation.simulate_jobs(tried, self._context.ledger, last=last)
         else:
             kernel = (await self._context.instance()).kernel
-            found = await evaluation.simulate_requests(tried, [_read(one) for one in requests], kernel)
-        items = [SimulatedShape.model_validate(one.to_dict()) for one in found]
-        return SimulationShape(policy_hash=tried.hash, items=items, changed=sum(one.changes for one in found))
+            simulation = await evaluation.simulate_requests(tried, [_read(one) for one in requests], kernel)
+        items = [SimulatedShape.model_validate(one.to_dict()) for one in simulation]
+        return SimulationShape(policy_hash=tried.hash, items=items, changed=sum(one.changes for one in simulation))
 
 
 def _policy(text: str) -> SafetyPolicy:

@@ -34,8 +34,8 @@ class LocalSystem:
     async def queues(self) -> Page[QueueShape]:
         """How many jobs of each type wait and are held, by type."""
         self._context.check_read(READ)
-        found = await self._context.ledger.queues()
-        return Page[QueueShape](items=[QueueShape.model_validate(one) for one in found], next_cursor=None)
+        queue_counts = await self._context.ledger.queues()
+        return Page[QueueShape](items=[QueueShape.model_validate(one) for one in queue_counts], next_cursor=None)
 
     async def pause(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
         """Pause a job type: no more of its jobs are claimed. Held jobs continue. An operator's act.
@@ -72,8 +72,8 @@ class LocalSystem:
     async def workers(self) -> Page[WorkerShape]:
         """Worker processes that were seen lately, the last one first, and how much each holds."""
         self._context.check_read(READ)
-        now, found = await self._context.now(), await self._context.ledger.workers()
-        newest_first = sorted(found, key=lambda seen: seen.seen_at, reverse=True)
+        now, workers = await self._context.now(), await self._context.ledger.workers()
+        newest_first = sorted(workers, key=lambda seen: seen.seen_at, reverse=True)
         return Page[WorkerShape](items=[_worker(one, now) for one in newest_first], next_cursor=None)
 
     async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> AlertPage:

@@ -528,20 +528,20 @@ async def open_instance(
     Checks that the object store honours conditional writes. Raises MemoryOfAnother if `uses_memory` and the memory
     belongs to another instance.
     """
-    found, counter = storage_locations(settings, ledger_url), open_tokenizer(settings.tokenizer)
-    ledger = await open_ledger(found.ledger, part=part)
+    locations, counter = storage_locations(settings, ledger_url), open_tokenizer(settings.tokenizer)
+    ledger = await open_ledger(locations.ledger, part=part)
     try:
-        objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
+        objects = await open_objects(locations.objects, credentials=s3_credentials(os.environ))
         try:
             await objects.probe()
             provider = open_settings_provider(settings, clock=SystemClock())
-            memory = await asyncio.to_thread(open_memory, found.memory, counter=counter)
+            memory = await asyncio.to_thread(open_memory, locations.memory, counter=counter)
             if uses_memory:
                 repository = await asyncio.to_thread(repository_id, memory.path, new_id)
                 await check_belonging(objects, repository, memory.path)
             try:
                 instance = Instance(
-                    places=found,
+                    places=locations,
                     ledger=ledger,
                     objects=objects,
                     memory=memory,

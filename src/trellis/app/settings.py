@@ -588,9 +588,9 @@ def _unknown(key: str, written: Callable[[str], str]) -> str:
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Returns a message for each variable that looks like a setting but is none."""
-    found: list[str] = []
-    _from_environment(environment, found.append)
-    return found
+    unknown: list[str] = []
+    _from_environment(environment, unknown.append)
+    return unknown
 
 
 def _from_environment(environment: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, str]:

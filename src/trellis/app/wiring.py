@@ -474,13 +474,13 @@ class KeySetFile(Sequence[TrustedKey]):
 
     def _state(self) -> object:
         try:
-            found = self._path.stat()
+            file_status = self._path.stat()
         except OSError as error:
             raise KeyUnusable(reason=f"the key set {self._path} cannot be read: {error.strerror}") from error
-        check_owner(self._path, found)
-        if stat.S_IMODE(found.st_mode) & 0o022:
+        check_owner(self._path, file_status)
+        if stat.S_IMODE(file_status.st_mode) & 0o022:
             raise KeyUnusable(reason=f"others can write {self._path}; run: chmod go-w {self._path}")
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return file_status.st_mtime_ns, file_status.st_size, file_status.st_ino
 
 
 def _role_names(roles: frozenset[Role]) -> str:
@@ -513,10 +513,10 @@ def callback_secrets(url: str, settings: Settings) -> tuple[bytes, ...]:
 
 def read_key(path: Path) -> bytes:
     """Reads the only key in a private file. Raises KeyUnusable, also if other users can read the file."""
-    found = read_keys(path)
-    if len(found) != 1:
-        raise KeyUnusable(reason=f"{path} holds {len(found)} keys; it must be one")
-    return found[0]
+    keys = read_keys(path)
+    if len(keys) != 1:
+        raise KeyUnusable(reason=f"{path} holds {len(keys)} keys; it must be one")
+    return keys[0]
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:

@@ -32,8 +32,8 @@ STORABLE = pydantic.AfterValidator(_check_storable)
 
 def problems_of(error: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> str:
     """Describes validation errors in one line, without the values. `model` is what the value should be."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
-    return "; ".join(_problem(one["loc"], one["type"], one["msg"], model) for one in found)
+    errors = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
+    return "; ".join(_problem(one["loc"], one["type"], one["msg"], model) for one in errors)
 
 
 def _problem(loc: tuple[int | str, ...], kind: str, message: str, model: type[pydantic.BaseModel] | None) -> str:
@@ -255,12 +255,12 @@ def checked_content(type_: ArtifactType, content: Mapping[str, Any], refs: froze
     A section may cite only refs of the artifact's sources.
     """
     try:
-        made = MODELS[type_].model_validate(dict(content))
+        model = MODELS[type_].model_validate(dict(content))
     except pydantic.ValidationError as error:
         raise ContentInvalid(type=type_.value, problems=problems_of(error, MODELS[type_])) from None
-    if isinstance(made, ResearchBrief):
-        missing = sorted({ref for section in made.sections for ref in section.sources} - refs)
+    if isinstance(model, ResearchBrief):
+        missing = sorted({ref for section in model.sections for ref in section.sources} - refs)
         if missing:
             problems = f"a section cites {missing[0]!r}, which is not among the artifact's sources"
             raise ContentInvalid(type=type_.value, problems=problems)
-    return made.model_dump(mode="json")
+    return model.model_dump(mode="json")

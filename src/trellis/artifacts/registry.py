@@ -250,8 +250,8 @@ class ArtifactRegistry:
         if row is None:
             return None
         # In a restored ledger, an artifact may be staged again although it was already published.
-        found = await self.objects.get(row.staged_key) or await self.objects.get(row.key)
-        return None if found is None else found.body
+        stored = await self.objects.get(row.staged_key) or await self.objects.get(row.key)
+        return None if stored is None else stored.body
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -307,10 +307,10 @@ class ArtifactRegistry:
             type=None if type_ is None else type_.value,
             parent_id=None if job_id is None else JobId(job_id),
         )
-        found = await self.ledger.jobs(where, limit=limit, cursor=cursor)
-        rows = [await self.row(job.job_id) for job in found.jobs]
+        jobs = await self.ledger.jobs(where, limit=limit, cursor=cursor)
+        rows = [await self.row(job.job_id) for job in jobs.jobs]
         shown = tuple(row for row in rows if row is not None and row.state == FINALIZED)
-        return ArtifactPage(rows=shown, cursor=found.cursor)
+        return ArtifactPage(rows=shown, cursor=jobs.cursor)
 
     # --- cleaning up -------------------------------------------------------------------------------------------------
 
@@ -374,13 +374,13 @@ class ArtifactRegistry:
 
         Removed ones are skipped. The search ends at artifacts created after that time, which became final even later.
         """
-        where, found, cursor = JobFilter(lifecycle=ARTIFACT.name, state=FINALIZED), list[Job](), None
+        where, finalized, cursor = JobFilter(lifecycle=ARTIFACT.name, state=FINALIZED), list[Job](), None
         while True:
             page = await self.ledger.jobs(where, limit=CLEANUP_PAGE, cursor=cursor, oldest_first=True)
-            found += [job for job in page.jobs if job.updated_at < before]
+            finalized += [job for job in page.jobs if job.updated_at < before]
             cursor = page.cursor
-            if cursor is None or len(found) >= count or page.jobs[-1].created_at >= before:
-                return found[:count]
+            if cursor is None or len(finalized) >= count or page.jobs[-1].created_at >= before:
+                return finalized[:count]
 
     async def _remove(self, actor: Actor, artifact_id: JobId, days: int, key: RequestKey | None = None) -> bool:
         move = Move(
@@ -402,9 +402,9 @@ async def stored_bytes(ledger: Ledger, objects: ObjectStore, row: ArtifactRow) -
     """Returns the bytes of an artifact: published, else staged, else from its job's journal. Raises ArtifactLost."""
     # Between the first two reads it may be published and its blob collected; the third read then finds it.
     for key in (row.key, row.staged_key, row.key):
-        found = await objects.get(key)
-        if found is not None and row.is_of(found.body):
-            return found.body
+        stored = await objects.get(key)
+        if stored is not None and row.is_of(stored.body):
+            return stored.body
     kept = (await ledger.read_journal(row.job_id)).get(journal_entry(row.artifact_id))
     if kept is None or not row.is_of(kept):
         raise ArtifactLost(artifact=row.artifact_id, key=row.key)
@@ -429,10 +429,10 @@ def _new_artifact(draft: ArtifactDraft, job: Job, epoch: int) -> tuple[NewArtifa
         expected = ARTIFACT_TYPE_OF_JOB_TYPE[job_type].value
         raise TypeNotYielded(job_id=job.job_id, job_type=job_type.value, expected=expected, type=draft.type.value)
     content = checked_content(draft.type, draft.content, frozenset(source.ref for source in draft.sources))
-    made = NewArtifact(
+    artifact = NewArtifact(
         job_id=job.job_id, epoch=Epoch(epoch), run_id=run_id, agent_slug=slug, draft=draft, content=content
     )
-    return made, made.fingerprint()
+    return artifact, artifact.fingerprint()
 
 
 def _staged_answer(row: ArtifactRow, *, created: bool) -> StagedArtifact:

@@ -292,7 +292,7 @@ class NewArtifact:
 
     def payload(self, cid: str, created_at: str, body: bytes) -> bytes:
         """Builds the payload that the registry records about these bytes."""
-        made = ArtifactPayload(
+        artifact_payload = ArtifactPayload(
             job_id=self.job_id,
             epoch=self.epoch,
             run_id=self.run_id,
@@ -305,7 +305,7 @@ class NewArtifact:
             size=len(body),
             cid=cid,
         )
-        return encode(_PAYLOAD.dump_python(made, mode="json"))
+        return encode(_PAYLOAD.dump_python(artifact_payload, mode="json"))
 
 
 # The artifacts of a run (PIPE-15).
@@ -325,15 +325,19 @@ async def artifacts_of_run(ledger: Ledger, run_id: str, agent_slug: str) -> list
     if run is None:
         return []
     where = JobFilter(lifecycle=QUEUE_JOB.name, state=COMPLETE, concurrency_key=f"{QUEUE_JOB.name}:{agent_slug}")
-    cursor, looked, found = None, 0, list[str]()
+    cursor, looked, artifact_ids = None, 0, list[str]()
     while looked < JOBS_MAX:
         page = await ledger.jobs(where, limit=PAGE, cursor=cursor)
         ended_since = [job for job in page.jobs if job.updated_at >= run.created_at]
-        found += [made for job in ended_since if (made := await _artifact_made_for(ledger, job, run_id)) is not None]
+        artifact_ids += [
+            artifact_id
+            for job in ended_since
+            if (artifact_id := await _artifact_made_for(ledger, job, run_id)) is not None
+        ]
         looked, cursor = looked + len(page.jobs), page.cursor
         if cursor is None or not ended_since:
             break
-    return found[::-1]
+    return artifact_ids[::-1]
 
 
 async def _artifact_made_for(ledger: Ledger, job: Job, run_id: str) -> str | None:

@@ -8,6 +8,7 @@ and the intake of the bus call `permit`; a sender on the bus is a submitter. A r
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 
 from trellis.auth.principals import Principal
@@ -25,7 +26,7 @@ class Grant(StrEnum):
     YES = "yes"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class AuthorityRule:
     """One column of a matrix: an action on a kind of object, and each role's right to it."""
 
@@ -34,7 +35,7 @@ class AuthorityRule:
     source: str
     grants: Mapping[Role, Grant]
 
-    @property
+    @cached_property
     def holders(self) -> tuple[Role, ...]:
         """The roles with this right, at least for their own objects."""
         return tuple(role for role in Role if self.grants[role] is not Grant.NO)
@@ -202,13 +203,13 @@ def table(columns: Sequence[MatrixColumn], rows: Mapping[Role, MatrixRow]) -> Ma
     if missing:
         raise MatrixIncomplete(problem="no row for a role", names=", ".join(missing))
     granted = frozenset[str]().union(*(row.yes | row.own for row in rows.values()))
-    for problem, found in {
+    for problem, wrong_names in {
         "a grant of a rule that is not declared": granted - names,
         "a rule that is granted to nobody and has an entrance": names - granted - set(WITHOUT_ENTRANCE),
         "a role with both kinds of grant of a rule": {name for row in rows.values() for name in row.yes & row.own},
     }.items():
-        if found:
-            raise MatrixIncomplete(problem=problem, names=", ".join(sorted(found)))
+        if wrong_names:
+            raise MatrixIncomplete(problem=problem, names=", ".join(sorted(wrong_names)))
     return MappingProxyType(
         {
             column.name: AuthorityRule(

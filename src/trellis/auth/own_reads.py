@@ -50,10 +50,10 @@ class OwnReads:
 
     async def job(self, job_id: JobId) -> Job:
         """One job. Raises NotAllowed for another owner's job, and for one that does not exist."""
-        found = await self.ledger.job(job_id)
-        await self.reach.check(READ, job_id, found)
-        assert found is not None  # a principal limited to its own jobs is refused a missing one above
-        return found
+        job = await self.ledger.job(job_id)
+        await self.reach.check(READ, job_id, job)
+        assert job is not None  # a principal limited to its own jobs is refused a missing one above
+        return job
 
     async def jobs(self, where: JobFilter, **how: Any) -> JobPage:
         """The jobs of a page that belong to the principal. A page may be short or empty and still have a next page."""
@@ -88,16 +88,16 @@ class OwnReads:
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
         """The next dead letters of its jobs. Fewer than `limit` are the last ones, up to LETTERS_PAGES_MAX."""
-        found: list[DeadLetter] = []
+        own_letters: list[DeadLetter] = []
         for _ in range(LETTERS_PAGES_MAX):
             letters = await self.ledger.dead_letters(where, limit=LETTERS_PAGE, cursor=cursor)
             for letter in letters:
-                if len(found) < limit and await self._own([letter.job_id]):
-                    found.append(letter)
-            if not letters or len(found) >= limit:
+                if len(own_letters) < limit and await self._own([letter.job_id]):
+                    own_letters.append(letter)
+            if not letters or len(own_letters) >= limit:
                 break
             cursor = letters[-1].job_id
-        return found
+        return own_letters
 
     async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
         """The dead letter of one of its jobs."""

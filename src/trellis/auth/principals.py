@@ -218,13 +218,13 @@ def name_fault(name: str) -> str | None:
 
 def _scripts(name: str) -> set[str]:
     """The scripts of the name's letters and digits. ASCII digits and marks belong to every script."""
-    found: set[str] = set()
+    scripts: set[str] = set()
     for char in name:
         category = unicodedata.category(char)
         if category[0] in "LN" and category != "Lm" and not (char.isascii() and char.isdigit()):
             script = unicodedata.name(char, "UNNAMED").split(maxsplit=1)[0]
-            found.add("EAST ASIAN" if script in _EAST_ASIAN else script)
-    return found
+            scripts.add("EAST ASIAN" if script in _EAST_ASIAN else script)
+    return scripts
 
 
 def recorded_name(subject: str, *, issuer: str | None = None, tenant: str | None = None) -> str:
@@ -247,10 +247,10 @@ def bus_sender(sender_id: str) -> Principal:
 
 def party_of(name: str) -> str:
     """The group that shares workflows with the owner of this recorded name: its tenant, else the owner alone."""
-    found = _QUALIFIED.fullmatch(name)
-    if found is None or found["tenant"] is None:
+    match = _QUALIFIED.fullmatch(name)
+    if match is None or match["tenant"] is None:
         return name
-    return recorded_name("", issuer=found["issuer"], tenant=found["tenant"])
+    return recorded_name("", issuer=match["issuer"], tenant=match["tenant"])
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -129,8 +129,8 @@ def key_set(body: bytes, *, issuer: str) -> tuple[TrustedKey, ...]:
     """The public keys of a JWK set. Raises KeyUnusable, which says what to correct."""
     if len(body) > KEY_SET_BYTES_MAX:
         raise KeyUnusable(reason=f"the key set has {len(body)} bytes and the limit is {KEY_SET_BYTES_MAX}")
-    found = _jwk(body).get("keys")
-    entries: list[Any] = cast("list[Any]", found) if isinstance(found, list) else []
+    key_entries = _jwk(body).get("keys")
+    entries: list[Any] = cast("list[Any]", key_entries) if isinstance(key_entries, list) else []
     if not 1 <= len(entries) <= KEYS_MAX:
         raise KeyUnusable(reason=f'a key set is {{"keys": […]}} with 1 to {KEYS_MAX} keys')
     keys = tuple(_public_key(entry, issuer) for entry in entries)
@@ -154,9 +154,9 @@ def make_private_jwk(key_id: str, algorithm: str) -> dict[str, str]:
     if not _is_key_id(key_id):
         expected = f"it must be text of 1 to {KEY_ID_CHARS_MAX} printable ASCII characters"
         raise OptionInvalid(option="kid", value=key_id[:SHOWN_CHARS_MAX], expected=expected)
-    made = OKPKey.generate_key("Ed25519") if algorithm == "Ed25519" else ECKey.generate_key("P-256")
+    key = OKPKey.generate_key("Ed25519") if algorithm == "Ed25519" else ECKey.generate_key("P-256")
     own = {"kid": key_id, "alg": algorithm, "use": "sig"}
-    return own | {name: str(value) for name, value in made.as_dict(private=True).items() if name not in own}
+    return own | {name: str(value) for name, value in key.as_dict(private=True).items() if name not in own}
 
 
 def issue(
@@ -249,12 +249,12 @@ def is_trusted(identity: Identity, keys: Iterable[TrustedKey]) -> bool:
 
 def roles_of(names: Iterable[str]) -> frozenset[Role]:
     """Roles by name. Raises OptionInvalid, which lists them."""
-    found: set[Role] = set()
+    roles: set[Role] = set()
     for name in names:
         if name not in set(Role):
             raise OptionInvalid(option="--role", value=name, expected=f"choose one of {', '.join(Role)}")
-        found.add(Role(name))
-    return frozenset(found)
+        roles.add(Role(name))
+    return frozenset(roles)
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
@@ -416,10 +416,10 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    claims = dict(pairs)
+    if len(claims) != len(pairs):
         raise ValueError("a name comes twice")
-    return made
+    return claims
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -149,8 +149,8 @@ async def _hold(ledger: Ledger, job: Job, request_id: RequestId) -> Event:
     waits = current_hold(job, events)
     if waits is not None:
         return waits.event
-    made = next((one.event for one in await ledger.recorded(events) if one.request == request_id), None)
-    before = next((one for one in events if made is not None and one.version == made.version - 1), None)
+    event = next((one.event for one in await ledger.recorded(events) if one.request == request_id), None)
+    before = next((one for one in events if event is not None and one.version == event.version - 1), None)
     if before is not None and before.type == "job_held":
         return before
     raise NotHeld(job_id=job.job_id, reason=f"it is {job.state}, and {_last_decision_event(events)}")

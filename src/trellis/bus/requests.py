@@ -257,29 +257,32 @@ class JobRequest(_RequestModel):
     def checked(cls, fields: Mapping[str, Any]) -> "JobRequest":
         """Validate a request from outside; raises BusRequestInvalid."""
         try:
-            made = cls.model_validate(fields)
+            request = cls.model_validate(fields)
         except pydantic.ValidationError as error:
             raise BusRequestInvalid(detail=_first_problem(error)) from None
-        if len(made.job_id) > CALLER_ID_CHARS_MAX:
+        if len(request.job_id) > CALLER_ID_CHARS_MAX:
             raise BusRequestInvalid(detail=f"job_id: at most {CALLER_ID_CHARS_MAX} characters; choose a shorter one")
-        contradiction = _contradiction(made)
+        contradiction = _contradiction(request)
         if contradiction is not None:
             raise BusRequestInvalid(detail=contradiction)
-        for place, env in (("env", made.env), ("compensation/env", made.compensation.env if made.compensation else {})):
+        for place, env in (
+            ("env", request.env),
+            ("compensation/env", request.compensation.env if request.compensation else {}),
+        ):
             if len(env) > CALLER_ENV_MAX:
                 raise BusRequestInvalid(
                     detail=f"{place}: at most {CALLER_ENV_MAX} entries; put the others into the payload"
                 )
-        for place, topic in (("topic", made.topic), ("compensation/topic", _undo_topic(made))):
+        for place, topic in (("topic", request.topic), ("compensation/topic", _undo_topic(request))):
             if topic.startswith(RESERVED_TOPIC_PREFIXES):
                 raise BusRequestInvalid(
                     detail=f"{place}: {topic} is a subject of the bus itself; choose one like job.{topic}"
                 )
-        for place, labels in _labels(made):
+        for place, labels in _labels(request):
             ours = next((name for name in labels if name.startswith(RESERVED_LABEL_PREFIX) or name == RETRY_OF), None)
             if ours is not None:
                 raise BusRequestInvalid(detail=f"{place}/{ours}: this label is set by the control plane; leave it out")
-        return made
+        return request
 
 
 def request_of(job: Job) -> JobRequest:

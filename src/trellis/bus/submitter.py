@@ -191,8 +191,8 @@ class BusSubmitter:
         if principal.tenant is not None:
             whole |= _tenant(principal, JobRequest.checked(whole))
         if payload is None:
-            made = await self._made(JobRequest.checked(whole), correlation_id, owner)
-            return await self._let_in(made, asked_as)
+            new_job = await self._made(JobRequest.checked(whole), correlation_id, owner)
+            return await self._let_in(new_job, asked_as)
         if whole.get("context_ptr") or whole.get("context_ref"):
             raise BusRequestInvalid(detail="payload and context_ptr or context_ref exclude each other; give one")
         topic = JobRequest.checked(whole).topic
@@ -201,11 +201,11 @@ class BusSubmitter:
             pointer = self.pointers.pointer_to(body, part=PointerPart.CONTEXT, scheme=scheme)
         except PointerTooLarge:
             raise PayloadTooLarge(size=len(body), limit=BYTES_MAX) from None
-        made = await self._made(JobRequest.checked(whole | {"context_ptr": pointer}), correlation_id, owner)
-        await self._let_in(made, asked_as)
-        keep_s = KEPT_S_DEFAULT + (made.deadline_s or 0)
+        new_job = await self._made(JobRequest.checked(whole | {"context_ptr": pointer}), correlation_id, owner)
+        await self._let_in(new_job, asked_as)
+        keep_s = KEPT_S_DEFAULT + (new_job.deadline_s or 0)
         await self.pointers.put(body, part=PointerPart.CONTEXT, scheme=scheme, keep_s=keep_s)
-        return made
+        return new_job
 
     async def _let_in(self, job: NewJob, asked_as: IdempotencyScopeAndKey | None) -> NewJob:
         named = job
@@ -216,8 +216,8 @@ class BusSubmitter:
         return job
 
     async def _made(self, request: JobRequest, correlation_id: str | None, owner: str) -> NewJob:
-        made = new_bus_job(request, self.topics, trace_id=correlation_id or "", trace=tracing.here())
-        return await scoped_key(self.room.ledger, replace(made, correlation_id=correlation_id), owner)
+        bus_job = new_bus_job(request, self.topics, trace_id=correlation_id or "", trace=tracing.here())
+        return await scoped_key(self.room.ledger, replace(bus_job, correlation_id=correlation_id), owner)
 
 
 def _tenant(principal: Principal, request: JobRequest) -> dict[str, str]:

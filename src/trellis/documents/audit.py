@@ -31,7 +31,7 @@ DEPTH_MAX = 100
 def document(record: RecordedEvent) -> dict[str, Any]:
     """The record as a dict: the fields of document 000 first, then the rest of the event."""
     event = record.event
-    made: dict[str, Any] = {
+    body: dict[str, Any] = {
         "ts": timestamp(event.ts),
         "event": event.type,
         "actor": _actor_name(event.role),
@@ -55,16 +55,16 @@ def document(record: RecordedEvent) -> dict[str, Any]:
         "data": None,
     }
     if event.data is not None:
-        made |= _data(event.data)
+        body |= _data(event.data)
     if record.due_at is not None:
-        made["due_at"] = timestamp(record.due_at)
+        body["due_at"] = timestamp(record.due_at)
     if record.request is not None:
-        made["request"] = record.request
+        body["request"] = record.request
     if record.dead_letter is not None:
-        made["dead_letter"] = _letter(record.dead_letter)
+        body["dead_letter"] = _letter(record.dead_letter)
     if record.submission is not None:
-        made["job"] = _job(record.submission)
-    return made
+        body["job"] = _job(record.submission)
+    return body
 
 
 def to_bytes(record: RecordedEvent) -> bytes:
@@ -130,10 +130,10 @@ def timestamp(at: datetime) -> str:
 
 def is_older(body: bytes, event_id: str) -> bool:
     """Whether these bytes are a record of that event in another format."""
-    known, made = _value(body)
-    if not known or not isinstance(made, dict):
+    known, fields = _value(body)
+    if not known or not isinstance(fields, dict):
         return False
-    record = cast("dict[str, Any]", made)
+    record = cast("dict[str, Any]", fields)
     return record.get("event_id") == event_id and is_of_event(record) and record.get("format") != FORMAT
 
 

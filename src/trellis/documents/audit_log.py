@@ -126,10 +126,10 @@ class SegmentWriter:
 def _ours(key: str, there: bytes, first: SegmentLine) -> list[str]:
     """The event ids in a segment that begins with the right event; empty if it does not, or is no segment."""
     try:
-        found = event_ids(key, there)
+        stored_ids = event_ids(key, there)
     except RecordInvalid:
         return []
-    return found if found[:1] == [first.event_id] else []
+    return stored_ids if stored_ids[:1] == [first.event_id] else []
 
 
 def _next_segment(lines: deque[SegmentLine]) -> list[SegmentLine]:
@@ -149,17 +149,17 @@ def _next_segment(lines: deque[SegmentLine]) -> list[SegmentLine]:
 def lines(key: str, body: bytes) -> list[dict[str, Any]]:
     """The records of a segment; raises RecordInvalid."""
     try:
-        made = [json.loads(line) for line in body.split(b"\n") if line]
+        records = [json.loads(line) for line in body.split(b"\n") if line]
     except ValueError as error:
         raise RecordInvalid(event=key, problem=str(error)) from error
-    if not all(isinstance(one, dict) for one in made):
+    if not all(isinstance(one, dict) for one in records):
         raise RecordInvalid(event=key, problem="a line is no record")
-    return made
+    return records
 
 
 def event_ids(key: str, body: bytes) -> list[str]:
     """The event ids in a segment, in order; raises RecordInvalid."""
-    return [str(made.get("event_id")) for made in lines(key, body)]
+    return [str(record.get("event_id")) for record in lines(key, body)]
 
 
 # Publishes the audit records of administrative acts: one create-only object each, made from the ledger (OBS-1, D35).

@@ -39,11 +39,11 @@ async def find_published(objects: ObjectStore, run_id: str) -> PublishedRun | No
     """The published run with this long id; None if no readable record exists. Raises RunIdInvalid."""
     begun = _day(run_id)
     for day in (begun, begun + timedelta(days=1)):  # the run may be stored just after midnight
-        found = await objects.get(ids.audit_key(day, f"{run_id}-1"))
-        if found is None:
+        stored = await objects.get(ids.audit_key(day, f"{run_id}-1"))
+        if stored is None:
             continue
         try:
-            record = audit.read_record(json.loads(found.body))
+            record = audit.read_record(json.loads(stored.body))
             submission = record.submission
             if record.event.job_id == run_id and record.event.lifecycle == RUN.name and submission is not None:
                 slug = RunRequest.read(submission.payload).agent_slug
@@ -59,12 +59,12 @@ async def find_run(ledger: Ledger, text: str) -> JobId:
     job = await ledger.job(JobId(text))
     if job is not None and job.lifecycle == RUN.name:
         return job.job_id
-    found = await _of_day(ledger, text, day - AROUND_MIDNIGHT) if ids.short_form(text) == text else []
-    if not found:
+    run_ids = await _of_day(ledger, text, day - AROUND_MIDNIGHT) if ids.short_form(text) == text else []
+    if not run_ids:
         raise RunNotFound(run_id=text)
-    if len(found) > 1:
-        raise RunIdAmbiguous(run_id=text, found=" or ".join(found))
-    return found[0]
+    if len(run_ids) > 1:
+        raise RunIdAmbiguous(run_id=text, found=" or ".join(run_ids))
+    return run_ids[0]
 
 
 async def listed_runs(ledger: Ledger, jobs: Sequence[Job]) -> list[dict[str, Any]]:
@@ -77,15 +77,15 @@ async def listed_runs(ledger: Ledger, jobs: Sequence[Job]) -> list[dict[str, Any
 
 async def _of_day(ledger: Ledger, short: str, begins: datetime) -> list[JobId]:
     """The runs with this short form, searched from the newest run back to `begins`."""
-    found: list[JobId] = []
+    run_ids: list[JobId] = []
     cursor: str | None = None
     for _ in range(PAGES_MAX):
         page = await ledger.jobs(JobFilter(lifecycle=RUN.name), limit=PAGE, cursor=cursor)
-        found += [job.job_id for job in page.jobs if ids.short_form(job.job_id) == short]
+        run_ids += [job.job_id for job in page.jobs if ids.short_form(job.job_id) == short]
         cursor = page.cursor
         if cursor is None or page.jobs[-1].created_at < begins:
             break
-    return found
+    return run_ids
 
 
 def _day(text: str) -> datetime:

@@ -153,8 +153,8 @@ class PublishedRuns:
 
     async def status(self, slug: str, run_id: str) -> dict[str, Any] | None:
         """The run's status.json; None if it does not exist yet."""
-        found = await self._objects.get(ids.status_key(slug, run_id))
-        return None if found is None else json.loads(found.body)
+        stored = await self._objects.get(ids.status_key(slug, run_id))
+        return None if stored is None else json.loads(stored.body)
 
     async def reached(self, slug: str, run_id: str, version: int) -> None:
         """Return when status.json has this version or a later one. Has no time limit of its own."""
@@ -172,7 +172,7 @@ class PublishedRuns:
 
     async def _shows(self, key: str, version: int) -> bool:
         try:
-            found = await self._objects.get(key)
+            stored = await self._objects.get(key)
         except StoreUnavailable:
             return False
-        return found is not None and published_version(found.body) >= version
+        return stored is not None and published_version(stored.body) >= version

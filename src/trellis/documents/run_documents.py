@@ -227,7 +227,7 @@ def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
 
 def _artifacts(done: Sequence[Mapping[str, Any]], end: Mapping[str, Any]) -> list[str]:
     """The artifacts that jobs of the run had made when its last step was counted, or when it failed (PIPE-15)."""
-    return list(dict.fromkeys([made for one in (*done, end) for made in one.get("artifacts", ())]))
+    return list(dict.fromkeys([artifact_id for one in (*done, end) for artifact_id in one.get("artifacts", ())]))
 
 
 def was_cancelled(event: Event | SampledEvent) -> bool:

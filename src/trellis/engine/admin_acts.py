@@ -40,8 +40,8 @@ def node_of(actor: str, recorded: str | None) -> str | None:
     """
     if recorded:
         return recorded
-    found = _PROCESS.search(actor)
-    return None if found is None else found["node"]
+    match = _PROCESS.search(actor)
+    return None if match is None else match["node"]
 
 
 PAUSED = "type.paused"

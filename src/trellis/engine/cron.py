@@ -56,10 +56,10 @@ def cron_problem(expression: str) -> str | None:
         return f"it has {len(fields)} fields"
     values: list[set[int]] = []
     for part, field in zip(_CRON_FIELDS, fields, strict=True):
-        found = _values(part, field)
-        if found is None:
+        field_values = _values(part, field)
+        if field_values is None:
             return f"its {part.name} is {field!r}, which is not within {part.low}-{part.high}"
-        values.append(found)
+        values.append(field_values)
     _, _, days, months, _ = values
     if fields[4] == "*" and min(days) > max(_DAYS_OF_MONTH[month - 1] for month in months):
         return "none of its months has such a day"
@@ -114,7 +114,7 @@ def _simulated(expression: str, start: datetime, zone: tzinfo, *, reverse: bool 
 
 
 def _values(part: _CronField, field: str) -> set[int] | None:
-    found: set[int] = set()
+    values: set[int] = set()
     for item in field.split(","):
         matched = _RANGE.fullmatch(item)
         if matched is None:
@@ -129,8 +129,8 @@ def _values(part: _CronField, field: str) -> set[int] | None:
             high = _number(part, last) if last is not None else (part.high if step else low)
         if not (part.low <= low <= high <= part.high) or (step is not None and int(step) == 0):
             return None
-        found.update(range(low, high + 1, int(step or 1)))
-    return found
+        values.update(range(low, high + 1, int(step or 1)))
+    return values
 
 
 def _number(part: _CronField, word: str) -> int:

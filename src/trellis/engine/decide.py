@@ -83,10 +83,10 @@ def decision_rows() -> Iterator[tuple[int, int, str, int, str | None, str | None
             if facts & ~read or state.phase is Phase.ENDED:
                 continue
             code = lifecycle.code_of(state.name)
-            made = decision(lifecycle.code, code, occasion, Fact(facts))
-            if made is not None:
-                recorded = made.trigger, made.cause, made.reason_code, made.stage
-                yield lifecycle.code, code, occasion, facts, *recorded, made.counts_death, made.spares_attempt
+            decided = decision(lifecycle.code, code, occasion, Fact(facts))
+            if decided is not None:
+                recorded = decided.trigger, decided.cause, decided.reason_code, decided.stage
+                yield lifecycle.code, code, occasion, facts, *recorded, decided.counts_death, decided.spares_attempt
 
 
 def _on_lease_lost(lifecycle: Lifecycle, state: State, facts: Fact) -> Decision | None:

@@ -61,8 +61,8 @@ def artifacts_data(artifacts: Sequence[ArtifactPointer]) -> bytes | None:
     """The event data of a completion that names these artifacts; None without any."""
     if not artifacts:
         return None
-    told = [{name: value for name, value in asdict(one).items() if value is not None} for one in artifacts]
-    return json.dumps({"artifacts": told}, ensure_ascii=False).encode()
+    pointers = [{name: value for name, value in asdict(one).items() if value is not None} for one in artifacts]
+    return json.dumps({"artifacts": pointers}, ensure_ascii=False).encode()
 
 
 def artifacts_of(events: Sequence[Event]) -> tuple[ArtifactPointer, ...]:
@@ -71,8 +71,8 @@ def artifacts_of(events: Sequence[Event]) -> tuple[ArtifactPointer, ...]:
     Empty if the job did not succeed.
     """
     done = next((event for event in reversed(events) if event.source != event.target), None)
-    told = None if done is None else data_of(done).get("artifacts")
-    named = cast("list[dict[str, Any]]", told) if isinstance(told, list) else []
+    pointers = None if done is None else data_of(done).get("artifacts")
+    named = cast("list[dict[str, Any]]", pointers) if isinstance(pointers, list) else []
     return tuple(ArtifactPointer(**one) for one in named)
 
 
@@ -85,9 +85,9 @@ def traceback_in(data: Sequence[Any]) -> str | None:
     """The last Python traceback in the data of these events, oldest first."""
     for one in reversed(data):
         error = cast("dict[str, Any]", one).get("error") if isinstance(one, dict) else None
-        told = cast("dict[str, Any]", error).get("traceback") if isinstance(error, dict) else None
-        if isinstance(told, str) and told:
-            return told
+        text = cast("dict[str, Any]", error).get("traceback") if isinstance(error, dict) else None
+        if isinstance(text, str) and text:
+            return text
     return None
 
 
@@ -124,8 +124,8 @@ def with_cancel_request(data: bytes | None, request: CancelRequest | None) -> by
     if request is None:
         return data
     at = None if request.at is None else request.at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    told = {"actor": request.actor, "role": request.role, "at": at, "cause": request.cause}
-    member = json.dumps({CANCEL_REQUESTED: told}, ensure_ascii=False)[1:-1]
+    cancel_request = {"actor": request.actor, "role": request.role, "at": at, "cause": request.cause}
+    member = json.dumps({CANCEL_REQUESTED: cancel_request}, ensure_ascii=False)[1:-1]
     try:
         text = (data or b"{}").decode().strip(" \t\r\n")
     except UnicodeDecodeError:
@@ -141,10 +141,10 @@ def cancel_request_in(data: bytes | None) -> CancelRequest | None:
         read: Any = json.loads(data) if data and CANCEL_REQUESTED.encode() in data else None
     except ValueError:  # not JSON, or not UTF-8
         return None
-    told: Any = cast("dict[str, Any]", read).get(CANCEL_REQUESTED) if isinstance(read, dict) else None
-    if not isinstance(told, dict):
+    fields: Any = cast("dict[str, Any]", read).get(CANCEL_REQUESTED) if isinstance(read, dict) else None
+    if not isinstance(fields, dict):
         return None
-    named = cast("dict[str, Any]", told)
+    named = cast("dict[str, Any]", fields)
     return CancelRequest(
         actor=str(named.get("actor")),
         role=str(named.get("role")),

@@ -64,15 +64,15 @@ def load_plugin(group: str, name: str, *, ours: Iterable[str]) -> Any:
     Raises SettingsInvalid, which lists the known names.
     """
     brought = entry_points(group=group)
-    found = [point for point in brought if point.name == name]
-    if not found:
+    named = [point for point in brought if point.name == name]
+    if not named:
         known = ", ".join(sorted({*ours, *(point.name for point in brought)}))
         detail = f"nobody brings it; choose one of {known}, or install the package that brings {name!r}"
         raise SettingsInvalid(source=name, detail=detail)
-    if len(found) > 1:
-        detail = f"{len(found)} installed packages bring one of that name; remove all but one"
+    if len(named) > 1:
+        detail = f"{len(named)} installed packages bring one of that name; remove all but one"
         raise SettingsInvalid(source=name, detail=detail)
     try:
-        return found[0].load()
+        return named[0].load()
     except (ImportError, AttributeError) as error:
-        raise SettingsInvalid(source=name, detail=f"{found[0].value} cannot be loaded: {error}") from error
+        raise SettingsInvalid(source=name, detail=f"{named[0].value} cannot be loaded: {error}") from error

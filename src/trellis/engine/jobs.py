@@ -530,9 +530,9 @@ def options_text(options: TypeOptions) -> str:
         "deadline_s": deadline,
         "concurrency_limit": options.concurrency_limit,
     }
-    told = [f"{name} {value}" for name, value in named.items() if value is not None]
+    parts = [f"{name} {value}" for name, value in named.items() if value is not None]
     undone_by = [] if options.compensation is None else [f"compensation {options.compensation}"]
-    return ", ".join([*told, *(["keyed"] if options.keyed else []), *undone_by])
+    return ", ".join([*parts, *(["keyed"] if options.keyed else []), *undone_by])
 
 
 class ResolvedOptions(NamedTuple):

@@ -51,11 +51,11 @@ class Log:
     def _tell(self, level: int, event: str, fields: Mapping[str, Any]) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        name, said = storable(safe_repr(event, str)) or "", {**_correlation(), **self._bound, **fields}
-        exc_info = said.pop("exc_info", None) or None
-        text = " ".join([name, *(f"{key}={safe_repr(value)}" for key, value in said.items())])
+        name, fields_shown = storable(safe_repr(event, str)) or "", {**_correlation(), **self._bound, **fields}
+        exc_info = fields_shown.pop("exc_info", None) or None
+        text = " ".join([name, *(f"{key}={safe_repr(value)}" for key, value in fields_shown.items())])
         # `logging` interpolates `%` only when there are arguments: pass none, so that a `%` in a value is kept.
-        extra = {"event": name, "fields": said}
+        extra = {"event": name, "fields": fields_shown}
         self._logger.log(level, text, exc_info=exc_info, stacklevel=CALLER, extra=extra)
 
 

@@ -279,22 +279,22 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        made: dict[Metric, Any] = {}
+        families: dict[Metric, Any] = {}
         sampled = {sample.metric for sample in self.samples}
         for metric in (one for one in METRICS if one in sampled):
             if metric.kind is MetricKind.COUNTER:
-                made[metric] = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+                families[metric] = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
             elif metric.kind is MetricKind.GAUGE:
-                made[metric] = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+                families[metric] = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
             else:
-                made[metric] = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+                families[metric] = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         for sample in self.samples:
-            family = made[sample.metric]
+            family = families[sample.metric]
             if sample.metric.kind is MetricKind.HISTOGRAM:
                 family.add_metric(sample.labels, _cumulated(sample), sample.value)
             else:
                 family.add_metric(sample.labels, sample.value)
-        yield from made.values()
+        yield from families.values()
 
 
 def _cumulated(sample: Sample) -> list[tuple[str, float]]:

@@ -83,12 +83,12 @@ def read_private(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
+            file_status = os.fstat(descriptor)
             body = file.read(SECRET_BYTES_MAX)
     except OSError as error:
         raise KeyUnusable(reason=f"the key {path} cannot be read: {error.strerror}") from error
-    check_owner(path, found)
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    check_owner(path, file_status)
+    if stat.S_IMODE(file_status.st_mode) & 0o077:
         raise KeyUnusable(reason=f"others can read {path}; run: chmod 600 {path}")
     return body
 

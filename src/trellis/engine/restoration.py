@@ -96,9 +96,9 @@ def _problems(job: JobToRestore) -> Iterator[str]:
         return
     if len(job.records[0].submission.payload) > PAYLOAD_BYTES_MAX:
         yield f"its payload has more than {PAYLOAD_BYTES_MAX} bytes"
-    told = replay(lifecycle, [recorded_step(one.event) for one in job.records])
-    if isinstance(told, ReplayViolation):
-        yield f"version {told.version}: {told.detail}"
+    replayed = replay(lifecycle, [recorded_step(one.event) for one in job.records])
+    if isinstance(replayed, ReplayViolation):
+        yield f"version {replayed.version}: {replayed.detail}"
     epoch = 0
     for one in job.records:
         yield from _event_problems(lifecycle, first, one)

@@ -163,7 +163,7 @@ def carried(
     """
     if not is_on():
         return _passed_on(trace)
-    links = [Link(found) for one in besides[:LINKS_MAX] if (found := _parent(one)) is not None]
+    links = [Link(parent) for one in besides[:LINKS_MAX] if (parent := _parent(one)) is not None]
     return _begun(name, values, kind, _around(_parent(trace)), links)
 
 
@@ -211,8 +211,12 @@ def here() -> str | None:
     current = api.get_current_span()
     if current is INVALID_SPAN:
         return None
-    found = current.get_span_context()
-    return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}" if found.is_valid else None
+    span_context = current.get_span_context()
+    return (
+        f"00-{span_context.trace_id:032x}-{span_context.span_id:016x}-{span_context.trace_flags:02x}"
+        if span_context.is_valid
+        else None
+    )
 
 
 def headers() -> dict[str, str]:
@@ -228,8 +232,8 @@ def readable(text: str | None) -> str | None:
 
 def trace_id(trace: str | None) -> str | None:
     """The trace id of a traceparent; None if it is invalid."""
-    found = _parent(trace)
-    return None if found is None else f"{found.trace_id:032x}"
+    parent = _parent(trace)
+    return None if parent is None else f"{parent.trace_id:032x}"
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
@@ -238,8 +242,10 @@ def trace_id(trace: str | None) -> str | None:
 def _begun(
     name: str, values: Values | None, kind: SpanKind, around: Context | None, links: "tuple[()] | list[Link]"
 ) -> Span:
-    made = _guarded(lambda: _tracer.start_span(name, context=around, kind=kind, attributes=values, links=links or None))
-    return _NO_SPAN if made is None else _RecordedSpan(made)
+    started = _guarded(
+        lambda: _tracer.start_span(name, context=around, kind=kind, attributes=values, links=links or None)
+    )
+    return _NO_SPAN if started is None else _RecordedSpan(started)
 
 
 def _around(parent: SpanContext | None) -> Context:
@@ -255,11 +261,11 @@ def _passed_on(trace: str | None) -> Span:
 
 def _parent(trace: str | None) -> SpanContext | None:
     """The parent span of a traceparent; None if it is invalid. Of a later version, only the known fields are read."""
-    found = None if trace is None else _FORM.fullmatch(trace)
-    if found is None or (found[5] is not None and found[1] == "00"):
+    match = None if trace is None else _FORM.fullmatch(trace)
+    if match is None or (match[5] is not None and match[1] == "00"):
         return None
-    flags = TraceFlags(int(found[4], 16) & TraceFlags.SAMPLED)
-    parent = SpanContext(int(found[2], 16), int(found[3], 16), is_remote=True, trace_flags=flags)
+    flags = TraceFlags(int(match[4], 16) & TraceFlags.SAMPLED)
+    parent = SpanContext(int(match[2], 16), int(match[3], 16), is_remote=True, trace_flags=flags)
     return parent if parent.is_valid else None
 
 

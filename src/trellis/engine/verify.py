@@ -120,7 +120,7 @@ async def verify(
     limits = key_limits or {}
     held: Counter[str] = Counter()
     kept: list[VerifyViolation] = []
-    jobs = events = found = 0
+    jobs = events = violations_total = 0
     previous: JobId | None = None
     async for history in ledger.histories(batch=batch):
         violations = list(_violations(history))
@@ -131,15 +131,15 @@ async def verify(
         previous = history.job.job_id
         jobs += 1
         events += len(history.events)
-        found += len(violations)
+        violations_total += len(violations)
         kept += violations[: VIOLATIONS_MAX - len(kept)]
         if history.job.concurrency_key in limits and history.job.place is JobPlace.LEASED:
             held[str(history.job.concurrency_key)] += 1
         if on_progress is not None and jobs % PROGRESS_EVERY == 0:
-            on_progress(VerifyProgress(jobs=jobs, events=events, found=found))
+            on_progress(VerifyProgress(jobs=jobs, events=events, found=violations_total))
     stored = await ledger.keys_over()
     over = [*map(_key_over_limit, stored), *_keys_over(held, limits), *map(_unpaired_artifact, await ledger.unpaired())]
-    return VerifyReport(jobs=jobs, events=events, found=found + len(over), violations=(*kept, *over))
+    return VerifyReport(jobs=jobs, events=events, found=violations_total + len(over), violations=(*kept, *over))
 
 
 def check_history(history: JobHistory) -> list[VerifyViolation]:
@@ -172,10 +172,10 @@ def _history(lifecycle: Lifecycle, job: Job, events: tuple[Event, ...]) -> Itera
         return
     if job.version != len(events):
         yield _violation(VerifyRule.ROW, job, f"the row has version {job.version} and there are {len(events)} events")
-    told = (outcome.state, outcome.generation, outcome.attempt)
+    stored = (outcome.state, outcome.generation, outcome.attempt)
     written = (job.state, job.generation, job.attempt)
-    if told != written:
-        yield _violation(VerifyRule.ROW, job, f"the events end at {told} and the row says {written}")
+    if stored != written:
+        yield _violation(VerifyRule.ROW, job, f"the events end at {stored} and the row says {written}")
 
 
 def recorded_step(event: Event) -> RecordedStep:
@@ -194,10 +194,10 @@ def recorded_step(event: Event) -> RecordedStep:
 def _event_fields(job: Job, events: tuple[Event, ...]) -> Iterator[VerifyViolation]:
     for event in events:
         expected = (f"{job.job_id}-{event.version}", job.job_id, job.lifecycle, job.correlation_id)
-        found = (event.id, event.job_id, event.lifecycle, event.correlation_id)
-        if found != expected:
+        fields = (event.id, event.job_id, event.lifecycle, event.correlation_id)
+        if fields != expected:
             yield _violation(
-                VerifyRule.ROW, job, f"the event names {found} instead of {expected}", version=event.version
+                VerifyRule.ROW, job, f"the event names {fields} instead of {expected}", version=event.version
             )
 
 

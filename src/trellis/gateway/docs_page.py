@@ -47,10 +47,10 @@ _CODE = re.compile(r"`([^`]+)`")
 
 def install(app: FastAPI) -> None:
     """Serve the page at `/docs`, without authentication like `/openapi.json`: it reveals nothing about an instance."""
-    made = cache(lambda: render(app.openapi()))
+    page = cache(lambda: render(app.openapi()))
 
     async def docs(_: Request) -> HTMLResponse:
-        return HTMLResponse(made(), headers=dict(HEADERS))
+        return HTMLResponse(page(), headers=dict(HEADERS))
 
     app.add_route("/docs", docs, methods=["GET"], include_in_schema=False)
 
@@ -75,7 +75,7 @@ def render(described: Schema) -> str:
         "<p>Most routes may also give one of these answers, a problem document (<code>application/problem+json</code>):</p>",
         f"<table><tr><th>Answer<th>When{''.join(_answer(code, text) for code, text in shared)}</table>",
         f"<p>{contents}</p>",
-        *(f'<h2 id="{escape(name)}">{escape(name)}</h2>{"".join(made)}' for name, made in sections.items()),
+        *(f'<h2 id="{escape(name)}">{escape(name)}</h2>{"".join(routes)}' for name, routes in sections.items()),
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(info["title"])}</title>'
     return (
@@ -223,10 +223,10 @@ def _resolved(described: Schema, schema: Schema) -> Schema:
     for _ in range(DEPTH_MAX):
         if "$ref" not in schema:
             break
-        found = described
+        resolved = described
         for part in str(schema["$ref"]).removeprefix("#/").split("/"):
-            found = _part(found, part)
-        schema = found
+            resolved = _part(resolved, part)
+        schema = resolved
     return schema
 
 

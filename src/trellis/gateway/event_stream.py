@@ -82,18 +82,20 @@ class Tickets:
         there = await self.objects.get(_key(ticket))
         if there is None:
             raise TicketRefused(problem="nobody gave it out here")
-        told = json.loads(there.body)
-        if not told or not isinstance(await self.objects.put(there.key, b"{}", when=if_match(there.etag)), PutStored):
+        ticket_fields = json.loads(there.body)
+        if not ticket_fields or not isinstance(
+            await self.objects.put(there.key, b"{}", when=if_match(there.etag)), PutStored
+        ):
             raise TicketRefused(problem="it has been used")
-        identity = _identity(told)
+        identity = _identity(ticket_fields)
         if not is_trusted(identity, self.keys):
             raise TicketRefused(problem="the key of the token that got it is not trusted any more")
         return identity
 
     async def clean(self) -> int:
         """Remove some expired tickets, oldest first, and return how many."""
-        found = await self.objects.list(f"{FOLDER}/", limit=REMOVED_AT_ONCE)
-        over = [info.key for info in found.items if _ends(info.key) + KEPT_S <= self.now()]
+        listing = await self.objects.list(f"{FOLDER}/", limit=REMOVED_AT_ONCE)
+        over = [info.key for info in listing.items if _ends(info.key) + KEPT_S <= self.now()]
         for key in over:
             await self.objects.delete(key)
         return len(over)

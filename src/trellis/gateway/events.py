@@ -103,14 +103,14 @@ class StreamFilter:
 
     def lifecycles(self) -> tuple[str, ...]:
         """The lifecycles that can have such events; raises NothingWanted."""
-        found = tuple(
+        names = tuple(
             name
             for name in LIFECYCLES
             if self.lifecycle in {None, name} and (not self.types or self.types & types_of(name))
         )
-        if not found:
+        if not names:
             raise NothingWanted(types=" or ".join(sorted(self.types)), lifecycle=self.lifecycle)
-        return found
+        return names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,8 +245,8 @@ def _about(event: Event) -> tuple[str, dict[str, Any]]:
 
 def _step(event: Event) -> int | None:
     """The number of the completed step; None if the event does not record it."""
-    told: Any = json.loads(event.data) if event.data else None
-    return told.get("step") if isinstance(told, dict) else None  # type: ignore[reportUnknownMemberType]
+    data: Any = json.loads(event.data) if event.data else None
+    return data.get("step") if isinstance(data, dict) else None  # type: ignore[reportUnknownMemberType]
 
 
 def first_frame(position: str, retry_ms: int) -> bytes:

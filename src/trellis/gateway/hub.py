@@ -129,9 +129,9 @@ class EventRing:
     def after(self, position: str) -> tuple[Sequence[StreamedEvent], str]:
         """The next events, and the position they reach. `position` must not be below the floor."""
         first = bisect_right(self._positions, position)
-        found = self._told[first : first + READ_MAX]
-        ends = first + len(found) == len(self._told)
-        return found, max(position, self.head) if ends else found[-1].position
+        events = self._told[first : first + READ_MAX]
+        ends = first + len(events) == len(self._told)
+        return events, max(position, self.head) if ends else events[-1].position
 
 
 @dataclass(eq=False, slots=True)
@@ -242,8 +242,8 @@ class EventHub:
         key = (view, position)
         batch = self._shared.get(key)
         if batch is None or batch.held_until <= self.clock.monotonic():
-            found, reached = ring.after(position)
-            batch = await self._batch(view, found, EventBatch(b"", reached, reached >= ring.head), position)
+            events, reached = ring.after(position)
+            batch = await self._batch(view, events, EventBatch(b"", reached, reached >= ring.head), position)
             if len(self._shared) < SHARED_MAX:
                 self._shared[key] = batch
         return batch
@@ -252,35 +252,35 @@ class EventHub:
         floor = self._ring.floor if self._ring is not None else ""
         async with self._turns:
             page = await self.ledger.feed(position, limit=READ_MAX, lifecycle=view.only)
-            found = await self._to_streamed_events(page)
+            events = await self._to_streamed_events(page)
         # Only this listener's events of runs, and outside the semaphore: no other listener waits for the object store.
-        documents = [told.document for told in found if told.document is not None and view.shows(told, own=True)]
+        documents = [event.document for event in events if event.document is not None and view.shows(event, own=True)]
         if documents and self.published.needs_time:
             self.published.set_time(await self.ledger.now())
         await self.published.look(documents)
         # Everything up to the floor was in the ledger before this read, so an empty page covers it.
         reached = page.position if page.events else max(page.position, floor)
-        return await self._batch(view, found, EventBatch(b"", reached, not page.events), position)
+        return await self._batch(view, events, EventBatch(b"", reached, not page.events), position)
 
     async def _batch(
         self, view: StreamView, found: Sequence[StreamedEvent], whole: EventBatch, position: str
     ) -> EventBatch:
         """The visible part of these events, up to the first one that readers cannot see yet."""
         frames, held, held_at, held_until = list[bytes](), None, None, math.inf
-        for told in found:
-            if not view.shows(told, own=bool(view.own) and await self._is_own(view, told)):
+        for event in found:
+            if not view.shows(event, own=bool(view.own) and await self._is_own(view, event)):
                 continue
-            seen = Visibility.SHOWN if told.document is None else self.published.visibility(told.document)
-            if seen is Visibility.NOT_YET and held_at is None and told.document is not None:
-                held, held_at = told.document, told.position
+            seen = Visibility.SHOWN if event.document is None else self.published.visibility(event.document)
+            if seen is Visibility.NOT_YET and held_at is None and event.document is not None:
+                held, held_at = event.document, event.position
                 held_until = self.published.held_until(held)
                 self._call_for_look()
             if seen is Visibility.SHOWN and held_at is None:
-                frames.append(told.frame)
+                frames.append(event.frame)
         body = b"".join(frames)
         if held_at is None:
             return replace(whole, body=body)
-        before = [told.position for told in found if told.position < held_at]
+        before = [event.position for event in found if event.position < held_at]
         return EventBatch(
             body, before[-1] if before else position, False, looks=self._looks, held=held, held_until=held_until
         )
@@ -322,12 +322,12 @@ class EventHub:
             return 0
         ring = self._ring
         page = await self.ledger.feed(ring.head, limit=PAGE)
-        told = await self._to_streamed_events(page)
+        events = await self._to_streamed_events(page)
         self._shared.clear()
-        ring.add(told, page.position)
-        if told:
+        ring.add(events, page.position)
+        if events:
             self._wake_all()
-        return len(told)
+        return len(events)
 
     def pause_s(self, report: int) -> float:
         """No pause after a full page, a short one after events, then a growing one."""
@@ -464,8 +464,8 @@ class _DocumentLookups:
 
 def _agent_and_run(payload: bytes | None) -> AgentAndRun:
     """The agent of a run or proposal, and the run that made the proposal."""
-    told: Any = None if payload is None else json.loads(payload)
-    return _text(told, "agent_slug"), _text(_value(told, "source"), "run_id")
+    fields: Any = None if payload is None else json.loads(payload)
+    return _text(fields, "agent_slug"), _text(_value(fields, "source"), "run_id")
 
 
 def _value(told: Any, name: str) -> Any:

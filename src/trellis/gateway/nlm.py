@@ -161,10 +161,10 @@ def _read(body: bytes, job_id: str) -> Callback:
     try:
         callback = Callback.model_validate(parse(body))
     except pydantic.ValidationError as error:
-        found = [
+        names = [
             {**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False, include_context=False)
         ]
-        raise RequestValidationError(found) from None
+        raise RequestValidationError(names) from None
     if callback.job_id != job_id:
         raise Problem("VALIDATION_FAILED", f"The body is about {callback.job_id} and was sent to {job_id}.")
     return callback

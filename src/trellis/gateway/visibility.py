@@ -202,8 +202,8 @@ class PublishedVersions:
         An unavailable store or a foreign object counts as not shown, and is tried again.
         """
         try:
-            found = await self.objects.get(document.key)
-            shown = 0 if found is None else published_version(found.body)
+            stored = await self.objects.get(document.key)
+            shown = 0 if stored is None else published_version(stored.body)
         except (StoreError, ValueError, KeyError, TypeError):
             shown = 0
         if shown:

@@ -301,10 +301,10 @@ def _refused(ask: GatewayRequest, answer: GatewayResponse | httpx2.Response, bod
     problem: dict[str, Any] = {}
     if answer.headers.get("Content-Type", "").startswith("application/problem+json"):
         try:
-            found = json.loads(body)
+            fields = json.loads(body)
         except ValueError:
-            found = None
-        problem = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+            fields = None
+        problem = cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
     return refusal(status, problem, answer.headers)
 
 

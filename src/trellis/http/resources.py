@@ -321,8 +321,8 @@ class Proposals:
         conflicts: bool = False,
     ) -> Page[ProposalShape]:
         """Proposals, newest first; with `conflicts` those that can no longer be applied say why."""
-        told = {"conflicts": "true"} if conflicts else {}
-        return await listed(self._calls, ProposalShape, "/proposals", limit, cursor, status=status, **told)
+        query = {"conflicts": "true"} if conflicts else {}
+        return await listed(self._calls, ProposalShape, "/proposals", limit, cursor, status=status, **query)
 
     async def pending(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[ProposalShape]:
         """Those that wait for a person."""
@@ -361,15 +361,15 @@ class Proposals:
         calls, key = self._calls, self._calls.key(idempotency_key)
         ends_at = calls.clock.monotonic() + calls.options.timeout_s
         ask = GatewayRequest(method="POST", path=path_of("proposals", proposal_id, "apply"), key=key)
-        found = await calls.asked(ProposalShape, ask)
+        proposal = await calls.asked(ProposalShape, ask)
         while (
-            found.status in OPEN
-            and found.action != HELD_ACTION
+            proposal.status in OPEN
+            and proposal.action != HELD_ACTION
             and (left_s := ends_at - calls.clock.monotonic() - AGAIN_S) > 0
         ):
             await calls.clock.sleep(AGAIN_S)
-            found = await calls.asked(ProposalShape, replace(ask, timeout_s=left_s))
-        return found
+            proposal = await calls.asked(ProposalShape, replace(ask, timeout_s=left_s))
+        return proposal
 
     async def _decide(
         self, proposal_id: str, decision: str, note: str | None, version: int | None, key: str | None

@@ -28,12 +28,12 @@ async def follow(calls: GatewayCalls, params: Mapping[str, Any], after: str | No
     last, failures, lost_at = after, 0, calls.clock.monotonic()
     while True:
         after_s, reason = None, "the stream ended"
-        heard = False
+        received = False
         headers = {} if last is None else {"Last-Event-ID": last}
         try:
             async with calls.stream(GatewayRequest(method="GET", path=PATH, params=params, headers=headers)) as source:
                 async for sent in source:
-                    heard, after_s = True, after_s if sent.retry is None else sent.retry / 1000
+                    received, after_s = True, after_s if sent.retry is None else sent.retry / 1000
                     # Positions sort like the feed: an event that is not after the last one was already received.
                     if not sent.id or (last is not None and sent.id <= last):
                         continue
@@ -47,7 +47,7 @@ async def follow(calls: GatewayCalls, params: Mapping[str, Any], after: str | No
         except httpx2.TransportError as error:
             refuse_untrusted(error, calls.url)
             reason = str(error) or type(error).__name__
-        if heard:
+        if received:
             failures, lost_at = 0, calls.clock.monotonic()
         waited_s = calls.clock.monotonic() - lost_at
         if waited_s > calls.options.patience_s:

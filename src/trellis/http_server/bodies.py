@@ -286,8 +286,8 @@ def _check_pieces(text: str) -> None:
     if sum(map(text.count, ",[{")) <= PIECES_MAX:
         return
     pieces = depth = 0
-    for found in _PIECE.finditer(text):
-        match text[found.start()]:
+    for piece in _PIECE.finditer(text):
+        match text[piece.start()]:
             case "]" | "}":
                 depth -= 1
             case "[" | "{":
@@ -338,12 +338,12 @@ def _too_deep() -> Problem:
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise Problem("VALIDATION_FAILED", f"The name {twice[:100]!r} comes twice in one object.")
-    return made
+    return members
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -197,22 +197,22 @@ class Acceptor:
         """Hand the socket to the HTTP protocol, after the TLS handshake if there is one."""
 
         def make() -> asyncio.Protocol:
-            made = self._make()
+            connection = self._make()
             if self._tls is None:  # without TLS the protocol gets its connection at once
                 self._connections.closed(arriving)
-                self._connections.opened(made, accepted.fileno())
-            return made
+                self._connections.opened(connection, accepted.fileno())
+            return connection
 
         timeout_s = None if self._tls is None else HANDSHAKE_S
         try:
-            _, made = await self._loop.connect_accepted_socket(
+            _, connection = await self._loop.connect_accepted_socket(
                 make, accepted, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
         except OSError:
             accepted.close()  # the handshake failed: not one of our clients
             return
         if self._is_closed:
-            made.shutdown()  # type: ignore[attr-defined] - the protocol of HTTP has it
+            connection.shutdown()  # type: ignore[attr-defined] - the protocol of HTTP has it
 
     def _connected(
         self, task: "asyncio.Task[None]", accepted: socket.socket, arriving: "_HandshakingConnection"

@@ -184,9 +184,9 @@ class _HealthServer:
             return _bytes_response(HTTPStatus.OK, await self._health.metrics(), MEDIA_TYPE, method)
         if path not in {b"/system/ready", b"/system/health"}:
             return _response(HTTPStatus.NOT_FOUND, {"status": NOT_HERE}, method)
-        found = await self._health.ready()
-        status = HTTPStatus.OK if found.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return _response(status, {"status": found.status, "checks": dict(found.checks)}, method)
+        readiness = await self._health.ready()
+        status = HTTPStatus.OK if readiness.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _response(status, {"status": readiness.status, "checks": dict(readiness.checks)}, method)
 
 
 def _response(status: HTTPStatus, document: dict[str, Any], method: bytes) -> bytes:

@@ -97,8 +97,8 @@ class TracingMiddleware:
 
 def _given_traceparent(scope: Scope) -> str | None:
     """The caller's traceparent header; None if it is missing or sent more than once."""
-    found = [value for name, value in scope["headers"] if name == _HEADER]
-    return found[0].decode("latin-1") if len(found) == 1 else None
+    values = [value for name, value in scope["headers"] if name == _HEADER]
+    return values[0].decode("latin-1") if len(values) == 1 else None
 
 
 def _describe_span(span: tracing.Span, scope: Scope, method: str) -> None:

@@ -107,12 +107,12 @@ def problem_of_error(error: TrellisError) -> Problem:
     code = error.code if error.code in STATUS_OF_CODE else "INTERNAL_ERROR"
     status = STATUS_OF_CODE[code]
     headers = {"Retry-After": "1"} if status in {429, 502, 504} else {}
-    told = error.shown if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None
+    detail = error.shown if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None
     status_now = error.data.get("source") if isinstance(error, InvalidTransition) else None
     extra = {} if status_now is None else {"status_now": status_now}
     if isinstance(error, IdempotencyMismatch):
         extra = {name: error.data[name] for name in ("key", "job_id") if name in error.data}
-    return Problem(code, told or str(error), headers=headers, **extra)
+    return Problem(code, detail or str(error), headers=headers, **extra)
 
 
 async def _problem(request: Request, problem: Problem) -> Response:
@@ -127,8 +127,8 @@ async def _trellis(request: Request, error: TrellisError) -> Response:
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> Response:
-    found: Sequence[Any] = error.errors()
-    errors = [{"at": _pointer(one["loc"]), "message": one["msg"]} for one in found[:ERRORS_MAX]]
+    error_list: Sequence[Any] = error.errors()
+    errors = [{"at": _pointer(one["loc"]), "message": one["msg"]} for one in error_list[:ERRORS_MAX]]
     detail = "; ".join(f"{one['at'] or 'body'}: {one['message']}" for one in errors[:3])
     return problem_response(request, Problem("VALIDATION_FAILED", detail, errors=errors))
 

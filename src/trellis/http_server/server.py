@@ -188,8 +188,8 @@ class _Server(uvicorn.Server):
         self.is_up.set()
 
     def _protocol(self) -> asyncio.Protocol:
-        made: Any = self.config.http_protocol_class
-        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol: Any = self.config.http_protocol_class
+        return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def main_loop(self) -> None:
         """Wait for `leaving` instead of polling ten times a second, as uvicorn's own loop does."""
@@ -209,28 +209,28 @@ class _Server(uvicorn.Server):
 def _addresses(options: ServerOptions) -> list[tuple[socket.AddressFamily, str]]:
     """Resolve the host once, so that the addresses that were checked are the ones that are bound."""
     try:
-        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         reason = f"there is no such host ({error})"
         address = f"{options.host}:{options.port}"
         raise ListenRefused(service=options.service, address=address, reason=reason) from error
-    places = {(family, str(place[0]).partition("%")[0]): None for family, *_, place in found}
+    places = {(family, str(place[0]).partition("%")[0]): None for family, *_, place in addresses}
     return list(places)[:ADDRESSES_MAX]
 
 
 def _socket(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((address, port))
-        made.listen(BACKLOG)  # here, because two sockets may bind and only one may listen
-        made.setblocking(False)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)  # here, because two sockets may bind and only one may listen
+        listener.setblocking(False)
     except OSError:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 def _refused(options: ServerOptions, error: OSError) -> ListenRefused:
@@ -448,10 +448,10 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
 def _answer(problem: Problem) -> bytes:
     """The complete response to a request that never reached the application."""
-    made = problem_document(problem, None)
-    body = json.dumps(made).encode()
+    document = problem_document(problem, None)
+    body = json.dumps(document).encode()
     head = (
-        f"HTTP/1.1 {made['status']} {made['title']}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+        f"HTTP/1.1 {document['status']} {document['title']}\r\ncontent-type: {MEDIA_TYPE}\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -5,12 +5,23 @@ ledger, so no role counts for itself.
 """
 
 import time
-from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby, repeat
+from operator import attrgetter
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from trellis.engine.jobs import JobKey, LeaseLost, Renewed, Submitted, Turn, TurnResult
+from trellis.engine.jobs import (
+    Advance,
+    Claimed,
+    JobKey,
+    LeaseLost,
+    Renewed,
+    StepApplied,
+    Submitted,
+    Turn,
+    TurnResult,
+)
 from trellis.engine.ledger import Ledger
 from trellis.engine.metrics import (
     CLAIM_CONFLICTS,
@@ -76,39 +87,49 @@ def _count_turn(ledger: Any, args: Sequence[Any], answer: TurnResult) -> None:
     held = _held_by.setdefault(ledger, {})
     now = time.monotonic()
     if turn.advances:
-        _count_steps(held, turn, answer, now)
+        _count_steps(held, turn.advances, answer.outcomes, now)
     if answer.claimed:
-        by_type: dict[str, list[JobKey]] = {}
-        for claimed in answer.claimed:
-            by_type.setdefault(type_label(claimed.type, claimed.lease.lifecycle), []).append(claimed.lease.key)
-        for type_, keys in by_type.items():
-            held.update(dict.fromkeys(keys, (type_, now)))
-            process_metrics.count(CLAIMED, len(keys), type_)
-        if len(held) > HELD_MAX:
-            held.clear()
+        _count_claimed(held, answer.claimed, now)
 
 
-def _count_steps(held: HeldJobs, turn: Turn, answer: TurnResult, now: float) -> None:
-    """Count the steps of a turn. Neighbours that are alike are counted as one: a drain must not feel this."""
-    alike: tuple[object, ...] = ()
+def _count_claimed(held: HeldJobs, jobs: Sequence[Claimed], now: float) -> None:
+    lifecycle = jobs[0].lease.lifecycle  # a claim has one
+    for type_, of_type in groupby(jobs, key=attrgetter("type")):
+        label = type_label(type_, lifecycle)
+        keys = [job.lease.key for job in of_type]
+        held.update(dict.fromkeys(keys, (label, now)))
+        process_metrics.count(CLAIMED, len(keys), label)
+    if len(held) > HELD_MAX:
+        held.clear()
+
+
+def _count_steps(
+    held: HeldJobs, advances: Sequence[Advance], outcomes: Sequence[StepApplied | LeaseLost], now: float
+) -> None:
+    """Count the steps of a turn. Neighbours that are alike are counted as one.
+
+    A drain settles thousands of jobs a second, so a step like the one before it costs a few comparisons by identity:
+    equal values that are different objects only end a group early.
+    """
+    alike: tuple[Any, ...] = ()
+    entry = source = trigger = death = None
     n = conflicts = 0
-    for advance, outcome in zip(turn.advances, answer.outcomes, strict=True):
-        lease, source, trigger = advance[:3]
-        entry = held.pop(lease.key, None)
+    entries = map(held.pop, [advance.lease.key for advance in advances], repeat(None))
+    for this, advance, outcome in zip(entries, advances, outcomes, strict=True):
         if isinstance(outcome, LeaseLost):
             conflicts += 1
             continue
-        this = (entry, lease.lifecycle, source, trigger, advance.death)
-        if this == alike:
+        if n and this is entry and advance[2] is trigger and advance[1] is source and advance[9] is death:
             n += 1
             continue
         _count_settled(alike, n, now)
-        if (lease.lifecycle, source, trigger) in _LEAVES:
-            alike, n = this, 1
+        entry, source, trigger, death = this, advance.source, advance.trigger, advance.death
+        if (advance.lease.lifecycle, source, trigger) in _LEAVES:
+            alike, n = (entry, advance.lease.lifecycle, source, trigger, death), 1
         else:
             alike, n = (), 0
             type_, began = entry or (UNKNOWN_TYPE, now)
-            held[lease.key] = (type_, now if trigger == Trigger.START else began)
+            held[advance.lease.key] = (type_, now if trigger == Trigger.START else began)
     _count_settled(alike, n, now)
     process_metrics.count(CLAIM_CONFLICTS, conflicts)
 
@@ -130,11 +151,11 @@ def _count_settled(alike: tuple[Any, ...], n: int, now: float) -> None:
 
 
 def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters
-    created = Counter(
-        type_label(job.type, job.lifecycle)
-        for job, one in zip(args[1], answer, strict=True)
-        if isinstance(one, Submitted) and one.created
-    )
+    created: dict[str, int] = {}
+    for job, outcome in zip(args[1], answer, strict=True):
+        if isinstance(outcome, Submitted) and outcome.created:
+            type_ = type_label(job.type, job.lifecycle)
+            created[type_] = created.get(type_, 0) + 1
     for type_, n in created.items():
         process_metrics.count(SUBMITTED, n, type_)
 

@@ -114,10 +114,10 @@ def completed_states() -> list[tuple[int, int]]:
 def final_states() -> list[tuple[int, int]]:
     """(lifecycle, state) of finalized artifacts, including the states that follow finalization."""
     rows = [(row.lifecycle, row.source, row.target) for row in transition_rows()]
-    found = {(row.lifecycle, row.target) for row in transition_rows() if row.trigger == Trigger.FINALIZE}
-    while more := {(lifecycle, target) for lifecycle, source, target in rows if (lifecycle, source) in found} - found:
-        found |= more
-    return sorted(found)
+    states = {(row.lifecycle, row.target) for row in transition_rows() if row.trigger == Trigger.FINALIZE}
+    while more := {(lifecycle, target) for lifecycle, source, target in rows if (lifecycle, source) in states} - states:
+        states |= more
+    return sorted(states)
 
 
 def transition_bit(lifecycle: int, role: int, source: int, target: int) -> int:

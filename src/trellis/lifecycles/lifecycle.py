@@ -269,12 +269,12 @@ class Lifecycle:
 
     def is_settled(self, state: str) -> bool:
         """Whether the work is over unless a person repeats it: the job has ended, or can only end without success."""
-        found = self.by_name[state]
-        if found.phase is Phase.ENDED:
+        named = self.by_name[state]
+        if named.phase is Phase.ENDED:
             return True
         onward = [t.target for t in self.transitions if t.source == state and t.trigger != Trigger.REQUEUE]
         ends = [self.by_name[target] for target in onward]
-        return found.phase is Phase.WAITING and all(end.phase is Phase.ENDED and not end.success for end in ends)
+        return named.phase is Phase.WAITING and all(end.phase is Phase.ENDED and not end.success for end in ends)
 
     def between(self, source: str | None, target: str, actor: Role) -> Transition | Illegal:
         """The first declared transition from source to target that `actor` may make."""

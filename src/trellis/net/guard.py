@@ -67,8 +67,8 @@ class FetchedResponse:
 
 async def system_resolve(host: str, port: int) -> Sequence[str]:
     """Resolve with the operating system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(place[0]) for *_, place in found]
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(place[0]) for *_, place in addresses]
 
 
 class GuardedClient:
@@ -150,12 +150,12 @@ class GuardedClient:
         if target.address is not None:
             return [target.address]
         try:
-            found = await self._resolve(target.host, target.port)
+            resolved = await self._resolve(target.host, target.port)
         except OSError as error:
             reason = f"its host is not known ({error.strerror or type(error).__name__})"
             raise OutgoingUnavailable(url=url_for_message(target.url), reason=reason) from None
         addresses: list[IPv4Address | IPv6Address] = []
-        for text in found:
+        for text in resolved:
             address = read_ip(text)
             if address is None:
                 raise AddressRefused(url=url_for_message(target.url), host=target.host, address=text[:60])

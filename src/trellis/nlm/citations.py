@@ -145,13 +145,13 @@ def verify(answer: NlmAnswer, sources: tuple[NlmSource, ...], *, unread: tuple[N
     kept: list[Citation] = []
     dropped: list[str] = []
     for citation in answer.citations[:CITATIONS_MAX]:
-        found = _located(citation, places.get(citation.ref))
-        if found is AnswerFlag.NOT_FOUND and isinstance(_located(citation, others.get(citation.ref)), Citation):
-            found = AnswerFlag.NOT_READ
-        if isinstance(found, AnswerFlag):
-            dropped.append(f"{found}:{_shown(citation.ref)}")
-        elif found not in kept:
-            kept.append(found)
+        located = _located(citation, places.get(citation.ref))
+        if located is AnswerFlag.NOT_FOUND and isinstance(_located(citation, others.get(citation.ref)), Citation):
+            located = AnswerFlag.NOT_READ
+        if isinstance(located, AnswerFlag):
+            dropped.append(f"{located}:{_shown(citation.ref)}")
+        elif located not in kept:
+            kept.append(located)
     if len(answer.citations) > CITATIONS_MAX:
         dropped.append(AnswerFlag.CITATIONS_CUT)
     text = storable(answer.text) or ""

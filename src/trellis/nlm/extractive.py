@@ -136,10 +136,10 @@ class ExtractiveProvider:
         try:
             async with asyncio.timeout(deadline_s):
                 index = await self.index(prepared)
-                found = await asyncio.to_thread(answer, index, question)
+                answered = await asyncio.to_thread(answer, index, question)
         except TimeoutError:
             raise NlmTimeout(provider=NAME, reason=f"{deadline_s:g} s were not enough") from None
-        return verify(found, prepared.sources)
+        return verify(answered, prepared.sources)
 
     async def health(self) -> ProviderHealth:
         return ProviderHealth(ok=True, detail="answers from the sources alone, no network")
@@ -154,14 +154,14 @@ class ExtractiveProvider:
 
     async def index(self, prepared: PreparedCorpus) -> PassageIndex:
         """The index of a corpus, cached or built now."""
-        found = self._indexes.get(prepared.key)
-        if found is None:
-            found = await asyncio.to_thread(PassageIndex, prepared.sources)
-            self._indexes[prepared.key] = found
+        known = self._indexes.get(prepared.key)
+        if known is None:
+            known = await asyncio.to_thread(PassageIndex, prepared.sources)
+            self._indexes[prepared.key] = known
             self._make_room()
         if prepared.key in self._indexes:
             self._indexes.move_to_end(prepared.key)
-        return found
+        return known
 
     def _make_room(self) -> None:
         # A dropped index may still be in use: it is freed when its last user releases it.

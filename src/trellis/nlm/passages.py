@@ -232,20 +232,20 @@ class Sentence:
 
 def sentences(text: str, start: int, end: int, *, whole: bool = False, row: bool = False) -> list[Sentence]:
     """The sentences of a span. With `whole` it is cut only by length."""
-    made: list[Sentence] = []
+    cut: list[Sentence] = []
     begin = start
     for match in _END.finditer(text, start, end):
         if not whole and match.end() < end and _ends(text, begin, match, end):
-            _add(made, text, begin, match.start("gap"), row=row)
+            _add(cut, text, begin, match.start("gap"), row=row)
             begin = match.end()
-    _add(made, text, begin, end, row=row)
-    return made
+    _add(cut, text, begin, end, row=row)
+    return cut
 
 
 def row_sentences(text: str, table: Block) -> list[Sentence]:
     """The rows of a table, each cell preceded by the name of its column."""
     names = _cells(text, *table.header)
-    made: list[Sentence] = []
+    cut: list[Sentence] = []
     for start, end in table.spans:
         cells = _cells(text, start, end)
         named = [
@@ -255,10 +255,10 @@ def row_sentences(text: str, table: Block) -> list[Sentence]:
         ]
         first, last = _trimmed(text, start, end)
         if named and last - first <= SENTENCE_CHARS_MAX:
-            made.append(Sentence(first, last, "; ".join(named), row=True, citable=is_citable(text[first:last])))
+            cut.append(Sentence(first, last, "; ".join(named), row=True, citable=is_citable(text[first:last])))
         else:
-            made += sentences(text, start, end, row=True)
-    return made
+            cut += sentences(text, start, end, row=True)
+    return cut
 
 
 def _cells(text: str, start: int, end: int) -> list[str]:
@@ -335,22 +335,22 @@ class Passage:
 
 def passages(source: NlmSource) -> list[Passage]:
     """The passages of a source, in order."""
-    made: list[Passage] = []
+    cut: list[Passage] = []
     gathered: list[Sentence] = []
     under: tuple[str, ...] = ()
 
     def close(*, leads: int = 0) -> None:
         if gathered:
-            made.append(Passage(source.ref, under, tuple(gathered), leads))
+            cut.append(Passage(source.ref, under, tuple(gathered), leads))
             gathered.clear()
 
     for block in blocks(source.text):
         if block.headings != under:
             close()
             under = block.headings
-        found = _passages_cut(source.text, block)
+        pieces = _passages_cut(source.text, block)
         if block.kind is BlockKind.PARAGRAPH:
-            for sentence in found:
+            for sentence in pieces:
                 gathered.append(sentence)
                 if _size(gathered) >= PASSAGE_CHARS_MAX:
                     close()
@@ -359,11 +359,11 @@ def passages(source: NlmSource) -> list[Passage]:
         # A list includes the sentence that introduces it; everything before that sentence is a separate passage.
         del gathered[len(gathered) - len(lead) :]
         close()
-        for run in _runs(found):
+        for run in _runs(pieces):
             gathered.extend((*lead, *run))
             close(leads=len(lead))
     close()
-    return made
+    return cut
 
 
 def _passages_cut(text: str, block: Block) -> list[Sentence]:

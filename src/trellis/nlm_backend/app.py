@@ -302,13 +302,13 @@ async def execution(
     job_id: QueueJobId, epoch: JobEpoch, services: Services, _: Annotated[Actor, requires("nlm.process")]
 ) -> Response:
     """The state of the last execution of a job in an epoch, for a caller that got no callback. Starts nothing."""
-    found = await services.intake.look(job_id, epoch)
-    if found is None:
+    known = await services.intake.look(job_id, epoch)
+    if known is None:
         raise _unknown(job_id, epoch)
-    if isinstance(found, ExecutionAccepted):
-        taken = JobAccepted(accepted=True, job_id=found.job_id, estimated_seconds=found.estimated_seconds)
+    if isinstance(known, ExecutionAccepted):
+        taken = JobAccepted(accepted=True, job_id=known.job_id, estimated_seconds=known.estimated_seconds)
         return JSONResponse(taken.model_dump(), 202)
-    return JSONResponse(found.result)
+    return JSONResponse(known.result)
 
 
 @jobs.delete("/jobs/{job_id}/executions/{epoch}", status_code=202, responses=PROBLEMS)
@@ -342,8 +342,8 @@ async def listing(
         correlation_id=correlation_id,
         parent_id=None if parent_id is None else JobId(parent_id),
     )
-    found = await services.intake.ledger.jobs(where, limit=limit, cursor=cursor)
-    return {"items": [job_document(job) for job in found.jobs], "next_cursor": found.cursor}
+    page = await services.intake.ledger.jobs(where, limit=limit, cursor=cursor)
+    return {"items": [job_document(job) for job in page.jobs], "next_cursor": page.cursor}
 
 
 @jobs.get("/jobs/{job_id}", response_model=JobWhole, responses=PROBLEMS)
@@ -363,9 +363,9 @@ async def events(
 ) -> dict[str, Any]:
     """What happened to an NLM job, oldest first."""
     job = await _get_nlm_job(services, job_id)
-    found = [event for event in await services.intake.ledger.events(job.job_id) if event.version > (cursor or 0)]
-    documents = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
-    return {"items": documents, "next_cursor": str(found[limit - 1].version) if len(found) > limit else None}
+    later = [event for event in await services.intake.ledger.events(job.job_id) if event.version > (cursor or 0)]
+    documents = [event_document(event, tracing.trace_id(job.trace)) for event in later[:limit]]
+    return {"items": documents, "next_cursor": str(later[limit - 1].version) if len(later) > limit else None}
 
 
 async def _get_nlm_job(services: BackendServices, job_id: str) -> Job:
@@ -428,8 +428,10 @@ async def live() -> dict[str, str]:
 @system.get("/system/health", responses={503: {"description": "Something that is needed does not answer."}})
 async def ready(request: Request) -> JSONResponse:
     """Whether jobs can be accepted: each dependency with its own result, in under a second; needs no token."""
-    found = await request.app.state.health.ready()
-    return JSONResponse({"status": found.status, "checks": dict(found.checks)}, 200 if found.is_ready else 503)
+    readiness = await request.app.state.health.ready()
+    return JSONResponse(
+        {"status": readiness.status, "checks": dict(readiness.checks)}, 200 if readiness.is_ready else 503
+    )
 
 
 @system.get("/metrics", response_class=PlainTextResponse, responses={502: PROBLEMS[502]})

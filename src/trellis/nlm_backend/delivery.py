@@ -269,10 +269,10 @@ def _staged(answer: FetchedResponse, order: StoredOrder) -> StagedAnswer:
 
 def _problem(answer: FetchedResponse) -> dict[str, Any]:
     try:
-        found: Any = json.loads(answer.body)
+        fields: Any = json.loads(answer.body)
     except (ValueError, RecursionError):
         return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
 
 
 def _answer_text(answer: FetchedResponse) -> str:

@@ -159,10 +159,10 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
         await self._leave(BUILDING_PROMPT)
         answered = StoredAnswer.read(await self.once(ANSWER, lambda: self._ask(prompt)))
         await self._leave(NLM_QUERY)
-        made = ArtifactDraft.model_validate_json(
+        artifact_draft = ArtifactDraft.model_validate_json(
             await self.once(DRAFT, lambda: _in_thread(lambda: draft(task, prompt, answered).model_dump_json().encode()))
         )
-        staged = StagedAnswer.model_validate_json(await self.once(STAGED, lambda: self._stage(made)))
+        staged = StagedAnswer.model_validate_json(await self.once(STAGED, lambda: self._stage(artifact_draft)))
         await self._leave(STRUCTURING, {"artifact_id": staged.artifact_id})
         return staged
 

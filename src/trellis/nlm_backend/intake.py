@@ -151,9 +151,11 @@ class JobIntake:
     async def _known(self, job_id: str) -> list[KnownExecution]:
         where = JobFilter(lifecycle=NLM_JOB.name, parent_id=JobId(job_id))
         page = await self.ledger.jobs(where, limit=KNOWN_MAX)
-        found = [(job, *read_execution_id(job.job_id)) for job in page.jobs]
+        executions = [(job, *read_execution_id(job.job_id)) for job in page.jobs]
         return [
-            KnownExecution(job.job_id, epoch, number, job.state) for job, of, epoch, number in found if of == job_id
+            KnownExecution(job.job_id, epoch, number, job.state)
+            for job, of, epoch, number in executions
+            if of == job_id
         ]
 
     async def _again(self, one: KnownExecution, request: ProcessRequest) -> ExecutionAccepted | ExecutionFinished:

@@ -249,11 +249,11 @@ async def _requeue_queue(
 
 async def _queue_jobs_of_filter(ledger: Ledger, where: JobFilter, limit: int) -> list[JobId]:
     """Returns at most `limit` of the oldest DEAD queue jobs with the filter's reason."""
-    only, cursor, found = replace(where, lifecycle=QUEUE_JOB.name), None, list[JobId]()
+    only, cursor, job_ids = replace(where, lifecycle=QUEUE_JOB.name), None, list[JobId]()
     for _ in range(REQUEUE_PAGES_MAX):
         page = await dead_letters(ledger, only, limit=LETTERS_PAGE, cursor=cursor)
-        found += [letter.job_id for letter in page.letters]
+        job_ids += [letter.job_id for letter in page.letters]
         cursor = page.cursor
         if cursor is None:
             break
-    return found[::-1][: min(limit, LETTERS_PAGE)]
+    return job_ids[::-1][: min(limit, LETTERS_PAGE)]

@@ -65,13 +65,15 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
     wanted = any(
         queue.ready + queue.scheduled + queue.blocked + queue.held for queue in queues if _is_for_workers(queue)
     )
-    found = [_workers(alive, wanted=wanted)]
+    findings = [_workers(alive, wanted=wanted)]
     ready = [queue for queue in queues if queue.ready and not queue.paused and _is_for_workers(queue)]
-    found += [_unserved(queue) for queue in ready if queue.type not in served]
-    found += [_paused(queue) for queue in queues if queue.paused]
-    found += [_unsent(queue) for queue in queues if queue.type.startswith(REPORT_TYPE_PREFIX) and _waits_long(queue)]
-    found += [_slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN]
-    return found
+    findings += [_unserved(queue) for queue in ready if queue.type not in served]
+    findings += [_paused(queue) for queue in queues if queue.paused]
+    findings += [_unsent(queue) for queue in queues if queue.type.startswith(REPORT_TYPE_PREFIX) and _waits_long(queue)]
+    findings += [
+        _slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN
+    ]
+    return findings
 
 
 def version_findings(workers: Sequence[WorkerRecord], own: str, now: datetime) -> list[Finding]:
@@ -84,7 +86,7 @@ def version_findings(workers: Sequence[WorkerRecord], own: str, now: datetime) -
         for worker in workers
         if worker_presence(worker, now) is WorkerPresence.ALIVE and "version" in worker_info(worker)
     }
-    others = sorted(f"{name} ({found})" for name, found in reported.items() if found != own)
+    others = sorted(f"{name} ({version})" for name, version in reported.items() if version != own)
     if not others:
         return [_ok("versions", f"this program is {own}, and so is every living process that reports its version")]
     named = ", ".join(others[:NAMES_SHOWN_MAX]) + (" and others" if len(others) > NAMES_SHOWN_MAX else "")
@@ -197,11 +199,11 @@ def follower_findings(followers: Sequence[SubscriberRecord], now: datetime) -> l
     Empty if there are no followers.
     """
     slow = [seen for seen in followers if behind_s(seen, now) > FOLLOWER_BEHIND_S]
-    found = [_left_behind(seen) if not seen.waits else _behind(seen, now) for seen in slow]
-    if not found and followers:
+    findings = [_left_behind(seen) if not seen.waits else _behind(seen, now) for seen in slow]
+    if not findings and followers:
         names = ", ".join(seen.name for seen in followers)
-        found.append(_ok("followers", f"nobody is behind: {names}"))
-    return found
+        findings.append(_ok("followers", f"nobody is behind: {names}"))
+    return findings
 
 
 def behind_s(seen: SubscriberRecord, now: datetime) -> float:

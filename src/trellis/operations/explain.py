@@ -75,8 +75,8 @@ def not_sent_phrase(job: Job, alive: Mapping[str, Mapping[str, Any]]) -> str:
     """
     if job.lifecycle != BUS_JOB.name or job.state != "SCHEDULED":
         return ""
-    on_bus = {name: said for name, said in alive.items() if said.get("bus")}
-    serving = [name for name, said in on_bus.items() if job.type in said.get("types", ())]
+    on_bus = {name: heartbeat for name, heartbeat in alive.items() if heartbeat.get("bus")}
+    serving = [name for name, heartbeat in on_bus.items() if job.type in heartbeat.get("types", ())]
     if serving:
         more = " and others" if len(serving) > NAMES_MAX else ""
         workers = f"{', '.join(serving[:NAMES_MAX])}{more} may have no room"
@@ -663,8 +663,8 @@ def _cancel_command(job: Job) -> str:
 def _artifact(lifecycle: Lifecycle, last: Event) -> str | None:
     """Returns the artifact that the last transition finalized."""
     finalizes = any(t.finalizes and t.event == last.type and t.target == last.target for t in lifecycle.transitions)
-    made = cast("dict[str, Any]", json.loads(last.data)).get("artifact_id") if finalizes and last.data else None
-    return None if made is None else str(made)
+    artifact_id = cast("dict[str, Any]", json.loads(last.data)).get("artifact_id") if finalizes and last.data else None
+    return None if artifact_id is None else str(artifact_id)
 
 
 def _actors(transition: Transition) -> str:

@@ -64,10 +64,10 @@ def _by_labels(counted: Iterable[CountT]) -> dict[tuple[str, ...], list[CountT]]
 
     Users choose job types, so there are at most LABEL_SETS_MAX labels. Further types of a lifecycle are `OTHER` together.
     """
-    found: dict[tuple[str, ...], list[CountT]] = {}
+    by_labels: dict[tuple[str, ...], list[CountT]] = {}
     for one in counted:
         labels = (type_label(one.type, one.lifecycle), one.lifecycle)
-        if labels not in found and len(found) >= LABEL_SETS_MAX:
+        if labels not in by_labels and len(by_labels) >= LABEL_SETS_MAX:
             labels = (OTHER, one.lifecycle)
-        found.setdefault(labels, []).append(one)
-    return found
+        by_labels.setdefault(labels, []).append(one)
+    return by_labels

@@ -302,10 +302,10 @@ def _problem_detail(body: bytes) -> str:
 
 def _problem(body: bytes) -> Mapping[str, Any]:
     try:
-        found: Any = json.loads(body)
+        fields: Any = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
+    return cast("Mapping[str, Any]", fields) if isinstance(fields, Mapping) else {}
 
 
 # Callbacks of the NLM backend: their content (D26), and where accepted ones are stored.

@@ -96,7 +96,7 @@ async def run_of_generation(
     if RUN.by_name[run.state].phase is not Phase.ENDED:
         return before
     try:
-        made = await layer.trigger(
+        trigger = await layer.trigger(
             request.agent_slug,
             RunRequest.read(run.payload).params,
             kind=TriggerKind.EVENT,
@@ -108,7 +108,7 @@ async def run_of_generation(
         raise ContextUnavailable(detail=str(error)) from error
     except (AgentNotRunnable, AgentError) as error:
         raise StageHopeless(detail=str(error)) from error
-    return made.job_id
+    return trigger.job_id
 
 
 # Drives one queue job through its stages, under a lease (document 000 §1; JQ-5, JQ-9, D7, D8, D15, D38, D41).
@@ -329,11 +329,14 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
     async def complete(self, verified: tuple[ArtifactRow, datetime]) -> str | None:
         """Finalizes the artifact and completes the job, in one transaction."""
         row, began = verified
-        made = {"artifact_id": row.artifact_id, "type": row.type.value, "sha256": row.sha256, "size": row.size}
-        facts = {**made, **_times(began, await self._driver.ledger.now())}
+        artifact = {"artifact_id": row.artifact_id, "type": row.type.value, "sha256": row.sha256, "size": row.size}
+        facts = {**artifact, **_times(began, await self._driver.ledger.now())}
         try:
             await self.advance(
-                Trigger.COMPLETE, facts, result=json.dumps(made, ensure_ascii=False).encode(), finalizes=row.artifact_id
+                Trigger.COMPLETE,
+                facts,
+                result=json.dumps(artifact, ensure_ascii=False).encode(),
+                finalizes=row.artifact_id,
             )
         except InvalidTransition as error:  # nothing was written: the artifact is no longer staged
             return await self.fail(errors.ArtifactUnwritten(detail=str(error)))
@@ -515,14 +518,14 @@ class QueueOrchestrator(LeaseRunner[QueueDriver]):
 
     async def _backing_off(self) -> list[Job]:
         """Returns jobs in backoff, continuing after the last check. Starts again after the end is reached."""
-        where, found = JobFilter(lifecycle=QUEUE_JOB.name, state=BACKOFF), list[Job]()
+        where, jobs = JobFilter(lifecycle=QUEUE_JOB.name, state=BACKOFF), list[Job]()
         for _ in range(LOOK_PAGES_MAX):
             page = await self.ledger.jobs(where, limit=LOOK_PAGE, cursor=self._looked_to, oldest_first=True)
-            found += page.jobs
+            jobs += page.jobs
             self._looked_to = page.cursor
             if page.cursor is None:
                 break
-        return found
+        return jobs
 
     async def _end(self, job: Job) -> None:
         last = (await self.ledger.events(job.job_id))[-1]

@@ -158,8 +158,8 @@ def snapshot_url(gateway: str, job_id: str, epoch: int) -> str:
 def snapshot_digest(events: Sequence[Event], epoch: int) -> str | None:
     """Returns the recorded sha256 of this epoch's context; None if none was recorded."""
     recorded = [data_of(event) for event in events if event.type == SNAPSHOT_READY]
-    found = (one.get("sha256") for one in recorded if str(one.get("snapshot_url")).endswith(f"/context/{epoch}"))
-    return next((str(digest) for digest in found if digest), None)
+    digests = (one.get("sha256") for one in recorded if str(one.get("snapshot_url")).endswith(f"/context/{epoch}"))
+    return next((str(digest) for digest in digests if digest), None)
 
 
 def document(job: Job, request: QueueRequest, events: Sequence[Event], *, gateway: str) -> dict[str, Any]:

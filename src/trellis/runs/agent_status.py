@@ -245,13 +245,13 @@ class AgentHealth(FeedSubscriber[HealthOptions]):
         if slug is None:
             return None
         for _ in range(DECIDE_TRIES_MAX):
-            found = await self.catalog.file(slug)
-            if isinstance(found, AgentMissing) or isinstance(found.agent, AgentMalformed):
+            agent_file = await self.catalog.file(slug)
+            if isinstance(agent_file, AgentMissing) or isinstance(agent_file.agent, AgentMalformed):
                 return None
-            agent = found.agent
+            agent = agent_file.agent
             if _was_stopped_by(event, agent):
                 return await self._recorded(event, slug)
-            since = _last_change(agent, found.modified_at, now=await self.ledger.now())
+            since = _last_change(agent, agent_file.modified_at, now=await self.ledger.now())
             if agent.status is not AgentStatus.ACTIVE or not await self._in_a_row(slug, event.job_id, since):
                 return None
             changed = await self.catalog.change_status(slug, AgentStatus.ERROR, at=event.ts, seen=agent.sha256)

@@ -55,8 +55,8 @@ async def completion(ledger: Ledger, row: ArtifactRow) -> list[RecordedEvent]:
     """The completion that finalized this artifact, if the ledger still has its job; empty for any other state."""
     if row.state != FINALIZED:
         return []
-    found = [event for event in await ledger.events(row.job_id) if _completes(event, row.artifact_id)]
-    return await ledger.recorded(found)
+    completions = [event for event in await ledger.events(row.job_id) if _completes(event, row.artifact_id)]
+    return await ledger.recorded(completions)
 
 
 async def is_recorded(objects: ObjectStore, event: Event) -> bool:
@@ -109,9 +109,9 @@ async def artifact_journal(
     if row is None or row.state != FINALIZED:
         return {}, False
     for key in (row.key, row.staged_key):
-        found = await objects.get(key)
-        if found is not None and row.is_of(found.body):
-            entry = {} if job.job_id == row.artifact_id else {journal_entry(row.artifact_id): found.body}
+        stored = await objects.get(key)
+        if stored is not None and row.is_of(stored.body):
+            entry = {} if job.job_id == row.artifact_id else {journal_entry(row.artifact_id): stored.body}
             return entry, key != row.key
     raise HistoryBroken(job_id=job.job_id, reason=f"{row.key} is missing, or is not what was recorded")
 
@@ -169,5 +169,5 @@ def _artifact_of(event: Event) -> JobId | None:
     if event.lifecycle != QUEUE_JOB.name or event.target != COMPLETE or event.data is None:
         return None
     data: dict[str, Any] = json.loads(event.data)
-    found = data.get("artifact_id")
-    return JobId(found) if isinstance(found, str) else None
+    artifact_id = data.get("artifact_id")
+    return JobId(artifact_id) if isinstance(artifact_id, str) else None

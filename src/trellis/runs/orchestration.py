@@ -261,13 +261,13 @@ class BuiltinLayer:
 
     async def _waiting(self, slug: str) -> list[JobId]:
         """Runs of an agent that have not started, in the order in which they will."""
-        found: list[Job] = []
+        waiting: list[Job] = []
         for state in WAITING_STATES:
             where = JobFilter(lifecycle=RUN.name, state=state, concurrency_key=run_key(slug))
-            found += reversed((await self.ledger.jobs(where, limit=self.waiting_max + 1)).jobs)
+            waiting += reversed((await self.ledger.jobs(where, limit=self.waiting_max + 1)).jobs)
         # The sort is stable: runs with the same timestamp keep the ledger's order. Their ids do not show which was
         # first.
-        return [job.job_id for job in sorted(found, key=lambda job: job.created_at)]
+        return [job.job_id for job in sorted(waiting, key=lambda job: job.created_at)]
 
     async def run_state(self, run_id: JobId) -> RunState:
         """Read the state from the ledger."""
@@ -308,7 +308,7 @@ class BuiltinLayer:
 
     async def schedules(self) -> list[Schedule]:
         """The schedules in the timetable."""
-        return [found.schedule for found in await self.timetable.all()]
+        return [entry.schedule for entry in await self.timetable.all()]
 
     async def health(self) -> LayerHealth:
         """Healthy if the ledger answers."""

@@ -398,8 +398,8 @@ class _RunDrive(JobDrive[str | None, StepError]):
 
     async def _end_failed(self, text: str, beside: Mapping[str, Any] = MappingProxyType({})) -> str:
         text = text[:ERROR_CHARS_MAX]
-        made = await self._driver.artifacts(self._run_id, self._request.agent_slug)
-        data = {"error_text": text, **beside} | ({"artifacts": made} if made else {})
+        artifacts = await self._driver.artifacts(self._run_id, self._request.agent_slug)
+        data = {"error_text": text, **beside} | ({"artifacts": artifacts} if artifacts else {})
         await self.advance(Trigger.FAIL, data, cause=text[:200])
         return "failed"
 

@@ -84,10 +84,10 @@ class RunSteps:
     async def load_context(self, context: StepContext, /) -> StepResult:
         """Load the agent's file, sources and memory as they are now."""
         slug = context.request.agent_slug
-        found = await self.objects.get(agent_key(slug))
-        if found is None:
+        stored = await self.objects.get(agent_key(slug))
+        if stored is None:
             raise StepHopeless(detail=f"there is no agent {slug}")
-        definition = _runnable(found.body, slug)
+        definition = _runnable(stored.body, slug)
         with context.calls.timed("sources", CallKind.STORE):
             sources = await Catalog(self.objects, counter=self.counter).sources(slug, definition)
         with context.calls.timed("memory.read", CallKind.MEMORY):
@@ -97,7 +97,7 @@ class RunSteps:
         return StepResult(
             result={
                 "agent": {"slug": slug, "version": definition.version, "sha256": definition.sha256},
-                "definition": found.body.decode(),
+                "definition": stored.body.decode(),
                 "logic": None if logic is None else logic.body.decode(errors="replace"),
                 "sources": [{"ref": one.ref, "sha256": one.sha256, "text": one.text} for one in sources.items],
                 "annotations": [asdict(one) for one in notes],
@@ -181,7 +181,7 @@ class RunSteps:
         equals: dict[str, dict[str, str]] = json.loads(
             await context.once(STORED, lambda: self._stored(context, loaded, bodies))
         )
-        made = [body for body in bodies if body["id"] not in equals]
+        new_bodies = [body for body in bodies if body["id"] not in equals]
         created = [
             {
                 "id": body["id"],
@@ -189,7 +189,7 @@ class RunSteps:
                 "target": body["target"],
                 "status": await self._settle(context, body),
             }
-            for body in made
+            for body in new_bodies
         ]
         already = [
             {**equals[body["id"]], "action": body["action"], "target": body["target"]}
@@ -198,18 +198,21 @@ class RunSteps:
         ]
         return StepResult(
             result={"proposals": created, **_if_any("already_proposed", already)},
-            event_data={"proposals_created": [body["id"] for body in made], **_if_any("already_proposed", already)},
-            output=encode({"proposals": made, "summary": output.summary}),
+            event_data={
+                "proposals_created": [body["id"] for body in new_bodies],
+                **_if_any("already_proposed", already),
+            },
+            output=encode({"proposals": new_bodies, "summary": output.summary}),
         )
 
     async def _bodies(self, context: StepContext, loaded: Mapping[str, Any], drafts: Sequence[AgentDraft]) -> bytes:
         """The bodies of the run's proposals."""
         slug, sources = context.request.agent_slug, {one["ref"]: one["sha256"] for one in loaded["sources"]}
-        made = [
+        bodies = [
             proposal.make_proposal(context.run_id, slug, number, draft, priority=PRIORITY, sources=sources)
             for number, draft in enumerate(await self._drafts(slug, loaded, drafts), 1)
         ]
-        return json.dumps([json.loads(one.body) for one in made], ensure_ascii=False).encode()
+        return json.dumps([json.loads(one.body) for one in bodies], ensure_ascii=False).encode()
 
     async def _stored(
         self, context: StepContext, loaded: Mapping[str, Any], bodies: Sequence[Mapping[str, Any]]
@@ -250,7 +253,7 @@ class RunSteps:
     ) -> list[proposal.ProposalContent]:
         """One proposal for each draft about a file, and one for all memory updates together."""
         seen = {one["ref"]: one["sha256"] for one in loaded["sources"]}
-        made: list[proposal.ProposalContent] = []
+        contents: list[proposal.ProposalContent] = []
         updates = await self._new_updates(slug, [one for one in drafts if one.action is SafeOutput.MEMORY_UPDATE])
         for draft in drafts:
             if draft.action is not SafeOutput.MEMORY_UPDATE:
@@ -261,14 +264,14 @@ class RunSteps:
                     "change": {"type": draft.change.value, "text": draft.text},
                     **_grounds(draft),
                 }
-                made.append(
+                contents.append(
                     proposal.ProposalContent(
                         action=draft.action.value, target=target, content=content, target_hash=known
                     )
                 )
         if updates:
-            made.append(_memory_draft(updates, loaded["memory"]["version"]))
-        return made
+            contents.append(_memory_draft(updates, loaded["memory"]["version"]))
+        return contents
 
     async def _new_updates(self, slug: str, drafts: Sequence[AgentDraft]) -> Sequence[AgentDraft]:
         """The memory updates without those whose text the memory has; all of them if it has the text of each."""
@@ -289,8 +292,8 @@ class RunSteps:
             raise
 
     async def _digest(self, slug: str, target: str) -> str | None:
-        found = await self.objects.get(object_key("agents", slug, *target.split("/")))
-        return None if found is None else sha256(found.body)
+        stored = await self.objects.get(object_key("agents", slug, *target.split("/")))
+        return None if stored is None else sha256(stored.body)
 
     # --- step 4: finalize --------------------------------------------------------------------------------------------
 
@@ -300,10 +303,10 @@ class RunSteps:
         Everything is stored already; the manifest and the final status follow from it.
         """
         persisted = context.before["persist-results"]["proposals"]
-        made = await artifacts_of_run(self.ledger, context.run_id, context.request.agent_slug)
+        artifacts = await artifacts_of_run(self.ledger, context.run_id, context.request.agent_slug)
         return StepResult(
             result={"proposals": len(persisted), "summary": context.before["execute-agent"]["summary"]},
-            event_data={"artifacts": made} if made else {},
+            event_data={"artifacts": artifacts} if artifacts else {},
         )
 
 
@@ -327,8 +330,8 @@ def _has_text(text: str, update: Mapping[str, Any]) -> bool:
     if update["operation"] != Operation.APPEND:
         return False
     if update["section"]:
-        found = markdown.sections(text, update["section"])
-        lines = "\n".join(text.split("\n")[found[0].line + 1 :]) if len(found) == 1 else ""
+        sections = markdown.sections(text, update["section"])
+        lines = "\n".join(text.split("\n")[sections[0].line + 1 :]) if len(sections) == 1 else ""
         text = re.split(r"(?m)^#{1,6} ", lines)[0]
     return proposal.has_lines(text, update["content"] or "")
 

@@ -59,8 +59,8 @@ async def read_alerts(objects: ObjectStore) -> AsyncGenerator[ProjectorAlert]:
     while True:
         page = await objects.list(f"{ids.ALERT_FOLDER}/", after=after)
         for info in page.items:
-            found = await objects.get(info.key)
-            alert = None if found is None else _read(found.body)
+            stored = await objects.get(info.key)
+            alert = None if stored is None else _read(stored.body)
             if alert is not None:
                 yield alert
         if not page.more:
@@ -384,14 +384,14 @@ class EventRecorder:
 
     async def _payload(self, record: RecordedEvent) -> bytes:
         job_id = record.event.job_id
-        found = self._payloads.get(job_id)
-        if found is None:
+        payload = self._payloads.get(job_id)
+        if payload is None:
             job = await self._ledger.job(job_id) if record.submission is None else record.submission
-            found = b"" if job is None or job.payload is None else job.payload
-            self._payloads[job_id] = found
+            payload = b"" if job is None or job.payload is None else job.payload
+            self._payloads[job_id] = payload
             if len(self._payloads) > PAYLOADS_MAX:
                 self._payloads.popitem(last=False)
-        return found
+        return payload
 
 
 @dataclass(kw_only=True)

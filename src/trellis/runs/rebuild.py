@@ -418,14 +418,14 @@ class _LedgerRestorer:
         wanted = {run_documents.STEP_ENTRY.format(number=number): ids.step_key(slug, job.job_id, number)}
         if number == run_documents.PERSIST_STEP:
             wanted[run_documents.OUTPUT_ENTRY] = ids.output_key(slug, job.job_id)
-        found = {entry: await self._objects.get(key) for entry, key in wanted.items()}
-        return {entry: one.body for entry, one in found.items() if one is not None}
+        bodies = {entry: await self._objects.get(key) for entry, key in wanted.items()}
+        return {entry: one.body for entry, one in bodies.items() if one is not None}
 
     async def _body(self, job: JobToRestore, key: str) -> bytes:
-        found = await self._objects.get(key)
-        if found is None:
+        stored = await self._objects.get(key)
+        if stored is None:
             raise HistoryBroken(job_id=job.job_id, reason=f"{key} is missing")
-        return found.body
+        return stored.body
 
 
 def _was_removed(life: RecordedLife, rivals: Sequence[RecordedLife]) -> bool:
@@ -498,24 +498,24 @@ async def _read_record(
 
 
 async def _get(objects: ObjectStore, info: ObjectInfo) -> bytes:
-    found = await objects.get(info.key)
-    return b"" if found is None else found.body
+    stored = await objects.get(info.key)
+    return b"" if stored is None else stored.body
 
 
 def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
     if not key.endswith(audit_log.SUFFIX):
         try:
-            made = [json.loads(body)]
+            records = [json.loads(body)]
         except ValueError as error:
             raise RecordInvalid(event=key, problem=str(error)) from error
     else:
-        made = audit_log.lines(key, body)
-    if not made or not isinstance(made[0], dict):
+        records = audit_log.lines(key, body)
+    if not records or not isinstance(records[0], dict):
         raise RecordInvalid(event=key, problem="there is no record in it")
     if bodies:
-        spool.add(one for one in made if one.get("lifecycle") not in ELSEWHERE)
+        spool.add(one for one in records if one.get("lifecycle") not in ELSEWHERE)
     else:
-        spool.add_ids((str(one.get("event_id")), str(one.get("ts"))) for one in made)
+        spool.add_ids((str(one.get("event_id")), str(one.get("ts"))) for one in records)
 
 
 # --- the projector's subscription ----------------------------------------------------------------------------------

@@ -61,10 +61,10 @@ class ScheduleFirer:
 
     async def run_once(self) -> ScheduleReport:
         """Check every registered schedule once."""
-        now, found = await self.ledger.now(), await self.timetable.all()
+        now, schedules = await self.ledger.now(), await self.timetable.all()
         runs: list[str] = []
         skipped = 0
-        for registered in found:
+        for registered in schedules:
             instant = registered.schedule.due(now)
             if instant is None:
                 continue
@@ -76,7 +76,7 @@ class ScheduleFirer:
                     _log_instant(registered, last)
             except StoreUnavailable as error:  # it stays due; the next pass fires it
                 _log.warning("schedule_left", agent=registered.schedule.agent_slug, error=str(error))
-        coming = [instant for one in found if (instant := one.schedule.next(now)) is not None]
+        coming = [instant for one in schedules if (instant := one.schedule.next(now)) is not None]
         next_s = (min(coming) - now).total_seconds() if coming else None
         return ScheduleReport(runs=tuple(runs), skipped=skipped, next_s=next_s)
 

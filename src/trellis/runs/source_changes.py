@@ -16,9 +16,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trellis.agents.catalog import Catalog
 from trellis.agents.definition import AgentDefinition, ContextOptions, TriggerEvent, checked_slug
@@ -34,8 +34,9 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals.apply import INTENT
 from trellis.runs.event_triggers import SKIPPED
 from trellis.runs.orchestration import EVENT_KEY, OrchestrationLayer, TriggerKind
+from trellis.runs.timetable import Moment
 from trellis.runs.trigger_chain import TriggerOrigin, origin_of
-from trellis.storage.objects.canonical_json import encode, sha256, timestamp
+from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
 FOLDER = "source-changes/"
@@ -47,8 +48,6 @@ NOTED_AGAIN_S = 3_600.0
 """After this time without a change the time of the look is stored anew, so that few proposals came since."""
 
 _log = log_of("trellis.source_changes")
-
-Moment = Annotated[AwareDatetime, PlainSerializer(timestamp)]
 
 
 class SourceChange(BaseModel):
@@ -149,28 +148,28 @@ class SourceChanges:
         is_recent = same is not None and (now - same.seen_at).total_seconds() < NOTED_AGAIN_S
         if is_recent and self._looked.get(agent.slug) == listing:
             return None
-        found = {one.ref: one.sha256 for one in (await self.catalog.sources(agent.slug, agent)).items}
-        files = () if same is None else _difference(same.files, found)
+        hashes = {one.ref: one.sha256 for one in (await self.catalog.sources(agent.slug, agent)).items}
+        files = () if same is None else _difference(same.files, hashes)
         if not files and is_recent:
             self._looked[agent.slug] = listing
             return None
         change = None
         if same is not None and files:
-            origin = await self._origin(agent.slug, same, {name: found.get(name) for name in files})
-            id_ = _change_id(agent.slug, same, now, found)
+            origin = await self._origin(agent.slug, same, {name: hashes.get(name) for name in files})
+            id_ = _change_id(agent.slug, same, now, hashes)
             change = SourceChange(id=id_, at=now, files=files, chain=origin.agents, depth=origin.depth)
-        made = KnownSources(
+        sources = KnownSources(
             agent_slug=agent.slug,
             folder=agent.context.folder,
             max_sources=agent.context.max_sources,
             seen_at=now,
-            files=found,
+            files=hashes,
             last=change or (None if known is None else known.last),
         )
-        stored = await self.objects.put(key, made.to_bytes(), when=CREATE if there is None else if_match(there.etag))
+        stored = await self.objects.put(key, sources.to_bytes(), when=CREATE if there is None else if_match(there.etag))
         if not isinstance(stored, PutStored) or change is None:
             return None
-        return await self._handle(agent.slug, made, change, stored.etag)
+        return await self._handle(agent.slug, sources, change, stored.etag)
 
     async def _listing(self, agent: AgentDefinition) -> tuple[str, ...]:
         """The names and etags of the files in the folder of an agent's sources."""

@@ -95,10 +95,10 @@ class RecordSpool:
             self._db.execute(_SPOOL_QUERIES.add_key, (key.scope, key.key, job, life))
 
     def _note_format(self, made: Mapping[str, Any]) -> None:
-        job, found = made.get("job_id"), made.get("format", "none")
+        job, format_name = made.get("job_id"), made.get("format", "none")
         if not isinstance(job, str):
             raise RecordInvalid(event=str(made.get("event_id")), problem="it names no job")
-        reason = f"its record of version {made['version']} has format {found}, and this program reads {_READABLE}"
+        reason = f"its record of version {made['version']} has format {format_name}, and this program reads {_READABLE}"
         self._db.execute(_SPOOL_QUERIES.add_damage, (job, reason))
 
     def add_ids(self, events: Iterable[tuple[str, str]]) -> None:

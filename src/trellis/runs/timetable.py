@@ -109,16 +109,16 @@ class Timetable:
                 if self._unreadable.get(info.key) == info.etag:
                     unreadable[info.key] = info.etag
                     continue
-                found = known if known is not None and known.etag == info.etag else await self._read(info.key)
-                if found is not None:
-                    seen[info.key] = found
+                stored = known if known is not None and known.etag == info.etag else await self._read(info.key)
+                if stored is not None:
+                    seen[info.key] = stored
                 else:
                     unreadable[info.key] = info.etag
             if not page.more:
                 break
             after = page.items[-1].key
         self._seen, self._unreadable = seen, unreadable
-        return [found for found in seen.values() if found.schedule.cron is not None]
+        return [stored for stored in seen.values() if stored.schedule.cron is not None]
 
     async def register(self, slug: str, cron: str | None, *, at: datetime) -> bool:
         """Set the agent's expression from now on; None removes it.
@@ -131,9 +131,9 @@ class Timetable:
             known = None if there is None else _read(key, there.body)
             if (None if known is None else known.cron) == cron:
                 return False
-            made = known.registered(cron, at) if known else Schedule(agent_slug=slug, cron=cron, registered_at=at)
+            schedule = known.registered(cron, at) if known else Schedule(agent_slug=slug, cron=cron, registered_at=at)
             when = CREATE if there is None else if_match(there.etag)
-            if isinstance(await self.objects.put(key, made.to_bytes(), when=when), PutStored):
+            if isinstance(await self.objects.put(key, schedule.to_bytes(), when=when), PutStored):
                 return True
         raise ScheduleContended(slug=slug, tries=WRITE_TRIES_MAX)
 

@@ -43,11 +43,11 @@ class UpstreamWait:
 
 def read_waits(journal: Mapping[str, bytes]) -> list[UpstreamWait]:
     """The waits in a run's journal, oldest first."""
-    found: list[UpstreamWait] = []
-    while (body := journal.get(SINCE_ENTRY.format(number=len(found) + 1))) is not None:
-        ended = journal.get(UNTIL_ENTRY.format(number=len(found) + 1))
-        found.append(_read(body, ended))
-    return found
+    waits: list[UpstreamWait] = []
+    while (body := journal.get(SINCE_ENTRY.format(number=len(waits) + 1))) is not None:
+        ended = journal.get(UNTIL_ENTRY.format(number=len(waits) + 1))
+        waits.append(_read(body, ended))
+    return waits
 
 
 def open_of(journal: Mapping[str, bytes]) -> UpstreamWait | None:
@@ -82,8 +82,8 @@ class UpstreamWaits:
         await self.end(since)
         if len(self._waits) >= WAITS_MAX:
             return
-        made = {"since": timestamp(since), "reason": reason, "bounded": is_bounded}
-        body = json.dumps(made, ensure_ascii=False).encode()
+        entry = {"since": timestamp(since), "reason": reason, "bounded": is_bounded}
+        body = json.dumps(entry, ensure_ascii=False).encode()
         kept = await self._keep(SINCE_ENTRY.format(number=len(self._waits) + 1), body)
         self._waits.append(_read(kept, None))
 

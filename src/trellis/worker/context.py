@@ -101,13 +101,15 @@ class Context(AttemptContext):
     __slots__ = ("_checkpoint", "_held", "_journal", "_steps", "_worker")
 
     def __init__(self, held: HeldJob, worker: WorkerServices) -> None:
-        super().__init__(held, worker.clock)
-        self._held = held
+        # As `AttemptContext.__init__`, written out: one is made for every attempt of every job.
+        self._state = self._held = held
+        self._clock = worker.clock
+        self._logger: JobLogger | None = None
         self._worker = worker
         self._checkpoint: bytes | None = held.claimed.checkpoint
         self._journal: dict[str, bytes] | None = None
-        self._steps: set[str] = set()
-        """The names that this attempt has journaled."""
+        self._steps: set[str] | None = None
+        """The names that this attempt has journaled; None before the first."""
 
     @property
     def job_id(self) -> JobId:
@@ -204,6 +206,8 @@ class Context(AttemptContext):
         attempt has journaled already. `call` takes no arguments and may be async. The JSON value comes back, in the
         first attempt too: a dict for a dataclass, text for a datetime. A call that raises stores nothing.
         """
+        if self._steps is None:
+            self._steps = set()
         if name in self._steps:
             raise PermanentError(
                 f"ctx.journal has the step {name!r} twice in one attempt: give each step its own name, such as {name}-2"
@@ -224,8 +228,8 @@ class Context(AttemptContext):
         if self._journal is None:
             self._journal = await self._worker.ledger.read_journal(self.job_id)
         if name not in self._journal:
-            made = call()
-            body = within_payload_limit(pydantic_core.to_json(await made if isawaitable(made) else made))
+            value = call()
+            body = within_payload_limit(pydantic_core.to_json(await value if isawaitable(value) else value))
             self._journal[name] = self._fenced(await self._worker.ledger.journal(self._held.lease, name, body))
         return self._journal[name]
 

@@ -187,12 +187,12 @@ async def _queue_job(body: JobRequestBody, making: JobFactory) -> NewJob:
     foreign = _given_fields(body, NOT_OF_QUEUE)
     if foreign:
         raise SettingNotForQueue(fields=foreign)
-    made = ids.make_run_id(await making.ledger.now(), making.new_id())
+    run_id = ids.make_run_id(await making.ledger.now(), making.new_id())
     slug = making.principal.agent if body.agent_slug is None else body.agent_slug
     within_agent(making.principal, "jobs.create", slug or "")
     run = None if body.run_id is None else await _run(body.run_id, slug, making)
     request = checked_request(
-        run_id=made if run is None else run.job_id,
+        run_id=run_id if run is None else run.job_id,
         job_type=str(body.job_type),
         agent_slug=slug,
         payload=body.payload,

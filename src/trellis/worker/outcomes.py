@@ -41,7 +41,7 @@ def _advance(held: HeldJob, trigger: str, **details: Any) -> Advance:
 
 
 def start_advance(held: HeldJob) -> Advance:
-    return _advance(held, Trigger.START)
+    return Advance(held.lease, held.state, Trigger.START)
 
 
 def release_advance(held: HeldJob, cause: str) -> Advance:
@@ -77,8 +77,9 @@ def complete_advance(held: HeldJob, value: Any) -> Advance:
         text = error_text(error)
         death = DeadLetterReason(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.OUTPUT, last_error=text)
         return _reject(held, death, error)
-    return _advance(
-        held,
+    return Advance(
+        held.lease,
+        held.state,
         Trigger.COMPLETE,
         data=artifacts_data(held.artifacts) if held.artifacts else None,
         result=result,

@@ -184,7 +184,7 @@ class Runners:
             self.wake()
 
     async def _run(self) -> None:
-        ready, clean = self._held_jobs.ready, copy_context()
+        ready, clean, task = self._held_jobs.ready, copy_context(), asyncio.current_task()
         self._waking = False
         while not self._closing:
             if not ready:
@@ -197,7 +197,12 @@ class Runners:
             held = ready.popleft()
             if ready:
                 self.wake()
-            await self._take(held, now)
+            if self._settled_unbegun(held, now):
+                continue
+            if held.spec.kind is HandlerKind.BATCH:
+                await self._run_batch(held, now, task)
+            elif self._readable(held):
+                await self._run_one(held, now, task)
             if copy_context() != clean:
                 # A handler set a context variable that the next job must not see. End this runner; another takes over.
                 return
@@ -218,17 +223,17 @@ class Runners:
     def _open_slice(self) -> None:
         self._slice_end = None
 
-    async def _take(self, held: HeldJob, now: float) -> None:
+    def _settled_unbegun(self, held: HeldJob, now: float) -> bool:
+        """Settles a job whose handler must not begin: its lease is over, or it has a cancel request."""
         if held.fence <= now:
             # Self-fencing: a worker starts nothing once the lease has expired by its own clock. If the lease is still
             # valid, another worker gets the job; if not, the ledger refuses the release.
             self._held_jobs.settle(held, release_advance(held, LEASE_DOUBT_CAUSE))
-        elif held.cancel_requested:
+            return True
+        if held.cancel_requested:
             self._held_jobs.settle(held, cancel_advance(held, "soft cancel before the handler began"))
-        elif held.spec.kind is HandlerKind.BATCH:
-            await self._run_batch(held, now)
-        elif self._readable(held):
-            await self._run_one(held, now)
+            return True
+        return False
 
     def _readable(self, held: HeldJob) -> bool:
         if held.payload is not None:
@@ -240,7 +245,7 @@ class Runners:
         held.payload = payload
         return True
 
-    async def _run_one(self, held: HeldJob, now: float) -> None:
+    async def _run_one(self, held: HeldJob, now: float, task: asyncio.Task[None] | None) -> None:
         self._held_jobs.running += 1
         held.began_at = now
         context = Context(held, self._worker)
@@ -250,7 +255,7 @@ class Runners:
                 if held.spec.kind is HandlerKind.SYNC:
                     value = await self._threads.run(self._sync_call(held, context))
                 else:
-                    held.task = asyncio.current_task()
+                    held.task = task
                     handler = held.spec.handler
                     value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
             except GeneratorExit:
@@ -265,7 +270,7 @@ class Runners:
             await self._flush(held)
         self._end(held, value, error)
 
-    async def _run_batch(self, first: HeldJob, now: float) -> None:
+    async def _run_batch(self, first: HeldJob, now: float, task: asyncio.Task[None] | None) -> None:
         batch = [held for held in (first, *self._mates(first)) if self._readable(held)]
         if not batch:
             return
@@ -273,7 +278,7 @@ class Runners:
         self._held_jobs.running += len(batch)
         for held in batch:
             held.began_at = now
-            held.task = asyncio.current_task()
+            held.task = task
             held.shares_handler = len(batch) > 1
         error, others = None, tuple(held.claimed.trace for held in batch[1:])
         with tracing.attempt_span(batch[0].claimed, f"job.handle {first.claimed.type}", besides=others) as span:

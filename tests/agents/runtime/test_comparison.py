@@ -62,7 +62,7 @@ def test_a_denial_is_seen_only_about_what_the_question_names():
     assert denials("Was the top of V-4 taken off?", [yes, no], []) == []
 
 
-def test_the_words_in_common_are_what_is_asked_about():
+def test_a_comparison_asks_about_the_words_that_two_sources_share():
     sources = {"a.md": "The bell D-2 weighs 40 kg.", "b.md": "By the book, bell D-2 weighs 55 kg."}
     assert subjects(sources) == ["D-2 bell weighs?"]
 
@@ -82,7 +82,7 @@ def test_questions_come_from_the_owner_the_loops_and_the_sources_in_this_order()
     ]
 
 
-def test_questions_are_bounded():
+def test_questions_of_a_comparison_are_bounded():
     many = "# Questions\n\n" + "".join(f"- Question number {n}?\n" for n in range(100)) + f"- {'x' * 1_000}?\n"
     asked = questions(many, {f"sources/{n}.md": many.replace("number", f"{n}") for n in range(9)}, {})
     assert len(asked) <= QUESTIONS_MAX

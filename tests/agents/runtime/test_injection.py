@@ -76,7 +76,7 @@ async def test_data_cannot_leave_its_fence():
 
 
 @pytest.mark.requirement("PIPE-14")
-async def test_the_model_is_told_that_data_gives_no_orders():
+async def test_the_prompt_says_that_data_gives_no_orders():
     told: list[str] = []
 
     def looking(messages, info):

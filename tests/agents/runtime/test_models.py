@@ -110,7 +110,7 @@ async def test_a_server_that_breaks_off_is_unavailable(endpoint):
         await stage_at(endpoint).run(agent(model="openai:test-1"))
 
 
-async def test_a_server_that_is_silent_or_answers_with_a_web_page_is_said_to_be_so(endpoint):
+async def test_a_model_server_that_is_silent_or_answers_with_a_web_page_is_reported_as_such(endpoint):
     endpoint.hangs()
     with pytest.raises(ModelUnavailable, match=r"no answer within 0\.1 s"):
         await Stage(base_url=endpoint.base_url, key=KEY, request_timeout_s=0.1).run(agent(model="openai:test-1"))
@@ -122,7 +122,7 @@ async def test_a_server_that_is_silent_or_answers_with_a_web_page_is_said_to_be_
     assert not pydantic_ai.BANNER_ENABLED, "its advertisement would stand in the middle of the progress bar"
 
 
-async def test_no_server_is_unavailable():
+async def test_a_missing_model_server_is_unavailable():
     stage = Stage(base_url="http://127.0.0.1:9", key=KEY)
     with pytest.raises(ModelUnavailable):
         await stage.run(agent(model="openai:test-1"))

@@ -217,7 +217,7 @@ async def test_an_annotation_is_shown_apart_from_its_source_and_is_no_evidence()
     assert all(COMMENT.text not in one["text"] for one in read["sources"])
 
 
-async def test_a_comment_that_stands_beside_its_source_is_not_proposed_again():
+async def test_a_comment_that_is_stored_beside_its_source_is_not_proposed_again():
     output = await Stage(annotations=(COMMENT,)).play(READ, [propose(text=COMMENT.text)], [FINISH])
     assert output.proposals == ()
     assert [one.code for one in output.refused] == [RefusalCode.DUPLICATE]
@@ -334,7 +334,7 @@ async def test_proposals_that_an_agent_may_make_are_accepted(changes, change):
     assert draft.change is change
 
 
-async def test_memory_has_words_of_its_own_for_the_same_fields():
+async def test_memory_proposals_have_their_own_names_for_the_same_fields():
     args = {"action": "memory-update", "file": "open_loops.md", "operation": "close", "summary": "The pump"}
     call = ("create-proposal", {**args, "loop_id": "pump", "resolution": "The gardener does."})
     [draft] = (await Stage().play([call], [FINISH])).proposals

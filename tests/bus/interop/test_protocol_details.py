@@ -139,7 +139,7 @@ async def test_a_cancel_that_overtakes_its_request_cancels_the_job(plane: Plane)
 
 
 @pytest.mark.requirement("BUS-12")
-async def test_a_cancel_that_another_process_heard_before_the_request_cancels_the_job(plane: Plane):
+async def test_a_cancel_that_another_process_received_before_the_request_cancels_the_job(plane: Plane):
     """The process that hears the cancel is not the one that takes the request in: it finds the job in the ledger."""
     client = await plane.client()
     await client.cancel("j1")

@@ -133,7 +133,7 @@ async def test_a_worker_that_never_answers_costs_every_attempt_and_then_the_job(
 
 
 @pytest.mark.requirement("BUS-6", "BUS-11", "D28", "D29")
-async def test_a_word_about_a_job_that_the_speaker_was_not_given_changes_nothing(plane: Plane):
+async def test_a_packet_about_a_job_from_a_worker_that_does_not_hold_it_changes_nothing(plane: Plane):
     client, worker, other = await plane.client(), await plane.peer("worker-1"), await plane.peer("worker-2")
     await worker.serve(direct=True)
     await client.submit("j1")

@@ -210,7 +210,7 @@ async def shown(ledger: Ledger, job_id: JobId) -> dict[str, Any]:
 
 
 @pytest.mark.requirement("D45")
-async def test_a_held_job_is_told_in_the_shape_of_a_proposal(ledger: Ledger):
+async def test_a_job_held_for_approval_is_shown_in_the_shape_of_a_proposal(ledger: Ledger):
     fields = {"tenant_id": "acme", "principal_id": "ada", "labels": {"env": "prod"}, "meta": {"risk_tags": ["pii"]}}
     job_id = await held(ledger, job_id="delete-1", **fields)
     told = await shown(ledger, job_id)
@@ -232,7 +232,7 @@ async def test_a_held_job_is_told_in_the_shape_of_a_proposal(ledger: Ledger):
 
 
 @pytest.mark.requirement("D45")
-async def test_the_inbox_tells_what_became_of_it(ledger: Ledger):
+async def test_the_inbox_shows_the_decision_on_a_held_job(ledger: Ledger):
     yes, no, late, denied = [await held(ledger) for _ in range(4)]
     await say(ledger, yes, note="it is fine")
     await say(ledger, no, approve=False, note="it is not fine")

@@ -139,7 +139,7 @@ async def _approve(rig: Rig, job_id: str) -> None:
 
 @pytest.mark.on_both
 @pytest.mark.requirement("D45", "BUS-4")
-async def test_an_approval_shows_every_field_that_the_worker_is_told(rig: Rig):
+async def test_an_approval_shows_every_field_that_the_worker_receives(rig: Rig):
     assert WHOLE.keys() == JobRequest.model_fields.keys() - {"job_id", "topic"}, "a new field belongs into this test"
     worker = await rig.worker("w1", TOPIC)
     rig.kernel.says(

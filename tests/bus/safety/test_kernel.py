@@ -74,7 +74,7 @@ async def test_changed_policy_file_applies_after_two_equal_reads_and_no_job_is_d
 
 @pytest.mark.requirement("BUS-4")
 @pytest.mark.parametrize("broken", ["", ALLOW[:-8], ALLOW + ALLOW, None])
-async def test_a_file_that_is_broken_lets_nothing_go_until_it_is_whole_again(file: Path, broken: str | None):
+async def test_a_broken_policy_file_allows_no_dispatch_until_it_is_mended(file: Path, broken: str | None):
     clock = FakeClock()
     kernel = FileKernel(file, monotonic=clock.monotonic)
     assert (await kernel.check(request())).lets_go
@@ -472,7 +472,7 @@ def test_invalid_address_of_a_safety_kernel_is_refused(text: str, says: str):
         kernel_address(text)
 
 
-def test_addresses_of_kernels():
+def test_kernel_addresses_are_parsed():
     assert kernel_address("grpcs://kernel.example:50051").target == "kernel.example:50051"
     assert kernel_address("grpc://[::1]:50051").target == "[::1]:50051"
 

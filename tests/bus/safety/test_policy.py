@@ -299,7 +299,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("pattern", ["*" * 200, "a*" * 100, "*a" * 100 + "b"])
-def test_no_pattern_is_slow(pattern: str):
+def test_no_topic_pattern_is_slow_to_match(pattern: str):
     matches_pattern(pattern, "a" * 2_000)
 
 

@@ -37,7 +37,7 @@ async def test_each_packet_goes_to_one_listener_of_a_group(net: Net):
     assert sorted([*one.messages, *two.messages], key=int) == [str(number) for number in range(20)]
 
 
-async def test_a_pattern_hears_what_fits_it(net: Net):
+async def test_a_subject_pattern_receives_the_subjects_that_match_it(net: Net):
     bus = await net.bus()
     one, rest, mark = Heard(), Heard(), net.mark
     await bus.listen(f"a.{mark}.*", one)

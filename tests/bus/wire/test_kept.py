@@ -116,7 +116,7 @@ async def heard_by_a_client_that_was_away(server: NatsServer, *, marker: str = "
 
 
 @kept_results
-async def test_a_result_that_was_taken_and_not_kept_when_the_server_died_is_told_again(tmp_path: Path):
+async def test_a_result_that_was_received_but_not_stored_when_the_server_died_is_delivered_again(tmp_path: Path):
     with running_nats(jetstream=True) as server:
         async with publishing(server, tmp_path) as (parts, proxy):
             proxy.silent = True
@@ -391,7 +391,7 @@ async def is_told_to_listeners(url: str, clock: FakeClock | None = None) -> None
 
 
 @kept_results
-async def test_a_server_without_room_for_the_stream_takes_packets_all_the_same(
+async def test_a_nats_server_without_space_for_the_stream_still_takes_packets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     settings = f'jetstream {{ store_dir: "{tmp_path}", max_mem: 1MB, max_file: 1MB }}'

@@ -93,7 +93,7 @@ async def test_a_durable_listener_whose_connection_breaks_as_it_begins_listens_l
 
 
 @pytest.mark.requirement("BUS-10")
-async def test_publishers_that_wait_are_told_when_the_server_dies(server: NatsServer):
+async def test_waiting_publishers_get_an_error_when_the_nats_server_dies(server: NatsServer):
     async with net_at(server.url) as net:
         bus = await net.bus()
         server.freeze()
@@ -340,7 +340,7 @@ async def test_each_result_goes_to_one_process_of_every_group(server: NatsServer
         assert sorted(jobs_of(one) + jobs_of(two)) == sorted(jobs_of(other))
 
 
-async def test_a_stream_that_somebody_else_made_is_used(server: NatsServer):
+async def test_an_existing_stream_of_another_program_is_used(server: NatsServer):
     client = await nats.connect(server.url)
     await client.jetstream().add_stream(name="ALL", subjects=["sys.>"])
     await client.close()
@@ -380,7 +380,7 @@ async def test_a_client_that_gave_up_is_replaced_with_all_that_it_listened_to(se
 
 
 @pytest.mark.requirement("BUS-10")
-async def test_a_refusal_that_could_not_be_told_is_tried_again(stream_net: Net):
+async def test_a_refused_packet_whose_report_failed_is_reported_again(stream_net: Net):
     bus, refused = await stream_net.bus(), []
 
     async def on_refused(_: str, error: PacketRefused) -> None:

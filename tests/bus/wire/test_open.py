@@ -138,7 +138,7 @@ async def test_an_address_that_is_none_is_named(url: str):
         await open_bus(BusOptions(url=url), clock=SystemClock(), now=now, new_id=new_id)
 
 
-async def test_a_wrong_address_is_told_without_its_password():
+async def test_an_error_about_a_wrong_bus_address_leaves_out_its_password():
     with pytest.raises(SettingsInvalid) as error:
         await open_bus(BusOptions(url="redis://ann:s3cret@h"), clock=SystemClock(), now=now, new_id=new_id)
     assert "s3cret" not in str(error.value)

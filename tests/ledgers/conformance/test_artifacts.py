@@ -115,7 +115,7 @@ async def test_a_step_that_finalizes_nothing_names_no_artifact(rig: Rig):
 
 
 @pytest.mark.requirement("JQ-5")
-async def test_a_refused_completion_takes_its_whole_turn_with_it(rig: Rig):
+async def test_a_refused_completion_rolls_back_its_whole_turn(rig: Rig):
     good, bad = await rig.writing(), await rig.writing()
     artifact = await rig.artifact_of(good.job_id)
     steps = [
@@ -278,7 +278,7 @@ async def _out_of_attempts(rig: Rig) -> JobId:
 
 
 @pytest.mark.requirement("D8")
-async def test_the_operator_window_is_as_long_as_the_sweep_is_told(rig: Rig):
+async def test_the_operator_window_is_as_long_as_the_sweep_options_say(rig: Rig):
     told = SweepOptions(elect=False, windows_s={("queue-job", "FAILED"): 60.0})
     job_id = await _out_of_attempts(rig)
     await rig.ledger.sweep(actor(Role.SWEEPER), told)

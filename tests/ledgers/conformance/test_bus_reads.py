@@ -232,7 +232,7 @@ async def test_a_remark_is_no_progress_of_the_job(rig: Rig):
     assert (await rig.job(lease.job_id)).progress == b'{"percent": 5}'
 
 
-async def test_words_that_are_another_kinds_are_refused(rig: Rig):
+async def test_signals_and_annotations_of_another_type_are_refused(rig: Rig):
     lease = await dispatched(rig)
     for word in ("job_heartbeat", "job_log", "anything"):
         with pytest.raises(OptionInvalid):

@@ -202,7 +202,7 @@ async def test_a_dispatch_grants_a_lease_of_the_length_that_was_asked_for(rig: R
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("DJ-21", "BUS-1", "D29")
-async def test_a_start_and_its_result_are_two_events_of_one_turn_and_may_be_told_twice(rig: Rig):
+async def test_a_start_and_its_result_are_two_events_of_one_turn_that_may_be_repeated(rig: Rig):
     lease = await dispatched(rig)
     steps = (start(lease, b'{"n": 1}'), complete(lease, b'{"n": 2}', result=b'{"n": 2}'))
     assert (await report(rig, *steps)).outcomes == [StepApplied(4), StepApplied(5)]

@@ -196,7 +196,7 @@ async def test_cancel_and_complete_at_the_same_time_have_one_winner(rig: Rig):
 
 @pytest.mark.requirement("DJ-11", "D19")
 @pytest.mark.parametrize("trigger", [Trigger.RETRY, Trigger.SNOOZE, Trigger.RELEASE])
-async def test_a_wish_to_stop_outlives_the_attempt_it_found(rig: Rig, trigger: str):
+async def test_a_cancel_request_outlives_the_attempt_that_it_was_made_in(rig: Rig, trigger: str):
     """The holder gives the job back instead of stopping: it must not start once more."""
     held = await rig.running(max_attempts=9)
     await rig.cancel(held.lease.job_id, CancelMode.SOFT, grace_s=10.0)
@@ -330,7 +330,7 @@ async def test_hard_cancel_records_its_own_actor_after_a_soft_cancel_by_another(
 
 
 @pytest.mark.requirement("DJ-15")
-async def test_an_old_wish_is_not_the_reason_of_a_later_cancel(rig: Rig):
+async def test_an_old_cancel_request_is_not_the_cause_of_a_later_cancel(rig: Rig):
     held = await rig.running()
     job_id = held.lease.job_id
     await rig.cancel(job_id, CancelMode.SOFT, by=ADA, cause="wrong customer", grace_s=1e6)

@@ -103,7 +103,7 @@ async def test_dead_letters_of_both_lifecycles_are_paged_filtered_and_requeued_t
 
 
 @pytest.mark.requirement("DJ-12", "DJ-21")
-async def test_a_repeated_requeue_by_reason_tells_the_refusals_of_the_first_one_again(
+async def test_a_repeated_requeue_by_reason_returns_the_refusals_of_the_first_one(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     """Another operator requeues one of the jobs after this request has selected it."""

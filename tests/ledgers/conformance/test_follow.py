@@ -40,7 +40,7 @@ async def test_follower_that_was_taken_over_cannot_move_the_position(rig: Rig):
     assert await rig.ledger.subscribe(ONE, "documents", lease_s=10.0) is None
 
 
-async def test_follower_that_lets_go_is_succeeded_at_once_at_its_position(rig: Rig):
+async def test_a_released_subscription_is_taken_over_at_once_at_its_position(rig: Rig):
     first = await rig.ledger.subscribe(ONE, "documents", lease_s=600.0)
     assert first is not None
     await rig.ledger.ack(first, "12", lease_s=600.0)
@@ -50,7 +50,7 @@ async def test_follower_that_lets_go_is_succeeded_at_once_at_its_position(rig: R
     assert second.position == "12"
 
 
-async def test_names_are_followed_apart(rig: Rig):
+async def test_subscriptions_of_different_names_have_their_own_positions(rig: Rig):
     assert await rig.ledger.subscribe(ONE, "documents", lease_s=10.0) is not None
     assert await rig.ledger.subscribe(OTHER, "audit", lease_s=10.0) is not None
 

@@ -309,7 +309,7 @@ async def test_a_step_that_is_refused_takes_no_other_with_it(rig: Rig):
     [{"lease_s": float("inf")}, {"heartbeat_s": float("nan")}, {"version": 2**40}, {"request_id": "\ud800"}],
     ids=lambda wrong: next(iter(wrong)),
 )
-async def test_a_move_that_cannot_be_told_takes_no_other_with_it(rig: Rig, wrong: dict[str, object]):
+async def test_a_move_that_cannot_be_encoded_fails_alone_in_its_batch(rig: Rig, wrong: dict[str, object]):
     first, odd, last = await rig.submit(3, lifecycle="bus-job")
     await answer_of(rig.move(JobId("nobody"), "SCHEDULED", by=SCHEDULER))  # its actor is known: the others meet
     asked = (
@@ -323,7 +323,7 @@ async def test_a_move_that_cannot_be_told_takes_no_other_with_it(rig: Rig, wrong
 
 
 @pytest.mark.only("postgres")
-async def test_a_step_that_cannot_be_told_takes_no_other_with_it(rig: Rig):
+async def test_a_step_that_cannot_be_encoded_fails_alone_in_its_batch(rig: Rig):
     jobs = await rig.submit(2, lifecycle="bus-job")
     one, odd = [await rig.drive(job_id, "DISPATCHED") for job_id in jobs]
     assert odd is not None

@@ -151,7 +151,7 @@ async def test_checkpoint_and_journal_are_refused_once_another_holds_the_job(rig
     assert await rig.ledger.journal(held.lease, "late", b"1") == LeaseLost(held.lease)
 
 
-async def test_a_checkpoint_of_a_mebibyte_comes_back_whole(rig: Rig):
+async def test_a_checkpoint_of_a_mebibyte_is_read_back_unchanged(rig: Rig):
     held = await rig.running()
     body = b'"' + b"y" * (1024 * 1024 - 2) + b'"'
     await rig.ledger.save_checkpoint(held.lease, body)

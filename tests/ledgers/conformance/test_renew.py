@@ -52,7 +52,7 @@ async def test_each_lease_is_renewed_for_its_own_length(rig: Rig):
     assert (await rig.job(slow.lease.job_id)).lease_expires_at == now + timedelta(seconds=60.5)
 
 
-async def test_answers_stand_in_the_order_of_the_leases(rig: Rig):
+async def test_renewal_answers_are_in_the_order_of_the_leases(rig: Rig):
     await rig.submit(6)
     held = await rig.claim(6)
     await rig.cancel(held[1].lease.job_id)
@@ -134,7 +134,7 @@ async def test_the_last_renewal_is_kept_as_one_signal_and_outlives_the_job(rig: 
 
 
 @pytest.mark.requirement("D5")
-async def test_a_renewal_stands_where_it_happened_among_the_other_signals(rig: Rig):
+async def test_a_renewal_is_listed_at_its_time_among_the_other_signals(rig: Rig):
     held = await rig.running()
     for body in (b"1", b"2"):
         await rig.advance(1.0)

@@ -40,7 +40,7 @@ async def _retain_all(rig: Rig, options: RetentionOptions) -> list[int]:
 
 @pytest.mark.oldest_server
 @pytest.mark.requirement("D61")
-async def test_ended_work_leaves_whole_when_its_time_is_over(rig: Rig):
+async def test_an_ended_job_is_removed_with_all_its_rows_after_its_retention_time(rig: Rig):
     (job_id,) = await _finished(rig)
     await rig.advance(10 * DAY_S)
     assert (await rig.ledger.retain(RetentionOptions(ended_s=11 * DAY_S))).jobs == 0

@@ -116,7 +116,7 @@ async def test_only_the_declared_roles_may_submit(rig: Rig, lifecycle: str):
             assert await rig.ledger.job(job.job_id) is None
 
 
-async def test_an_unknown_lifecycle_takes_the_whole_call_back(rig: Rig):
+async def test_an_unknown_lifecycle_rolls_back_the_whole_submit(rig: Rig):
     good, bad = rig.new_job(), rig.new_job(lifecycle="no-such")
     with pytest.raises(UnknownLifecycle) as refused:
         await rig.ledger.submit(SUBMITTER, [good, bad])
@@ -180,7 +180,7 @@ async def test_a_key_counts_in_its_scope_only(rig: Rig):
 
 @pytest.mark.requirement("DJ-5")
 @pytest.mark.parametrize("scope", ["job_id", "key:", "key:job_id"])
-async def test_no_scope_of_a_caller_meets_the_ids_that_callers_choose(rig: Rig, scope: str):
+async def test_no_idempotency_scope_of_a_caller_collides_with_chosen_job_ids(rig: Rig, scope: str):
     given = rig.new_job(id_is_given=True, fingerprint=b"one")
     keyed = rig.new_job(idempotency_key=given.job_id, idempotency_scope=scope, fingerprint=b"two")
     assert await rig.offer(given) == Submitted(job_id=given.job_id, created=True)

@@ -318,7 +318,7 @@ async def test_a_passed_deadline_dead_letters_with_timeout(rig: Rig, state: str)
 
 
 @pytest.mark.requirement("D40")
-async def test_a_resting_job_meets_its_deadline_too(rig: Rig):
+async def test_a_scheduled_job_also_ends_at_its_deadline(rig: Rig):
     job_id = await rig.submit_one(deadline_s=20.0, delay_s=1000.0)
     await rig.pass_time(20)
     assert await rig.state(job_id) == "dead_lettered"

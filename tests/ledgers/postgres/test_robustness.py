@@ -384,7 +384,7 @@ class CountingLedger(PostgresLedger):
         return await super()._admin(verb, sql, *args)
 
 
-async def test_first_calls_of_one_actor_that_meet_register_it_and_the_type_once(rig: Rig):
+async def test_concurrent_first_calls_of_an_actor_register_it_and_the_type_once(rig: Rig):
     ledger = await CountingLedger.open(rig.app_url)
     ledger.asked = []
     newcomer = Actor(role=SUBMITTER.role, name="newcomer")

@@ -158,7 +158,7 @@ async def test_a_login_reads_nothing_of_another_login(tenants: Tenants, end: boo
 @pytest.mark.requirement("D62", "D43")
 @pytest.mark.parametrize("soft", [True, False])
 @pytest.mark.parametrize("held", [True, False])
-async def test_a_login_cancels_its_own_and_is_told_nothing_of_another(tenants: Tenants, soft: bool, held: bool):
+async def test_a_login_cancels_its_own_jobs_and_learns_nothing_about_others(tenants: Tenants, soft: bool, held: bool):
     job_id = await tenants.submit()
     if held:
         await worked(tenants, end=False)

@@ -58,7 +58,7 @@ def test_a_completion_that_another_guard_refuses_finalizes_nothing(shell: Shell)
 
 
 @pytest.mark.requirement("JQ-5")
-def test_completion_is_refused_whole_with_recursive_triggers(shell: Shell):
+def test_a_refused_completion_changes_nothing_with_recursive_triggers(shell: Shell):
     job = shell.job_in("queue-job", "ARTIFACT_WRITE")
     artifact = shell.staged(job)
     before = _both(shell, job, artifact)

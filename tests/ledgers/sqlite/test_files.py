@@ -57,7 +57,7 @@ async def test_a_relative_url_is_a_file_in_the_current_folder(tmp_path: Path, mo
     assert (tmp_path / "here.db").exists()
 
 
-async def test_a_ledger_in_memory_does_the_whole_round():
+async def test_a_ledger_in_memory_submits_claims_and_completes_a_job():
     ledger = await open_ledger("sqlite://")
     await submit(ledger, 3)
     held = await claim(ledger, 3)

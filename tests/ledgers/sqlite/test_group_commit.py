@@ -127,7 +127,7 @@ async def test_closing_finishes_the_calls_under_way(ledger: SqliteLedger, reopen
     assert await (await reopen()).feed_end() == f"{10:016d}"
 
 
-async def test_closing_twice_is_closing(ledger: SqliteLedger):
+async def test_closing_a_ledger_twice_is_allowed(ledger: SqliteLedger):
     await ledger.close()
     await ledger.close()
 

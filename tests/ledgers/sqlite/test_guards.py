@@ -381,7 +381,7 @@ def parked_job(shell: Shell, key: int) -> int:
 
 @pytest.mark.requirement("D55", "D1", "DJ-3")
 @pytest.mark.parametrize("what", REFUSED)
-def test_the_file_refuses(furnished: Shell, what: str):
+def test_the_sqlite_file_refuses_forged_writes(furnished: Shell, what: str):
     _, statement, words = REFUSED[what]
     before = furnished.dump()
     refusal = furnished.refusal(statement)

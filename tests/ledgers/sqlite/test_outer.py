@@ -56,7 +56,9 @@ async def test_idempotency_holds_between_both_ways(ledger: SqliteLedger, own: ap
     assert other == [Mismatch(key="k", job_id=first.job_id)]
 
 
-async def test_a_scope_of_a_caller_does_not_meet_given_ids(ledger: SqliteLedger, own: apsw.Connection):
+async def test_an_idempotency_scope_of_a_caller_does_not_collide_with_given_job_ids(
+    ledger: SqliteLedger, own: apsw.Connection
+):
     given = new_job(id_is_given=True, fingerprint=b"a")
     await ledger.submit(SUBMITTER, [given])
     keyed = new_job(idempotency_key=given.job_id, idempotency_scope="job_id", fingerprint=b"b")

@@ -78,7 +78,7 @@ def published(folder: Path, version: int, steps: int, state: str = "running", fi
     return run
 
 
-def test_the_reader_would_notice(tmp_path: Path):
+def test_the_reader_of_these_tests_notices_each_broken_rule(tmp_path: Path):
     """Each rule is broken once, by hand."""
     reader = Reader(tmp_path)
     published(tmp_path, 4, 1)

@@ -16,7 +16,7 @@ from trellis.storage.memory.updates import digest
 
 
 @pytest.mark.requirement("AUTH-6")
-def test_history_tells_who_changed_what_and_why(memory: MemoryRepository):
+def test_the_history_of_a_memory_shows_who_changed_what_and_why(memory: MemoryRepository):
     applied(memory, append("facts.md", "- a\n- b"), proposal_id="p1", reason="First\nsecond line")
     applied(memory, append("facts.md", "- x"), proposal_id="p2", agent_id="other")
     second = applied(memory, replace("facts.md", "- a\n- c\n- d"), proposal_id="p3", auto_approved=True, author="Юлія")

@@ -41,8 +41,8 @@ def objects_of(slug: str) -> Mapping[str, bytes]:
     """The objects of one agent by key, in the order of writing: the sources, then the agent's file."""
     folder = _folder(slug)
     sources = sorted(folder.joinpath(SOURCES_FOLDER).iterdir(), key=lambda file: file.name)
-    found = {object_key("agents", slug, SOURCES_FOLDER, file.name): file.read_bytes() for file in sources}
-    return {**found, agent_key(slug): folder.joinpath(AGENT_FILE).read_bytes()}
+    bodies = {object_key("agents", slug, SOURCES_FOLDER, file.name): file.read_bytes() for file in sources}
+    return {**bodies, agent_key(slug): folder.joinpath(AGENT_FILE).read_bytes()}
 
 
 def memory_seed(slug: str) -> Mapping[str, str]:

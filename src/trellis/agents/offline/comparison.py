@@ -140,8 +140,8 @@ def statement(ref: str, excerpt: str) -> Statement:
 
 def conflicts(statements: Sequence[Statement]) -> list[StatementConflict]:
     """Pairs from different sources whose figures differ, weightiest first. Each statement is in at most one pair."""
-    found = [pair for first, second in combinations(statements, 2) if (pair := _differ(first, second))]
-    return _without_shared_statements(found)
+    pairs = [pair for first, second in combinations(statements, 2) if (pair := _differ(first, second))]
+    return _without_shared_statements(pairs)
 
 
 def conflicts_between(ours: Sequence[Statement], theirs: Sequence[Statement]) -> list[StatementConflict]:
@@ -159,15 +159,15 @@ def denials(question: str, answers: Sequence[Statement], others: Sequence[Statem
     different things. A quote from the answer to another question needs more shared words.
     """
     questioned = statement("", question)
-    found: list[StatementConflict] = []
+    denied: list[StatementConflict] = []
     for first, second in combinations(dict.fromkeys([*answers, *others]), 2):
         contested = first.stems & second.stems & questioned.stems & (first.denied ^ second.denied)
         least = 1 if first in answers and second in answers else 2
         named = (first.names | second.names) & questioned.names
         if first.ref != second.ref and named and len(contested) >= least and not _name_different_items(first, second):
             emphasis = 0.1 * (first.denials + second.denials)
-            found.append(StatementConflict(ConflictKind.DENIAL, first, second, len(contested) + emphasis))
-    return _without_shared_statements(found)
+            denied.append(StatementConflict(ConflictKind.DENIAL, first, second, len(contested) + emphasis))
+    return _without_shared_statements(denied)
 
 
 def subjects(sources: Mapping[str, str]) -> list[str]:

@@ -85,22 +85,22 @@ def view_of(messages: list[ModelMessage], parameters: ModelRequestParameters) ->
 
 
 def _instructions(messages: list[ModelMessage]) -> str:
-    found = [message.instructions for message in messages if isinstance(message, ModelRequest)]
-    return next((text for text in reversed(found) if text), "")
+    texts = [message.instructions for message in messages if isinstance(message, ModelRequest)]
+    return next((text for text in reversed(texts) if text), "")
 
 
 def _replies(messages: list[ModelMessage]) -> dict[str, list[ToolReply]]:
     """The arguments and reply of every tool call, in order, by tool."""
     arguments: dict[str, Mapping[str, Any]] = {}
-    found: dict[str, list[ToolReply]] = {}
+    by_tool: dict[str, list[ToolReply]] = {}
     for message in messages:
         for part in message.parts:
             if isinstance(part, ToolCallPart):
                 arguments[part.tool_call_id] = part.args_as_dict()
             elif isinstance(part, ToolReturnPart) and isinstance(cast("object", part.content), dict):
                 content = cast("dict[str, Any]", part.content)
-                found.setdefault(part.tool_name, []).append(ToolReply(arguments.get(part.tool_call_id, {}), content))
-    return found
+                by_tool.setdefault(part.tool_name, []).append(ToolReply(arguments.get(part.tool_call_id, {}), content))
+    return by_tool
 
 
 def _text_of_part(part: object) -> str:

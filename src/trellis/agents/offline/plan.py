@@ -48,7 +48,7 @@ class QuestionToAsk:
 
 def questions(owner: str, sources: Mapping[str, str], memory: Mapping[str, str]) -> list[QuestionToAsk]:
     """The questions, each once, the owner's first; limited per origin and in total."""
-    found = [
+    candidates = [
         *_first(Origin.OWNER, (QuestionToAsk(text, Origin.OWNER) for text in _listed(owner))),
         *_first(Origin.CONFLICT, (QuestionToAsk(text, Origin.CONFLICT) for text in comparison.subjects(sources))),
         *_first(Origin.LOOP, (QuestionToAsk(text, Origin.LOOP) for text in _loops(memory.get(OPEN_LOOPS, "")))),
@@ -61,7 +61,7 @@ def questions(owner: str, sources: Mapping[str, str], memory: Mapping[str, str])
             ),
         ),
     ]
-    return list({asked.text: asked for asked in reversed(found)}.values())[::-1][:QUESTIONS_MAX]
+    return list({asked.text: asked for asked in reversed(candidates)}.values())[::-1][:QUESTIONS_MAX]
 
 
 def _first(origin: Origin, found: Iterator[QuestionToAsk]) -> list[QuestionToAsk]:
@@ -232,9 +232,13 @@ def _finish(view: ConversationState, calls: Sequence[PlannedCall]) -> PlannedCal
     questions_asked = [answer for answer in answers if answer.asked.origin is not Origin.CONFLICT]
     answered = [answer for answer in questions_asked if answer.full]
     lines = [words.did.format(sources=len(view.sources), asked=len(questions_asked), answered=len(answered))]
-    made = [reply.args for reply in view.replies.get(Tool.CREATE_PROPOSAL, ()) if reply.ok]
-    made += [call.args for call in calls if call.tool == Tool.CREATE_PROPOSAL]
-    lines += ["", words.proposed, *(f"- {args['summary']}" for args in made)] if made else ["", words.proposed_nothing]
+    proposals = [reply.args for reply in view.replies.get(Tool.CREATE_PROPOSAL, ()) if reply.ok]
+    proposals += [call.args for call in calls if call.tool == Tool.CREATE_PROPOSAL]
+    lines += (
+        ["", words.proposed, *(f"- {args['summary']}" for args in proposals)]
+        if proposals
+        else ["", words.proposed_nothing]
+    )
     refused = sum(not reply.ok for replies in view.replies.values() for reply in replies)
     lines += ["", words.refused.format(count=refused)] if refused else []
     open_ = [f"- {answer.asked.text}" for answer in questions_asked if not answer.full][:UNANSWERED_MAX]
@@ -260,14 +264,14 @@ class _AnsweredQuestion:
 
 def _answers(view: ConversationState) -> list[_AnsweredQuestion]:
     by_text = {one.text: one for one in questions(view.owner, view.sources, view.memory)}
-    made: list[_AnsweredQuestion] = []
+    answers: list[_AnsweredQuestion] = []
     for reply in view.replies.get(Tool.NOTEBOOKLM_QUERY, ()):
         question = by_text.get(reply.args["question"]) or QuestionToAsk(reply.args["question"], Origin.OWNER)
         cited: list[dict[str, str]] = reply.content["citations"] if reply.ok else []
         quotes = (comparison.statement(one["ref"], one["excerpt"]) for one in cited if one["ref"] != question.ref)
         kept = tuple(quote for quote in quotes if _quotable(quote))
-        made.append(_AnsweredQuestion(question, kept, confident=reply.ok and reply.content["confident"]))
-    return made
+        answers.append(_AnsweredQuestion(question, kept, confident=reply.ok and reply.content["confident"]))
+    return answers
 
 
 def _conflicts(view: ConversationState, answers: Sequence[_AnsweredQuestion], known: str) -> list[StatementConflict]:
@@ -275,14 +279,16 @@ def _conflicts(view: ConversationState, answers: Sequence[_AnsweredQuestion], kn
     quotes = list({(q.ref, q.excerpt): q for answer in answers for q in answer.quotes}.values())
     if Tool.NOTEBOOKLM_QUERY not in view.tools:
         quotes = [quote for quote in comparison.statements_with_figures(view.sources) if _quotable(quote)]
-    found = comparison.conflicts(quotes)
+    conflicts = comparison.conflicts(quotes)
     seen: set[tuple[str, str]] = set()
     for answer in answers:
         if answer.asked.origin is Origin.OWNER:
             for pair in comparison.denials(answer.asked.text, answer.quotes, quotes)[:1]:
-                found += [] if (pair.first.excerpt, pair.second.excerpt) in seen else [pair]
+                conflicts += [] if (pair.first.excerpt, pair.second.excerpt) in seen else [pair]
                 seen |= {(pair.first.excerpt, pair.second.excerpt), (pair.second.excerpt, pair.first.excerpt)}
-    fresh = [pair for pair in found if not all(_on_one_line(one.excerpt) in known for one in (pair.first, pair.second))]
+    fresh = [
+        pair for pair in conflicts if not all(_on_one_line(one.excerpt) in known for one in (pair.first, pair.second))
+    ]
     return fresh[:CONFLICTS_MAX]
 
 
@@ -315,8 +321,8 @@ def _report(
     if not parts:
         return [], []
     text = "\n\n".join([words.answers_title, words.answers_intro, *parts])
-    made = _proposal(view, _REPORTS, summary=words.answers_summary, text=text, quotes=used, name="answers")
-    return ([], []) if made is None else ([made], used)
+    proposal = _proposal(view, _REPORTS, summary=words.answers_summary, text=text, quotes=used, name="answers")
+    return ([], []) if proposal is None else ([proposal], used)
 
 
 def _facts(view: ConversationState, quoted: Sequence[Statement], known: str) -> list[PlannedCall]:

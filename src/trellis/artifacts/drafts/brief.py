@@ -125,8 +125,8 @@ def _entity_slugs(
 
 def _answers(material: SourceMaterial, vision: str, named: NamedItems) -> list[_EntitySentences]:
     """Returns source sentences about a vision that names none of the sources' entities."""
-    found = [one for part in parts_of(vision) for one in material.find(_topic(part) or part, named).chosen]
-    best = [one.source for one in sorted(found, key=lambda one: one.order)]
+    chosen = [one for part in parts_of(vision) for one in material.find(_topic(part) or part, named).chosen]
+    best = [one.source for one in sorted(chosen, key=lambda one: one.order)]
     around = (one for fitting in best for one in material.passage(fitting))
     fitting = dict.fromkeys(one for one in (*best, *around) if not one.is_open)
     return [_EntitySentences("", tuple(fitting))] if fitting else []
@@ -149,9 +149,9 @@ def _title(vision: str, names: Sequence[str]) -> str:
 
     In this order: the vision's heading or short first sentence, its topic, the names of its entities, its first words.
     """
-    found = next(iter(passages(NlmSource("vision", vision))), None)
-    first = vision if found is None else next(iter((*found.headings, found.sentences[0].shown)))
-    is_title = found is not None and (bool(found.headings) or len(found.sentences) > 1)
+    first_passage = next(iter(passages(NlmSource("vision", vision))), None)
+    first = vision if first_passage is None else next(iter((*first_passage.headings, first_passage.sentences[0].shown)))
+    is_title = first_passage is not None and (bool(first_passage.headings) or len(first_passage.sentences) > 1)
     if is_title and len(first.split()) <= TITLE_WORDS_MAX:
         return clipped(first, TITLE_CHARS_MAX).rstrip(".")
     topic = _topic(first)
@@ -207,43 +207,43 @@ def _sentences_by_entity(
         return _named(known, heading, refs)
 
     for sentence in material.all():
-        found = _relevance_by_entity(sentence, known, refs, under(" / ".join(sentence.headings[-1:])))
-        if not found or not _says_more_than_a_name(sentence):
+        relevance = _relevance_by_entity(sentence, known, refs, under(" / ".join(sentence.headings[-1:])))
+        if not relevance or not _says_more_than_a_name(sentence):
             continue
         share = 1.0 + material.share(sentence, vision)
         kind = (ROW_SHARE if sentence.sentence.row else 1.0) * (OPEN_SHARE if sentence.is_open else 1.0)
         bonus = LANGUAGE_BONUS if language_of(sentence.shown) is language else 1.0
-        for slug, score in found.items():
+        for slug, score in relevance.items():
             scored[slug].append((score * share * kind * bonus, sentence))
     taken: set[tuple[str, int]] = set()
-    made: list[_EntitySentences] = []
+    by_entity: list[_EntitySentences] = []
     for entity in wanted:
         best = sorted(scored[entity.slug], key=lambda pair: (-pair[0], pair[1].place))
         own = tuple({one.shown: one for _, one in reversed(best) if one.place not in taken}.values())[::-1]
         taken |= {one.place for one in own}
         named = known.written(entity.slug, "\n".join((*own[0].headings, own[0].shown)) if own else "")
-        made.append(_EntitySentences(named, own))
-    return made
+        by_entity.append(_EntitySentences(named, own))
+    return by_entity
 
 
 def _relevance_by_entity(
     sentence: SourceSentence, known: EntityFinder, refs: Mapping[str, str | None], headed: Collection[str]
 ) -> dict[str, float]:
     """Scores how much a sentence is about each entity."""
-    found = dict.fromkeys(headed, HEADING_SCORE)
+    relevance = dict.fromkeys(headed, HEADING_SCORE)
     for slug, ref in refs.items():
         # The source about an entity may have parts about other entities.
         if ref == sentence.ref and not names_in(" ".join((*sentence.headings[-1:], sentence.shown))):
-            found[slug] = found.get(slug, 0.0) + HEADING_SCORE
+            relevance[slug] = relevance.get(slug, 0.0) + HEADING_SCORE
     for slug in _named(known, sentence.shown, refs):
-        found[slug] = found.get(slug, 0.0) + MENTION_SCORE
-    return found
+        relevance[slug] = relevance.get(slug, 0.0) + MENTION_SCORE
+    return relevance
 
 
 def _named(known: EntityFinder, text: str, slugs: Collection[str]) -> frozenset[str]:
     """Returns which of these entities a text names with high confidence."""
-    found = known.matches(text, fuzzy=False)
-    return frozenset(match.slug for match in found if match.slug in slugs and match.confidence >= SURE_MIN)
+    matches = known.matches(text, fuzzy=False)
+    return frozenset(match.slug for match in matches if match.slug in slugs and match.confidence >= SURE_MIN)
 
 
 def _chosen(material: SourceMaterial, abouts: Sequence[_EntitySentences], words_max: int) -> list[list[SourceSentence]]:

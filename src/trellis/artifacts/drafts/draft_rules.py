@@ -59,14 +59,14 @@ PATHS: Mapping[str, tuple[str, ...]] = {
 
 def values_at(draft: Mapping[str, Any], name: str) -> dict[str, object]:
     """Returns the values of a field by path, in whichever form the draft has."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for path in PATHS[name]:
         before, many, after = path.partition(".*.")
         listed = value_at(draft, before) if many else None
         size = len(cast("list[object]", listed)) if isinstance(listed, list) else 0
         paths = [f"{before}.{at}.{after}" for at in range(min(size, TEXTS_MAX))] if many else [path]
-        found |= {one: value for one in paths if (value := value_at(draft, one)) is not None}
-    return found
+        values |= {one: value for one in paths if (value := value_at(draft, one)) is not None}
+    return values
 
 
 def is_published(draft: Mapping[str, Any]) -> bool:
@@ -84,9 +84,9 @@ def is_cited(path: str) -> bool:
 def texts_of(draft: Mapping[str, Any]) -> dict[str, str]:
     """Returns the prose texts by path, most important first, without citations."""
     published = is_published(draft)
-    found = [(path, text) for path, text in _walk("", draft) if text.strip() and _is_prose(path, published=published)]
-    found.sort(key=lambda pair: _rank(pair[0], published=published))
-    return dict(found[:TEXTS_MAX])
+    texts = [(path, text) for path, text in _walk("", draft) if text.strip() and _is_prose(path, published=published)]
+    texts.sort(key=lambda pair: _rank(pair[0], published=published))
+    return dict(texts[:TEXTS_MAX])
 
 
 def _is_prose(path: str, *, published: bool) -> bool:
@@ -218,8 +218,8 @@ class TargetResolver:
 
     def _entities(self, name: str) -> list[ResolvedTarget]:
         """Returns the entities that the whole name stands for."""
-        found = [match for match in self._known.matches(name, fuzzy=False) if match.confidence >= SURE_MIN]
-        whole = [match for match in found if match.text.strip() == name.strip(" .,;:«»\"'")]
+        matches = [match for match in self._known.matches(name, fuzzy=False) if match.confidence >= SURE_MIN]
+        whole = [match for match in matches if match.text.strip() == name.strip(" .,;:«»\"'")]
         return [ResolvedTarget(TargetKind.ENTITY, match.slug, self._known.names[match.slug]) for match in whole]
 
     def text_of(self, resolved: ResolvedTarget) -> str:
@@ -326,13 +326,13 @@ def _matches(wanted: str, value: object) -> bool:
 
 
 def _resolves(to: ResolvesTo, value: str, action: object, names: TargetResolver) -> bool:
-    found = names.resolve(value, action)
-    if len(found) != 1:
+    entity = names.resolve(value, action)
+    if len(entity) != 1:
         return False
     match to:
         case ResolvesTo.SOURCE:
-            return found[0].kind in _SOURCE_KINDS
+            return entity[0].kind in _SOURCE_KINDS
         case ResolvesTo.ENTITY:
-            return found[0].kind is TargetKind.ENTITY
+            return entity[0].kind is TargetKind.ENTITY
         case ResolvesTo.ANY:
             return True

@@ -81,20 +81,20 @@ class EntityFinder:
         places = spans(text)[:WORDS_MAX]
         found_stems = [stem(text[start:end].lower()) for start, end in places]
         taken: set[int] = set()
-        made: list[EntityOccurrence] = []
+        occurrences: list[EntityOccurrence] = []
         for length in self._lengths:
             for at in range(len(places) - length + 1):
                 forms = self._by_stems.get(tuple(found_stems[at : at + length]))
                 if forms and taken.isdisjoint(range(at, at + length)):
                     taken.update(range(at, at + length))
-                    made += _best(text, places[at][0], places[at + length - 1][1], forms)
-        made += self._alike(text, places[:FUZZY_WORDS_MAX], taken, fuzzy=fuzzy)
-        return sorted(made, key=lambda match: (match.start, match.slug))[:MATCHES_MAX]
+                    occurrences += _best(text, places[at][0], places[at + length - 1][1], forms)
+        occurrences += self._alike(text, places[:FUZZY_WORDS_MAX], taken, fuzzy=fuzzy)
+        return sorted(occurrences, key=lambda match: (match.start, match.slug))[:MATCHES_MAX]
 
     def occurring(self, text: str) -> list[str]:
         """Returns the slugs of entities that a text names with confidence `SURE_MIN`, in the order of the entities."""
-        found = {match.slug for match in self.matches(text, fuzzy=False) if match.confidence >= SURE_MIN}
-        return [slug for slug in self._order if slug in found]
+        slugs = {match.slug for match in self.matches(text, fuzzy=False) if match.confidence >= SURE_MIN}
+        return [slug for slug in self._order if slug in slugs]
 
     def written(self, slug: str, text: str) -> str:
         """Returns the entity's name; if only its slug is known, how the text writes it."""
@@ -245,8 +245,8 @@ class NamedItems:
     def is_apart(self, text: str) -> bool:
         """Whether a text names other items of the same series and none of these: TS-04 where TS-02 is asked about."""
         series = {_series(number) for number in self.numbers}
-        found = names_in(text) if series else frozenset[str]()
-        return self.numbers.isdisjoint(found) and any(_series(one) in series for one in found)
+        names = names_in(text) if series else frozenset[str]()
+        return self.numbers.isdisjoint(names) and any(_series(one) in series for one in names)
 
     def others(self, wanted: Iterable[str]) -> frozenset[str]:
         """Returns the requested stems without those of the numbers, which identify an item but do not describe it."""
@@ -268,10 +268,10 @@ def named_in(text: str, headings: Iterable[str], entities: Sequence[SnapshotEnti
     given = [phrase for phrase in phrases if phrase]
     words_of_headings: list[Phrase] = []
     for heading in dict.fromkeys(one[:HEADING_CHARS_MAX] for one in headings):
-        found = _beginning(held, heading)
-        words_of_headings += [phrase for phrase in found if len(phrase) == 1]
-        phrases |= dict.fromkeys(phrase for phrase in found if len(phrase) > 1)
-        if any(len(phrase) > 1 for phrase in found) or any(_holds(stems(heading), phrase) for phrase in given):
+        beginning = _beginning(held, heading)
+        words_of_headings += [phrase for phrase in beginning if len(phrase) == 1]
+        phrases |= dict.fromkeys(phrase for phrase in beginning if len(phrase) > 1)
+        if any(len(phrase) > 1 for phrase in beginning) or any(_holds(stems(heading), phrase) for phrase in given):
             numbers |= _numbers_beside(heading, numbers)
     # A single word is the weakest kind of name. It counts only if there is no other.
     kept = [phrase for phrase in phrases if phrase and not _is_number(phrase, numbers)]
@@ -281,7 +281,7 @@ def named_in(text: str, headings: Iterable[str], entities: Sequence[SnapshotEnti
 
 def _beginning(held: list[str], heading: str) -> list[Phrase]:
     """Returns the first words of the heading's names that occur in the text. Later names must occur in full."""
-    made: list[Phrase] = []
+    phrases: list[Phrase] = []
     for at, part in enumerate(_PARTS.split(heading)):
         own = tuple(stems(part))
         if not own or part.strip(" *_").lower() in TITLES or (at and not names_in(heading) and "/" not in heading):
@@ -290,14 +290,14 @@ def _beginning(held: list[str], heading: str) -> list[Phrase]:
             continue  # "What holds" is no name; "Amnesty" is one.
         least = len(own) if at else min(len(own), PREFIX_STEMS_MIN)
         length = next((size for size in range(len(own), least - 1, -1) if _holds(held, own[:size])), 0)
-        made += [own[:length]] if length else []
-    return made
+        phrases += [own[:length]] if length else []
+    return phrases
 
 
 def _numbers_beside(heading: str, numbers: set[str]) -> frozenset[str]:
     """Returns the numbers of a heading matched by another of its names; none if one was already asked for."""
-    found = frozenset(one for one in names_in(heading) if _series(one))
-    return frozenset() if found & numbers else found
+    serial_names = frozenset(one for one in names_in(heading) if _series(one))
+    return frozenset() if serial_names & numbers else serial_names
 
 
 def _is_number(phrase: Phrase, numbers: Iterable[str]) -> bool:

@@ -155,7 +155,7 @@ class SourceMaterial:
         self._index = PassageIndex(corpus(sources).sources)
         self._under: dict[NamedItems, list[IndexedPassage]] = {}
         self._headings: dict[tuple[tuple[str, ...], NamedItems], bool] = {}
-        self._excluded = [found for topic in exclude if (found := frozenset(stems(topic)))]
+        self._excluded = [topic_stems for topic in exclude if (topic_stems := frozenset(stems(topic)))]
 
     def names(self, text: str, entities: Sequence[SnapshotEntity] = ()) -> NamedItems:
         return named_in(text, self._callable, entities)
@@ -315,7 +315,7 @@ class SourceMaterial:
     def _sentences_of(self, entry: IndexedPassage) -> list[SourceSentence]:
         passage = entry.passage
         text = self._index.texts[passage.ref]
-        made: list[SourceSentence] = []
+        source_sentences: list[SourceSentence] = []
         paragraph = 0
         for at, sentence in enumerate(passage.sentences):
             before = passage.sentences[at - 1] if at else sentence
@@ -324,10 +324,10 @@ class SourceMaterial:
             paragraph += sentence.row or text.count("\n", before.end, sentence.start) > 1
             if at >= passage.leads and sentence.citable:
                 excerpt = text[sentence.start : sentence.end]
-                made.append(
+                source_sentences.append(
                     SourceSentence(passage.ref, passage.headings, entry.number - 1, at, paragraph, sentence, excerpt)
                 )
-        return [one for one in made if not one.attributes and not self._is_excluded(entry, one)]
+        return [one for one in source_sentences if not one.attributes and not self._is_excluded(entry, one)]
 
     def _is_excluded(self, entry: IndexedPassage, sentence: SourceSentence) -> bool:
         return any(topic <= entry.sentence_stems[sentence.at] for topic in self._excluded)
@@ -341,15 +341,15 @@ def _stems_once(part: str) -> frozenset[str]:
 
 def parts_of(text: str) -> list[str]:
     """Splits a question into its sentences and lines. A piece without significant words joins the one before."""
-    made: list[str] = []
+    parts: list[str] = []
     for line in text.replace(";", "\n").split("\n"):
         for sentence in sentences(line, 0, len(line)):
             part = sentence.shown.strip(" -*•")
-            if stems(part) or not made:
-                made.append(part)
+            if stems(part) or not parts:
+                parts.append(part)
             else:
-                made[-1] = f"{made[-1]} {part}"
-    kept = [part for part in made if part]
+                parts[-1] = f"{parts[-1]} {part}"
+    kept = [part for part in parts if part]
     return kept if len(kept) <= PARTS_MAX else [*kept[: PARTS_MAX - 1], " ".join(kept[PARTS_MAX - 1 :])]
 
 
@@ -420,11 +420,11 @@ class SourceQuotes:
 
 def sentences_text(chosen: Sequence[SourceSentence]) -> str:
     """Formats sentences as paragraphs, with list items and rows on their own lines. Omitted text is marked."""
-    made: list[str] = []
+    texts: list[str] = []
     for at, one in enumerate(chosen):
         before = chosen[at - 1] if at else None
-        made.append(f"{_gap(before, one)}{'- ' if one.sentence.row else ''}{one.shown}")
-    return "".join(made)
+        texts.append(f"{_gap(before, one)}{'- ' if one.sentence.row else ''}{one.shown}")
+    return "".join(texts)
 
 
 def _gap(before: SourceSentence | None, one: SourceSentence) -> str:

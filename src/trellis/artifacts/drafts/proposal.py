@@ -74,11 +74,11 @@ def preprocess_proposal(
     evidence = _evidence(plain, material)
     cited, citation_issues = _citations(values_at(plain, CITATIONS), sources, prompt.language)
     contradicted, quoted = _contradictions(plain, material, prompt.language)
-    found = [rule_violation(rule, plain, names, prompt.language) for rule in payload.validation_rules]
+    violations = [rule_violation(rule, plain, names, prompt.language) for rule in payload.validation_rules]
     issues = [
         *_field_issues(plain, prompt.language),
         *target_issues,
-        *(issue for issue in found if issue),
+        *(issue for issue in violations if issue),
         *citation_issues,
         *contradicted,
         *_evidence_issues(grounded, (*cited, *quoted, *evidence), prompt.language),
@@ -157,13 +157,13 @@ def _target(
         return None, [_issue("target", IssueSeverity.ERROR, language, "target_missing")]
     if not isinstance(value, str):
         return None, [_issue("target", IssueSeverity.ERROR, language, "field_not_text")]
-    found = names.resolve(value, plain.get("action"))
-    if len(found) == 1:
-        return found[0], []
+    entity = names.resolve(value, plain.get("action"))
+    if len(entity) == 1:
+        return entity[0], []
     shown = clipped(value, SHOWN_CHARS_MAX)
-    if not found:
+    if not entity:
         return None, [_issue("target", IssueSeverity.WARNING, language, "target_unresolved", value=shown)]
-    ambiguous = {"value": shown, "found": prose(found)}
+    ambiguous = {"value": shown, "found": prose(entity)}
     return None, [_issue("target", IssueSeverity.WARNING, language, "target_ambiguous", **ambiguous)]
 
 
@@ -243,13 +243,13 @@ def _contradictions(
     fields = {one.ref: path for path, one in claims}
     shared = frozenset[str]().union(*(one.stems for _, one in claims))
     sharing = (
-        told
-        for told in material.all()
-        if len(shared & frozenset(stems(told.shown))) >= SHARED_STEMS_MIN
-        and _normalised_quote(told.excerpt) not in quoting
-        and _normalised_quote(told.shown) not in quoting
+        sentence
+        for sentence in material.all()
+        if len(shared & frozenset(stems(sentence.shown))) >= SHARED_STEMS_MIN
+        and _normalised_quote(sentence.excerpt) not in quoting
+        and _normalised_quote(sentence.shown) not in quoting
     )
-    near = [comparison.statement(told.ref, told.excerpt) for told in islice(sharing, COMPARED_MAX)]
+    near = [comparison.statement(sentence.ref, sentence.excerpt) for sentence in islice(sharing, COMPARED_MAX)]
     ours = [one for _, one in claims]
     pairs = [*comparison.conflicts_between(ours, near), *(pair for one in ours for pair in _denied(one, near))]
     issues: list[Issue] = []
@@ -306,8 +306,8 @@ def _denied(one: comparison.Statement, near: Sequence[comparison.Statement]) -> 
 
 def _evidence(plain: Mapping[str, Any], material: SourceMaterial) -> list[Citation]:
     """Returns for each sentence of the draft the closest source sentence, if any is close."""
-    found = [material.find(one.excerpt).chosen[:1] for _, one in _statements(plain)[:EVIDENCE_MAX]]
-    return [Citation(one.source.ref, one.source.excerpt) for some in found for one in some]
+    chosen = [material.find(one.excerpt).chosen[:1] for _, one in _statements(plain)[:EVIDENCE_MAX]]
+    return [Citation(one.source.ref, one.source.excerpt) for some in chosen for one in some]
 
 
 def _evidence_issues(grounded: GroundedAnswer, shown: Sequence[Citation], language: Language) -> Iterator[Issue]:

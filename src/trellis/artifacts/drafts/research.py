@@ -79,18 +79,18 @@ def build_research_brief(
     parts = [*parts_of(payload.query), *payload.constraints.focus]
     named = material.names(payload.query, task.snapshot.entities)
     by_part = {part: material.names(part, task.snapshot.entities) or named for part in parts}
-    found = [] if grounded.refused else [material.find(part, by_part[part]) for part in parts]
+    answers = [] if grounded.refused else [material.find(part, by_part[part]) for part in parts]
     quotes = SourceQuotes()
     quotes.cite(grounded.citations if grounded.by_model else ())
-    chosen = _chosen(material, found, named, grounded)
-    disputes = _disputes(found, [shown for one in chosen for shown in material.beside(one.source)])
+    chosen = _chosen(material, answers, named, grounded)
+    disputes = _disputes(answers, [shown for one in chosen for shown in material.beside(one.source)])
     disputed = [one for pair in disputes for one in (pair.first, pair.second)]
-    concluded = _conclusions(material, found, chosen, {one.place for one in disputed}, named)
+    concluded = _conclusions(material, answers, chosen, {one.place for one in disputed}, named)
     sections = _sections(material, chosen, concluded, payload.constraints.max_sections)
     shown = {place for section in sections for place in section.sentences}
     concluded = [one for one in concluded if one.place not in shown]
-    opened = _open(material, [one.part for one in found], {*shown, *(one.place for one in concluded)}, named)
-    unmet = _unanswered_parts(prompt, payload, parts, found, grounded)
+    opened = _open(material, [one.part for one in answers], {*shown, *(one.place for one in concluded)}, named)
+    unmet = _unanswered_parts(prompt, payload, parts, answers, grounded)
     loops = _loops(task, payload.query)
     for one in (*_all_sentences(sections), *concluded, *disputed, *opened, *loops):
         quotes.add(one.ref, one.excerpt)
@@ -178,24 +178,26 @@ def _sections(
     """Groups the sentences by source and heading, best section first. No section is emptied to form conclusions."""
     moved = {one.place for one in concluded}
     left = SENTENCES_MAX
-    made: dict[tuple[str, tuple[str, ...]], _SourceSection] = {}
+    sections: dict[tuple[str, tuple[str, ...]], _SourceSection] = {}
     for one in sorted(chosen, key=lambda one: one.order):
-        section = made.setdefault((one.source.ref, one.source.headings), _SourceSection(one.order, one.source.place))
+        section = sections.setdefault(
+            (one.source.ref, one.source.headings), _SourceSection(one.order, one.source.place)
+        )
         for sentence in material.beside(one.source):
             new = sentence.place not in section.sentences and not sentence.is_open
             if new and left and len(section.sentences) < SECTION_SENTENCES_MAX:
                 section.sentences[sentence.place] = sentence
                 left -= 1
-    made = {key: section for key, section in made.items() if section.sentences}
-    for section in made.values():
+    sections = {key: section for key, section in sections.items() if section.sentences}
+    for section in sections.values():
         rest = {place: sentence for place, sentence in section.sentences.items() if place not in moved}
         section.sentences = rest or section.sentences
-    ordered = sorted(made.values(), key=lambda section: section.order)
+    ordered = sorted(sections.values(), key=lambda section: section.order)
     return ordered[:sections_max]
 
 
 def _all_sentences(sections: list[_SourceSection]) -> Iterable[SourceSentence]:
-    return (told for section in sections for told in section.sentences.values())
+    return (sentence for section in sections for sentence in section.sentences.values())
 
 
 def _shown(prompt: StructuringPrompt, section: _SourceSection) -> dict[str, object]:
@@ -213,7 +215,7 @@ def _summary(
         nothing = "unproven_summary" if grounded.unproven else "nothing_summary"
         what = nothing if prompt.sources else "no_sources_summary"
         return filled_sentence(prompt.language, what, read=len(prompt.sources))
-    refs = {told.ref for told in (*_all_sentences(sections), *weighty)}
+    refs = {sentence.ref for sentence in (*_all_sentences(sections), *weighty)}
     opening = filled_sentence(prompt.language, "found_summary", refs=len(refs), read=len(prompt.sources))
     if len(weighty) > 1:
         opening = f"{opening} {filled_sentence(prompt.language, 'disputed_summary')}"
@@ -242,18 +244,20 @@ def _unanswered_parts(
 ) -> list[str]:
     """Lists what the sources lack: requested sources, parts of the question, and words of parts."""
     there = {source.ref for source in prompt.sources}
-    made = [filled_sentence(prompt.language, "missing_source", ref=ref) for ref in payload.sources if ref not in there]
+    missing = [
+        filled_sentence(prompt.language, "missing_source", ref=ref) for ref in payload.sources if ref not in there
+    ]
     if grounded.refused:
         what = "unproven" if grounded.unproven else "unanswered"
-        return [*made, *(filled_sentence(prompt.language, what, part=part) for part in parts)]
+        return [*missing, *(filled_sentence(prompt.language, what, part=part) for part in parts)]
     for one in found:
         answered = grounded.says(one.part)
         if not one.answered and not answered:
-            made.append(filled_sentence(prompt.language, "unanswered", part=one.part))
+            missing.append(filled_sentence(prompt.language, "unanswered", part=one.part))
         elif one.missing and one.covered < COVERAGE_CONFIDENT and not answered:
             words = ", ".join(one.missing[:MISSING_WORDS_MAX])
-            made.append(filled_sentence(prompt.language, "partly", part=one.part, words=words))
-    return made
+            missing.append(filled_sentence(prompt.language, "partly", part=one.part, words=words))
+    return missing
 
 
 def _open(

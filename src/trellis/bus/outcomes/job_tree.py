@@ -446,8 +446,8 @@ class JobTree:
         events = await self.ledger.events(job.job_id)
         if not is_retry_due(job, request, events, self.topics.of(job.type)):
             return False
-        for made in retry_of(job, request, events[-1], self.topics):
-            there = await self.ledger.job(made.job_id)
+        for retry in retry_of(job, request, events[-1], self.topics):
+            there = await self.ledger.job(retry.job_id)
             known = None if there is None else self.request_in(there)
             if there is None or (known is not None and known.labels.get(RETRY_OF) == job.job_id):
                 return True
@@ -554,8 +554,8 @@ async def requeue_as_new_job(
     if again is not None and not again.in_vain:
         raise _refused(job, actor, again.words)
     changes = {"job_id": job_id, "parent_job_id": job.job_id, "labels": labels}
-    made = JobRequest.read(request.model_copy(update=changes | {"meta": _without_idempotency_key(request)}).body)
-    new = new_bus_job(made, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
+    new_request = JobRequest.read(request.model_copy(update=changes | {"meta": _without_idempotency_key(request)}).body)
+    new = new_bus_job(new_request, topics, trace_id=job.correlation_id, trace=job.trace, compensates=job.compensates)
     (answer,) = await ledger.submit(by, [new], key=key)
     if isinstance(answer, Mismatch):
         raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)

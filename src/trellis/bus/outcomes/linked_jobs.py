@@ -182,7 +182,7 @@ def next_id(job: Job, events: Sequence[Event], topics: Topics) -> JobId | None:
         return None
     if not is_retry_due(job, request, events, topics.of(job.type)):
         return None
-    return next((made.job_id for made in retry_of(job, request, events[-1], topics)), None)
+    return next((retry.job_id for retry in retry_of(job, request, events[-1], topics)), None)
 
 
 def _retry(job: Job, request: JobRequest, ended: Event, number: int, job_id: JobId) -> JobRequest:

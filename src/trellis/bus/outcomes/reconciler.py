@@ -333,11 +333,13 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
         request = None if job is None else self._tree.request_in(job)
         if job is None or request is None:
             return False
-        made = await submit_under_free_id(self.ledger, self._reconciler, compensation_of(job, request, self.topics))
-        if made is None:
+        compensation = await submit_under_free_id(
+            self.ledger, self._reconciler, compensation_of(job, request, self.topics)
+        )
+        if compensation is None:
             return False
-        self._made += made.created
-        _log.info("undone_by", job_id=job_id, compensation=made.job_id)
+        self._made += compensation.created
+        _log.info("undone_by", job_id=job_id, compensation=compensation.job_id)
         return True
 
     @property

@@ -246,7 +246,7 @@ class ResultListener:
         topic = self.topics.of(hold.type)
         meant = verdict_on(report, topic, hold, await self._given_back(hold, report))
         if meant is ReportVerdict.CANCEL:
-            made = await self._cancelled(hold, report)
+            outcome = await self._cancelled(hold, report)
         elif meant in REQUEUING_VERDICTS:
             step = Advance(
                 hold.lease,
@@ -257,11 +257,11 @@ class ResultListener:
                 cause=report.problem,
                 data=report.body,
             )
-            made = await self._turn(Actor(role=Role.SCHEDULER, name=self.name), (step,))
+            outcome = await self._turn(Actor(role=Role.SCHEDULER, name=self.name), (step,))
         else:
             steps = (*_start(hold, reported, {"seen_by": "result"}), await self._end(hold, meant, report))
-            made = await self._turn(Actor(role=Role.WORKER, name=reported.worker_id), steps)
-        if not made:
+            outcome = await self._turn(Actor(role=Role.WORKER, name=reported.worker_id), steps)
+        if not outcome:
             return await self._on_refused_step(reported, hold, report)
         self._has_settled(reported)
         status = Status.SCHEDULED if meant in REQUEUING_VERDICTS else _STATUS_OF_VERDICT[meant]

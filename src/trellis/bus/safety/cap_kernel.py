@@ -157,7 +157,7 @@ def _known_name(numbers: Mapping[Any, int], number: int, field: str) -> Any:
 
 
 def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: str | None = None) -> Any:
-    made = cap.safety.PolicyCheckResponse(
+    response = cap.safety.PolicyCheckResponse(
         decision=_KINDS[decision.kind],
         reason=(reason or decision.reason),
         policy_snapshot=decision.policy_hash,
@@ -169,13 +169,13 @@ def policy_check_response(cap: CapModules, decision: SafetyDecision, *, reason: 
         parts: dict[str, Any] = {
             part: {name: constraints[name] for name in names if name in constraints} for part, names in _PARTS.items()
         }
-        made.constraints.CopyFrom(
+        response.constraints.CopyFrom(
             cap.safety.PolicyConstraints(
                 redaction_level=constraints.get("redaction_level", ""),
                 **{part: given for part, given in parts.items() if given},
             )
         )
-    return made
+    return response
 
 
 def response_metadata(decision: SafetyDecision, job_hash: str) -> tuple[tuple[str, str], ...]:
@@ -234,16 +234,16 @@ def _kind(response: Any, redacted: Mapping[str, Any]) -> tuple[DecisionKind, str
 
 def _redacted(response: Any) -> dict[str, Any]:
     """The context to send in place of the request's own; raises KernelRefuses for an invalid one."""
-    made: dict[str, Any] = {}
+    redacted: dict[str, Any] = {}
     if response.redacted_context_ptr:
-        made["context_ptr"] = response.redacted_context_ptr
+        redacted["context_ptr"] = response.redacted_context_ptr
     if response.HasField("redacted_context_ref"):
-        made["context_ref"] = message_fields(response.redacted_context_ref, ResourceRef)
+        redacted["context_ref"] = message_fields(response.redacted_context_ref, ResourceRef)
     try:
-        JobRequest.model_validate({"job_id": "redacted", "topic": "job.redacted", **made})
+        JobRequest.model_validate({"job_id": "redacted", "topic": "job.redacted", **redacted})
     except pydantic.ValidationError as error:
         raise KernelRefuses(detail=f"its redacted context does not fit: {error.errors()[0]['msg']}") from None
-    return made
+    return redacted
 
 
 def _constraints(message: Any, beside: Mapping[str, str]) -> dict[str, Any]:

@@ -264,10 +264,10 @@ async def simulate_requests(
     policy: SafetyPolicy, requests: Sequence[JobRequest], kernel: DecisionKernel | None
 ) -> list[SimulatedDecision]:
     """Compare with the current kernel's decision on each request; raises KernelUnavailable."""
-    made = list[SimulatedDecision]()
+    decisions = list[SimulatedDecision]()
     for request in requests[:REQUESTS_MAX]:
         before = None if kernel is None else await kernel.check(request)
-        made.append(
+        decisions.append(
             SimulatedDecision(
                 job_id=request.job_id,
                 topic=request.topic,
@@ -276,7 +276,7 @@ async def simulate_requests(
                 after=await asyncio.to_thread(decide, policy, request),
             )
         )
-    return made
+    return decisions
 
 
 async def simulate_jobs(policy: SafetyPolicy, ledger: Ledger, *, last: int) -> list[SimulatedDecision]:
@@ -284,7 +284,7 @@ async def simulate_jobs(policy: SafetyPolicy, ledger: Ledger, *, last: int) -> l
 
     Jobs with unreadable requests are left out.
     """
-    made, seen, cursor = list[SimulatedDecision](), 0, None
+    decisions, seen, cursor = list[SimulatedDecision](), 0, None
     while seen < min(last, JOBS_MAX):
         page = await ledger.jobs(
             JobFilter(lifecycle=BUS_JOB.name), limit=min(PAGE, min(last, JOBS_MAX) - seen), cursor=cursor
@@ -292,11 +292,11 @@ async def simulate_jobs(policy: SafetyPolicy, ledger: Ledger, *, last: int) -> l
         for listed in page.jobs:
             job = await ledger.job(listed.job_id)
             simulated = None if job is None else await _simulate_one(policy, ledger, job.payload or b"", job.job_id)
-            made += [] if simulated is None else [simulated]
+            decisions += [] if simulated is None else [simulated]
         seen, cursor = seen + len(page.jobs), page.cursor
         if cursor is None:
             break
-    return made
+    return decisions
 
 
 async def _simulate_one(policy: SafetyPolicy, ledger: Ledger, payload: bytes, job_id: Any) -> SimulatedDecision | None:

@@ -471,8 +471,8 @@ def _methods(cap: cap_kernel.CapModules, kernel: SafetyKernel) -> dict[str, Any]
         return cap.safety.ListSnapshotsResponse(snapshots=[await kernel.snapshot()])
 
     checks = {"Check": judge, "Evaluate": judge, "Simulate": judge, "Explain": explain}
-    made = {name: _handler(cap, act, cap.safety.PolicyCheckRequest) for name, act in checks.items()}
-    return made | {"ListSnapshots": _handler(cap, snapshots, cap.safety.ListSnapshotsRequest)}
+    methods = {name: _handler(cap, act, cap.safety.PolicyCheckRequest) for name, act in checks.items()}
+    return methods | {"ListSnapshots": _handler(cap, snapshots, cap.safety.ListSnapshotsRequest)}
 
 
 def _handler(cap: cap_kernel.CapModules, act: Callable[[Any, Any], Awaitable[Any]], kind: Any) -> Any:

@@ -411,11 +411,11 @@ class WorkerRegistry:
         if known is None and len(self._workers) >= WORKERS_MAX and not self._make_room(at):
             return self._not_taken_in("too_many_workers", worker_id, at)
         self.mark_lost(worker_id)
-        made = self._workers[worker_id] = _WorkerEntry(worker_id, met_at=at)
+        entry = self._workers[worker_id] = _WorkerEntry(worker_id, met_at=at)
         if known is not None:  # a worker that returns after a silence sends heartbeats, but not its handshake again
-            made.ready_topics, made.written_at = known.ready_topics, known.written_at
-            made.other_versions = known.other_versions
-        return made
+            entry.ready_topics, entry.written_at = known.ready_topics, known.written_at
+            entry.other_versions = known.other_versions
+        return entry
 
     def _not_taken_in(self, why: str, worker_id: str, at: float) -> None:
         if at >= self._logged_at.get(why, -math.inf) + LOG_EVERY_S:

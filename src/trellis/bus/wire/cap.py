@@ -102,9 +102,9 @@ def fields_of(values: dict[str, Any]) -> dict[str, Any]:
 def _timestamp(text: str) -> Any:
     if not text:
         return None
-    made = importlib.import_module("google.protobuf.timestamp_pb2").Timestamp()
-    made.FromJsonString(text)
-    return made
+    timestamp = importlib.import_module("google.protobuf.timestamp_pb2").Timestamp()
+    timestamp.FromJsonString(text)
+    return timestamp
 
 
 # Strict checks of a packet's bytes, beyond a protobuf parser: one encoding per packet, and one payload.

@@ -73,10 +73,10 @@ def read_credentials(file: Path) -> Credentials:
     for name, section in ((JWT, jwt), (SEED, seed)):
         if not section:
             raise SettingsInvalid(source=str(file), detail=f"has no part {name!r}; make the credentials file again")
-    made = _credentials_of_seed(file, seed, jwt)
-    if _subject(file, jwt) != made.public:
+    credentials = _credentials_of_seed(file, seed, jwt)
+    if _subject(file, jwt) != credentials.public:
         raise SettingsInvalid(source=str(file), detail="has a JWT and a seed of different users; make it again")
-    return made
+    return credentials
 
 
 def connect_arguments(client: Client, file: Path) -> dict[str, Any]:
@@ -487,10 +487,10 @@ async def subscribe(
     Messages beyond them are dropped and reported as a connection error.
     """
     untyped: Any = client  # the library's own annotations are incomplete
-    made: Subscription = await untyped.subscribe(
+    subscription: Subscription = await untyped.subscribe(
         subject, queue=group, cb=on_message, pending_msgs_limit=WAITING_MAX, pending_bytes_limit=WAITING_BYTES_MAX
     )
-    return made
+    return subscription
 
 
 async def unsubscribe(link: NatsLink | None, subscription: Subscription, within_s: float | None) -> None:

@@ -169,12 +169,12 @@ class LocalBus:
         alerts: bool = True,  # noqa: ARG002 - what cannot be taken does not leave its sender
     ) -> LocalSubscription:
         check_subject(subject, patterns=True)
-        made = LocalSubscription(
+        subscription = LocalSubscription(
             subject=subject, handler=handler, group=group, durable=durable, bus=self, hub=self._hub, clock=self._clock
         )
-        self._hub.listening.append(made)
-        self._own.append(made)
-        return made
+        self._hub.listening.append(subscription)
+        self._own.append(subscription)
+        return subscription
 
     async def close(self) -> None:
         self._open = False
@@ -184,9 +184,9 @@ class LocalBus:
 
     def packet(self, body: PacketBody, trace_id: str) -> Packet:
         """A packet from this sender; raises PacketWrong."""
-        made = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
-        check(made)
-        return made
+        packet = Packet(trace_id=trace_id, sender_id=self.sender_id, created_at=self._now(), body=body)
+        check(packet)
+        return packet
 
     def _listeners(self, subject: str) -> list[LocalSubscription]:
         check_subject(subject)

@@ -127,16 +127,16 @@ class NatsBus:
             return await self._on_message(message, handler, self._delivery(message, listener, kept), alerts=alerts)
 
         if durable and group is not None:
-            made: NatsSubscription | DurableSubscription = DurableSubscription(
+            subscription: NatsSubscription | DurableSubscription = DurableSubscription(
                 self._connection, subject, group, on_message, clock=self._clock
             )
             if self.connected:
-                await made.settled()
+                await subscription.settled()
         else:
-            made = NatsSubscription(self._connection, subject, group or "", on_message)
-            await made.begin()
-        self._listening.add(made)
-        return made
+            subscription = NatsSubscription(self._connection, subject, group or "", on_message)
+            await subscription.begin()
+        self._listening.add(subscription)
+        return subscription
 
     async def close(self) -> None:
         for listening in list(self._listening):

@@ -167,15 +167,15 @@ async def stream_of(client: Client, subject: str) -> StreamInfo:
     untyped: Any = client  # the library's own annotations are incomplete
     streams = untyped.jetstream(timeout=API_S)
     try:
-        made: StreamInfo = await streams.add_stream(_stream_config(subject))
+        stream: StreamInfo = await streams.add_stream(_stream_config(subject))
     except ServiceUnavailableError:
         raise
     except APIError as refusal:  # It exists with other settings, or another stream has the subject: use that one.
         try:
-            made = await streams.stream_info(await streams.find_stream_name_by_subject(subject))
+            stream = await streams.stream_info(await streams.find_stream_name_by_subject(subject))
         except NotFoundError:
             raise refusal from None
-    return made
+    return stream
 
 
 def _stream_config(subject: str) -> StreamConfig:

@@ -128,21 +128,21 @@ async def submit(
     given = body.id is not None
     stored = await inbox.submit(entry, key=asked.key, fingerprint=asked.fingerprint, given=given)
     mark_replayed(response, replayed=not stored.created)
-    told = await inbox.settle(stored.job_id)
+    settled = await inbox.settle(stored.job_id)
     if body.intent.action == "job":
         instance.wake_bus()
-    return _inbox_answer(told)
+    return _inbox_answer(settled)
 
 
 @router.get("/inbox/stats", response_model=InboxStats, responses=PROBLEMS)
 async def stats(instance: InstanceOf, caller: Annotated[Caller, requires("inbox.read")]) -> dict[str, Any]:
     """Count the entries that wait, and today's entries by outcome."""
-    found = await instance.inbox(_gateway(caller)).stats()
+    counts = await instance.inbox(_gateway(caller)).stats()
     return {
-        "pending": found.pending,
-        "processed_today": found.processed_today,
-        "rejected_today": found.rejected_today,
-        "expired_today": found.expired_today,
+        "pending": counts.pending,
+        "processed_today": counts.processed_today,
+        "rejected_today": counts.rejected_today,
+        "expired_today": counts.expired_today,
     }
 
 
@@ -156,9 +156,9 @@ async def entries(
 ) -> dict[str, Any]:
     """List entries, newest first."""
     where = JobFilter(lifecycle=INBOX_ENTRY.name, state=status)
-    found = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
+    jobs = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
     inbox = instance.inbox(_gateway(caller))
-    return page_document([_document(one) for one in await inbox.entry_states(found.jobs)], found.cursor)
+    return page_document([_document(one) for one in await inbox.entry_states(jobs.jobs)], jobs.cursor)
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
@@ -190,14 +190,14 @@ def _entry(body: EntryAsked, caller: Caller, at: datetime) -> NewInboxEntry:
 
 
 def _inbox_answer(standing: InboxEntryState) -> dict[str, Any]:
-    made = standing.made or {}
+    outcome = standing.made or {}
     return {
         "id": standing.entry["id"],
         "status": standing.status,
         "correlation_id": standing.entry["metadata"]["correlation_id"],
-        "run_id": made.get("run_id"),
-        "job_id": made.get("job_id"),
-        "proposal_id": made.get("proposal_id"),
+        "run_id": outcome.get("run_id"),
+        "job_id": outcome.get("job_id"),
+        "proposal_id": outcome.get("proposal_id"),
         "rejection": standing.rejection,
     }
 

@@ -280,18 +280,18 @@ async def context(
     within_scope(caller.principal, "memory.read", job_id)
     job = await instance.ledger.job(JobId(job_id))
     await within_job_agent(instance, caller, "memory.read", job_id)
-    found = None
+    stored = None
     if job is not None and job.lifecycle == QUEUE_JOB.name:
-        found = await instance.objects.get(snapshot_key(instance.artifacts.cid, job_id, epoch))
-    if found is None:
+        stored = await instance.objects.get(snapshot_key(instance.artifacts.cid, job_id, epoch))
+    if stored is None:
         raise Problem("NOT_FOUND", f"There is no context of job {job_id[:200]} in epoch {epoch}.")
     recorded = snapshot_digest(await instance.ledger.events(JobId(job_id)), epoch)
-    if recorded is not None and sha256(found.body) != recorded:
-        _log.error("content_changed", job_id=job_id, key=found.key, recorded=recorded)
+    if recorded is not None and sha256(stored.body) != recorded:
+        _log.error("content_changed", job_id=job_id, key=stored.key, recorded=recorded)
         raise Problem(
             "CONFLICT", f"The context of job {job_id[:200]} in epoch {epoch} was changed after it was stored."
         )
-    return Response(found.body, media_type="application/json")
+    return Response(stored.body, media_type="application/json")
 
 
 @router.get("/jobs/{job_id}/result", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
@@ -328,10 +328,10 @@ async def events(
         if there is not None:
             return there
     job = await _jobs(instance, caller).find(job_id)
-    found = [event for event in await instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
-    more = len(found) > limit
-    told = [event_document(event, tracing.trace_id(job.trace)) for event in found[:limit]]
-    return page_document(told, str(found[limit - 1].version) if more else None)
+    later = [event for event in await instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
+    more = len(later) > limit
+    documents = [event_document(event, tracing.trace_id(job.trace)) for event in later[:limit]]
+    return page_document(documents, str(later[limit - 1].version) if more else None)
 
 
 @router.get("/jobs/{job_id}/explanation", responses=PROBLEMS)

@@ -173,10 +173,10 @@ async def propose(
     """Propose a change of memory. With normal priority it is approved at once and applied before the answer is sent."""
     await within_reach(instance, caller, "memory.propose", agent_id)
     offering = instance.proposal_service(_gateway(caller))
-    made = await _proposal_made_once(
+    proposal = await _proposal_made_once(
         offering, asked, response, lambda: _memory_offer(instance, caller, asked, agent_id, body)
     )
-    return {"proposalId": made.id, "status": made.status}
+    return {"proposalId": proposal.id, "status": proposal.status}
 
 
 @router.post("/logic/{agent_id}/propose", status_code=202, response_model=LogicProposed, responses=PROBLEMS)
@@ -191,10 +191,10 @@ async def propose_logic(
     """Propose a new logic of the agent. A person decides, whatever the priority."""
     await within_reach(instance, caller, "memory.propose", agent_id)
     offering = instance.proposal_service(_gateway(caller))
-    made = await _proposal_made_once(
+    proposal = await _proposal_made_once(
         offering, asked, response, lambda: _logic_offer(offering, caller, asked, agent_id, body)
     )
-    return {"proposalId": made.id, "status": made.status, "requiresHumanReview": True}
+    return {"proposalId": proposal.id, "status": proposal.status, "requiresHumanReview": True}
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ async def _proposal_made_once(
 ) -> OfferedProposal:
     """The proposal that this request made, now or earlier. `offer` is called only to make a new one."""
     earlier = await asked.earlier(offering.ledger)
-    made = await offering.make(await offer()) if earlier is None else await offering.again(earlier)
-    mark_replayed(response, replayed=not made.created)
-    response.headers["Location"] = f"/proposals/{made.id}"
-    return made
+    proposal = await offering.make(await offer()) if earlier is None else await offering.again(earlier)
+    mark_replayed(response, replayed=not proposal.created)
+    response.headers["Location"] = f"/proposals/{proposal.id}"
+    return proposal
 
 
 async def _memory_offer(
@@ -242,8 +242,8 @@ async def _memory_offer(
 
 def _summary(updates: Sequence[MemoryUpdate]) -> str:
     """A default summary of a proposal: `append in facts.md; close in open_loops.md`."""
-    told = dict.fromkeys(f"{update.operation.value} in {update.file}" for update in updates)
-    return "; ".join(told)[:SUMMARY_CHARS_MAX]
+    parts = dict.fromkeys(f"{update.operation.value} in {update.file}" for update in updates)
+    return "; ".join(parts)[:SUMMARY_CHARS_MAX]
 
 
 async def _logic_offer(

@@ -53,10 +53,10 @@ async def lifecycle(
     name: Annotated[str, Path(max_length=50, examples=["run"])], _: Annotated[Caller, requires("rules.read")]
 ) -> dict[str, Any]:
     """Get a lifecycle."""
-    found = LIFECYCLES.get(name)
-    if found is None:
+    known = LIFECYCLES.get(name)
+    if known is None:
         raise Problem("NOT_FOUND", f"There is no lifecycle {name!r}; choose one of {', '.join(LIFECYCLES)}.")
-    return _lifecycle(found)
+    return _lifecycle(known)
 
 
 def _lifecycle(one: Lifecycle) -> dict[str, Any]:

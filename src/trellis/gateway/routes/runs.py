@@ -106,9 +106,9 @@ async def _readable_run(
     known = JobId(run_id)
     if known in slugs and sees_all(caller.principal, READ):
         return ReadableRun(known, slugs[known])
-    found = await api_for(instance, caller).runs.find(run_id)
-    slugs[found.run_id] = found.agent_slug
-    return found
+    run = await api_for(instance, caller).runs.find(run_id)
+    slugs[run.run_id] = run.agent_slug
+    return run
 
 
 @router.get("/runs/{run_id}", response_model=RunStatus, responses=PROBLEMS)

@@ -73,11 +73,11 @@ async def metrics(request: Request, _: Annotated[Caller, requires("system.read")
 
 async def _readiness(request: Request, response: Response) -> dict[str, Any]:
     asked: ProcessHealth = request.app.state.health
-    found = await asked.ready()
+    readiness = await asked.ready()
     response.headers[INSTANCE_HEADER] = request.app.state.instance_name
-    response.status_code = 200 if found.is_ready else 503
-    status = "ok" if found.is_ready else "degraded"
-    return {"status": status, "checks": dict(found.checks), "version": request.app.version}
+    response.status_code = 200 if readiness.is_ready else 503
+    status = "ok" if readiness.is_ready else "degraded"
+    return {"status": status, "checks": dict(readiness.checks), "version": request.app.version}
 
 
 # --- queues and workers ------------------------------------------------------------------------------------------------
@@ -182,14 +182,14 @@ async def events(
     if job_id is None and type is None and correlation_id is None:
         if since is not None:
             raise Problem("VALIDATION_FAILED", "since goes with type or correlation_id; the feed goes on with after.")
-        found = await feed.page(after, lifecycle=lifecycle, limit=limit)
+        event_page = await feed.page(after, lifecycle=lifecycle, limit=limit)
     else:
         if after is not None:
             raise Problem(
                 "VALIDATION_FAILED", "after is a position of the feed; leave job_id, type and correlation_id out."
             )
-        found = await feed.find(
+        event_page = await feed.find(
             job_id=job_id, type_=type, correlation_id=correlation_id, since=since, lifecycle=lifecycle, limit=limit
         )
-    items = [EventListed(**event_document(one, None), lifecycle=one.lifecycle) for one in found.items]
-    return EventPage(items=items, position=found.position)
+    items = [EventListed(**event_document(one, None), lifecycle=one.lifecycle) for one in event_page.items]
+    return EventPage(items=items, position=event_page.position)

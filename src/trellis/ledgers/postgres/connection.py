@@ -212,18 +212,18 @@ async def connect(
     """A connection to a server that is new enough. Raises otherwise. Detects a pooler in between."""
     check_url(url)
     name = {"application_name": application_name[:APPLICATION_NAME_MAX]}
-    made: PostgresConnection | None = None
+    connection: PostgresConnection | None = None
     try:
         if url not in _pooled_urls:
-            made = await _direct(url, timeout_s, {**name, **SESSION_SETTINGS})
-        if made is None:
-            made = await _pooled(url, timeout_s, name)
+            connection = await _direct(url, timeout_s, {**name, **SESSION_SETTINGS})
+        if connection is None:
+            connection = await _pooled(url, timeout_s, name)
     except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError, ValueError) as error:
         raise LedgerUrlInvalid(url=url, reason=str(error)) from error
     except CONNECTION_LOST_ERRORS as error:
         raise LedgerUnavailable(reason=_why_lost(error, url, timeout_s)) from error
-    check_server(made.get_server_version())
-    return made
+    check_server(connection.get_server_version())
+    return connection
 
 
 def listens(connection: PostgresConnection) -> bool:
@@ -232,8 +232,8 @@ def listens(connection: PostgresConnection) -> bool:
 
 
 async def _open(url: str, timeout_s: float, settings: dict[str, str], **options: Any) -> PostgresConnection:
-    made = await asyncpg.connect(url, timeout=cast("Any", timeout_s), server_settings=settings, **options)
-    return cast("PostgresConnection", made)
+    connection = await asyncpg.connect(url, timeout=cast("Any", timeout_s), server_settings=settings, **options)
+    return cast("PostgresConnection", connection)
 
 
 async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> PostgresConnection | None:
@@ -242,37 +242,37 @@ async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> Postg
     A pooler refuses session settings, or reports a process number that no server process has.
     """
     try:
-        made = await _open(url, timeout_s, settings)
+        connection = await _open(url, timeout_s, settings)
     except asyncpg.ProtocolViolationError as error:
         if "startup parameter" not in str(error):
             raise
         return None
-    question = f"do $$ begin if pg_backend_pid() <> {made.get_server_pid()} then raise sqlstate '{BEHIND_POOLER}'; end if; end $$"
+    question = f"do $$ begin if pg_backend_pid() <> {connection.get_server_pid()} then raise sqlstate '{BEHIND_POOLER}'; end if; end $$"
     is_direct = False
     try:
         async with asyncio.timeout(timeout_s):
-            await made.execute(question)
+            await connection.execute(question)
         is_direct = True
     except asyncpg.PostgresError as error:
         if getattr(error, "sqlstate", None) != BEHIND_POOLER:
             raise
     finally:
         if not is_direct:
-            made.terminate()
-    return made if is_direct else None
+            connection.terminate()
+    return connection if is_direct else None
 
 
 async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> PostgresConnection:
     """A connection that uses only what poolers accept. Raises PoolerUnfit if the pooler refuses it."""
     try:
         # Without a cache no statement is prepared under a name, which another session would not know.
-        made = await _open(url, timeout_s, settings, statement_cache_size=0)
+        connection = await _open(url, timeout_s, settings, statement_cache_size=0)
         try:
             async with asyncio.timeout(timeout_s):
-                await made.execute(f"begin; {LOCAL_SETTINGS}")
-                await made.execute("commit")
+                await connection.execute(f"begin; {LOCAL_SETTINGS}")
+                await connection.execute("commit")
         except BaseException:
-            made.terminate()  # otherwise it stays in the pooler's queue and takes a session when its turn comes
+            connection.terminate()  # otherwise it stays in the pooler's queue and takes a session when its turn comes
             raise
     except asyncpg.PostgresConnectionError as error:
         if not _POOLER_REFUSES.search(str(error)):
@@ -282,7 +282,7 @@ async def _pooled(url: str, timeout_s: float, settings: dict[str, str]) -> Postg
         _pooled_urls.add(url)
         remedy = "name the server itself in TRELLIS_LEDGER for hints and fewer round trips"
         _log.info("pooler_noticed", hints="off: work is found by polling, within a second", remedy=remedy)
-    return PooledConnection(made, LOCAL_SETTINGS, CONNECTION_LOST_ERRORS)
+    return PooledConnection(connection, LOCAL_SETTINGS, CONNECTION_LOST_ERRORS)
 
 
 def _why_lost(error: Exception, url: str, timeout_s: float) -> str:

@@ -230,8 +230,8 @@ class PostgresLedger(PostgresReads):
         if len(jobs) > SUBMIT_MAX:
             raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
         for job in jobs:
-            made = lifecycle_named(job.lifecycle).pull(None, Trigger.SUBMIT)
-            if made is None or actor.role not in made.actors:
+            transition = lifecycle_named(job.lifecycle).pull(None, Trigger.SUBMIT)
+            if transition is None or actor.role not in transition.actors:
                 raise NotAllowed(
                     role=actor.role, action=f"submit a {job.lifecycle}", reason="the lifecycle does not say so"
                 )
@@ -271,14 +271,16 @@ class PostgresLedger(PostgresReads):
         for actor, jobs in calls:
             for job in jobs:
                 (plain if submit.is_plain(job) else keyed).setdefault(actor, []).append(job)
-        told: dict[int, Submitted | Mismatch] = {}
+        by_number: dict[int, Submitted | Mismatch] = {}
         if len(plain) + len(keyed) == 1:
-            await self._submit_groups(connection, plain, keyed, told, repeat=repeat)
+            await self._submit_groups(connection, plain, keyed, by_number, repeat=repeat)
         else:
             async with connection.transaction():
                 await submit.lock_waiting(connection, [job for jobs in keyed.values() for job in jobs])
-                await self._submit_groups(connection, plain, keyed, told, repeat=repeat)
-        return [[told.get(id(job)) or Submitted(job_id=job.job_id, created=True) for job in jobs] for _, jobs in calls]
+                await self._submit_groups(connection, plain, keyed, by_number, repeat=repeat)
+        return [
+            [by_number.get(id(job)) or Submitted(job_id=job.job_id, created=True) for job in jobs] for _, jobs in calls
+        ]
 
     async def _submit_groups(
         self,
@@ -323,8 +325,8 @@ class PostgresLedger(PostgresReads):
         rows = await self._holder_lane.call(
             "renew", "", lambda c, _: c.fetch("select * from renew($1, $2, $3)", number, keys, epochs)
         )
-        told = {(row["id"], row["epoch"]): Renewed(cancel=row["cancel"]) for row in rows}
-        return [told.get((lease.key, lease.epoch)) or LeaseLost(lease) for lease in leases]
+        renewed = {(row["id"], row["epoch"]): Renewed(cancel=row["cancel"]) for row in rows}
+        return [renewed.get((lease.key, lease.epoch)) or LeaseLost(lease) for lease in leases]
 
     async def _note(self, verb: str, sql: str, *args: object) -> list[PostgresRow]:
         """A holder's writes besides steps. They use their own lane, so that heartbeats never wait behind them."""
@@ -352,9 +354,9 @@ class PostgresLedger(PostgresReads):
     async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
         require(actor, "remark")
         check_annotation(type_, body)
-        said = (await self._actor(actor), job_id, SIGNAL_TYPES.index(type_) + 1, body, REMARKS_MAX)
+        arguments = (await self._actor(actor), job_id, SIGNAL_TYPES.index(type_) + 1, body, REMARKS_MAX)
         return await self._note_lane.call(
-            "remark", job_id, lambda c, repeat: c.fetchval("select remark($1, $2, $3, $4, $5, $6)", *said, repeat)
+            "remark", job_id, lambda c, repeat: c.fetchval("select remark($1, $2, $3, $4, $5, $6)", *arguments, repeat)
         )
 
     async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> StepApplied | LeaseLost:
@@ -385,8 +387,8 @@ class PostgresLedger(PostgresReads):
         return moves.move_answer(move, row, actor.role)
 
     async def _move_batch(self, asked: Sequence[tuple[Move, tuple[object, ...]]]) -> list[PostgresRow]:
-        told = [arguments for _, arguments in asked]
-        return await self._move_lane.call("move", f"{len(told)} moves", lambda c, _: moves.run_moves(c, told))
+        calls = [arguments for _, arguments in asked]
+        return await self._move_lane.call("move", f"{len(calls)} moves", lambda c, _: moves.run_moves(c, calls))
 
     async def cancel(
         self,

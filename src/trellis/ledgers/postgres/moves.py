@@ -173,11 +173,11 @@ async def requeue(
     )
     if rows and rows[0]["outcome"] == "answered":
         return None
-    told = {row["job_id"]: moved_answer(row["job_id"], row, Trigger.REQUEUE, role) for row in rows}
-    missing = [job_id for job_id in chosen if job_id not in told]
+    answers = {row["job_id"]: moved_answer(row["job_id"], row, Trigger.REQUEUE, role) for row in rows}
+    missing = [job_id for job_id in chosen if job_id not in answers]
     if missing:
         raise JobNotFound(job_id=missing[0])
-    return [told[job_id] for job_id in chosen]
+    return [answers[job_id] for job_id in chosen]
 
 
 async def _requeueable(

@@ -62,10 +62,10 @@ def findings(row: PostgresRow) -> list[Finding]:
 
 
 def _durability(row: PostgresRow) -> list[Finding]:
-    found: list[Finding] = []
+    problems: list[Finding] = []
     for setting in ("fsync", "full_page_writes", "synchronous_commit"):
         off = row[setting] == "off"
-        found.append(
+        problems.append(
             Finding(
                 check=f"postgresql {setting}",
                 severity=FindingSeverity.ERROR if off else FindingSeverity.OK,
@@ -75,7 +75,7 @@ def _durability(row: PostgresRow) -> list[Finding]:
         )
     vacuum_off = row["autovacuum"] == "off"
     return [
-        *found,
+        *problems,
         Finding(
             check="postgresql autovacuum",
             severity=FindingSeverity.WARNING if vacuum_off else FindingSeverity.OK,
@@ -209,12 +209,12 @@ class PostgresReads:
         if pairs is None and (where.reason_code is not None or where.place is not None):
             pairs = _states_by_place(where)
         if pairs is None:
-            found = await self.fetch(
+            listed = await self.fetch(
                 READ_QUERIES.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
             )
         else:
-            found = await self._jobs_in(pairs, before, limit, type_id, where)
-        return _page(found, limit)
+            listed = await self._jobs_in(pairs, before, limit, type_id, where)
+        return _page(listed, limit)
 
     async def _oldest_jobs(self, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
         pairs = state_pairs(where)
@@ -253,7 +253,7 @@ class PostgresReads:
         self, pairs: list[tuple[Lifecycle, int]], before: int, limit: int, type_id: int | None, where: JobFilter
     ) -> list[PostgresRow]:
         """Jobs in certain states. Ended and unfinished jobs are in different tables."""
-        found: list[PostgresRow] = []
+        listed: list[PostgresRow] = []
         for ended in (True, False):
             of = [(lc, code) for lc, code in pairs if (lc.state_of(code).phase is Phase.ENDED) is ended]
             elsewhere = where.place is not None and (where.place is JobPlace.ENDED) is not ended
@@ -268,12 +268,12 @@ class PostgresReads:
                 where.concurrency_key,
                 [c for _, c in of],
             ]
-            found += await (
+            listed += await (
                 self.fetch(READ_QUERIES.jobs_ended, *args, where.reason_code)
                 if ended
                 else self.fetch(READ_QUERIES.jobs_open, *args, _move(of), rows.STORED_PLACES[where.place])
             )
-        return sorted(found, key=lambda row: row["id"], reverse=True)[:limit]
+        return sorted(listed, key=lambda row: row["id"], reverse=True)[:limit]
 
     async def _type_of(self, where: JobFilter) -> int | None:
         """The number of the filter's type; None for any, 0 for an unknown type."""
@@ -310,10 +310,10 @@ class PostgresReads:
         return [rows.event(row) for row in await self.fetch(READ_QUERIES.events, job_id)]
 
     async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
-        found: dict[JobId, list[Event]] = {}
+        by_job: dict[JobId, list[Event]] = {}
         for row in await self.fetch(READ_QUERIES.events_of_jobs, list(job_ids)):
-            found.setdefault(JobId(row["job_id"]), []).append(rows.event(row))
-        return found
+            by_job.setdefault(JobId(row["job_id"]), []).append(rows.event(row))
+        return by_job
 
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
         return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(READ_QUERIES.payloads, list(job_ids))}
@@ -383,7 +383,7 @@ class PostgresReads:
             if not batches:
                 break
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
-            found = await self.fetch(
+            feed_rows = await self.fetch(
                 query,
                 min(numbers),
                 max(numbers),
@@ -394,17 +394,17 @@ class PostgresReads:
                 limit - len(events),
                 numbers,
             )
-            events.extend(rows.event(row) for row in found)
-            positions.extend(_position_text((row["pos"], row["id"], row["version"])) for row in found)
+            events.extend(rows.event(row) for row in feed_rows)
+            positions.extend(_position_text((row["pos"], row["id"], row["version"])) for row in feed_rows)
             if len(events) >= limit:
-                after = (found[-1]["pos"], found[-1]["id"], found[-1]["version"])
+                after = (feed_rows[-1]["pos"], feed_rows[-1]["id"], feed_rows[-1]["version"])
             elif len(batches) < places:
                 after = (last, ID_MAX, 0)
                 break
             else:
                 # Never beyond `feed_end`, so that a reader can tell a stored position from one of another ledger.
                 after = (last, ID_MAX, 0)
-                places = at_once if found else min(4 * places, FEED_EMPTY_BATCHES_MAX)
+                places = at_once if feed_rows else min(4 * places, FEED_EMPTY_BATCHES_MAX)
         return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
 
     async def recorded(self, events: Sequence[Event]) -> list[RecordedEvent]:
@@ -450,11 +450,11 @@ class PostgresReads:
         if where.place not in {None, JobPlace.ENDED}:
             return []
         if cursor is not None:
-            found = await self.fetch("select id from job where job_id = $1", cursor)
-            if not found:
+            letter_rows = await self.fetch("select id from job where job_id = $1", cursor)
+            if not letter_rows:
                 raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
-            before = found[0]["id"]
-        found = await self.fetch(
+            before = letter_rows[0]["id"]
+        letter_rows = await self.fetch(
             READ_QUERIES.dead_letters,
             before,
             limit,
@@ -464,7 +464,7 @@ class PostgresReads:
             lifecycle,
             where.parent_id,
         )
-        return [rows.dead_letter(row) for row in found]
+        return [rows.dead_letter(row) for row in letter_rows]
 
     async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
         stored = await self.fetch(READ_QUERIES.dead_letter, job_id)
@@ -536,12 +536,12 @@ class PostgresReads:
     async def histories(self, *, batch: int = 500) -> AsyncIterator[JobHistory]:
         after = 0
         while True:
-            found, past, dead = await self._read_lane.call(
+            job_rows, past, dead = await self._read_lane.call(
                 "histories", "", lambda connection, _, after=after: _snapshot(connection, after, batch)
             )
-            if not found:
+            if not job_rows:
                 return
-            after = found[-1]["id"]
+            after = job_rows[-1]["id"]
             events: dict[str, list[Event]] = {}
             for row in past:
                 events.setdefault(row["job_id"], []).append(rows.event(row))
@@ -549,7 +549,7 @@ class PostgresReads:
             for row in dead:
                 state = state_at(events[row["job_id"]], row["version"])
                 letters.setdefault(row["job_id"], []).append(rows.dead_letter(row, state))
-            for row in found:
+            for row in job_rows:
                 job = rows.job(row)
                 yield JobHistory(
                     job=job,

@@ -58,7 +58,7 @@ class RestoreBatch:
 
     async def put_back(self, connection: PostgresConnection, actor: int) -> set[str]:
         """Restore the batch. Returns the ids of the restored jobs."""
-        found = await connection.fetch(
+        known_rows = await connection.fetch(
             RESTORE,
             actor,
             json.dumps(self._jobs),
@@ -71,7 +71,7 @@ class RestoreBatch:
             json.dumps(self._journal),
             self._bodies,
         )
-        return {row["job_id"] for row in found}
+        return {row["job_id"] for row in known_rows}
 
     def _standing(self, job: JobToRestore) -> dict[str, Any]:
         now, last = restored_place(job, self._now), job.records[-1].event

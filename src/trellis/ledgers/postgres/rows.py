@@ -39,7 +39,7 @@ PLACES = {word: place for place, word in STORED_PLACES.items() if place is not N
 def job(row: PostgresRow) -> Job:
     """A row of `job_status`, joined with its names."""
     lifecycle = BY_CODE[row["lifecycle"]]
-    found = Job(
+    read_job = Job(
         job_id=JobId(row["job_id"]),
         lifecycle=lifecycle.name,
         type=row["type_name"],
@@ -72,7 +72,7 @@ def job(row: PostgresRow) -> Job:
         payload=row.get("payload"),
         progress=row.get("progress"),
     )
-    return with_cancel_request_of(found, cancel_request_in(row.get("end_data")))
+    return with_cancel_request_of(read_job, cancel_request_in(row.get("end_data")))
 
 
 def type_options(row: PostgresRow) -> TypeOptions:

@@ -114,11 +114,11 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
 def _others(advances: Sequence[Advance]) -> list[dict[str, Any]]:
     """The steps in order, each with how many steps of the same lease follow it."""
     seen: Counter[Lease] = Counter()
-    told: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     for n, advance in reversed(list(enumerate(advances))):
-        told.append(_other(advance) | {"n": n, "later": seen[advance.lease]})
+        steps.append(_other(advance) | {"n": n, "later": seen[advance.lease]})
         seen[advance.lease] += 1
-    return told
+    return steps
 
 
 def _other(advance: Advance) -> dict[str, Any]:
@@ -259,10 +259,10 @@ async def run_turns(connection: PostgresConnection, turns: Sequence[StepsCall]) 
     # Sorted by job, like every call, so that turns of one job each cannot deadlock.
     order = sorted(range(len(turns)), key=lambda n: turns[n].key)
     rows = await connection.fetch(TURNS, [turns[n].actor for n in order], [turns[n].told for n in order])
-    told: list[list[PostgresRow]] = [[] for _ in turns]
+    by_turn: list[list[PostgresRow]] = [[] for _ in turns]
     for row in rows:
-        told[order[row["turn"] - 1]].append(row)
-    return told
+        by_turn[order[row["turn"] - 1]].append(row)
+    return by_turn
 
 
 def turn_arguments(
@@ -327,25 +327,25 @@ def turn_answers(
 def _outcomes(
     advances: Sequence[Advance], steps: SortedSteps, rows: Sequence[PostgresRow]
 ) -> list[StepApplied | LeaseLost]:
-    told: list[dict[int, StepApplied]] = [{}, {}]
+    applied: list[dict[int, StepApplied]] = [{}, {}]
     one_by_one: list[StepApplied | None] = []
     for row in rows:
         kind, part = row["kind"], row["part"]
         if kind not in {LOST, REPEATED, APPLIED}:
             continue
         if kind == APPLIED and part != OTHER and row["ids"] is not None:
-            told[part] |= zip(row["ids"], map(_applied, row["versions"]), strict=True)
+            applied[part] |= zip(row["ids"], map(_applied, row["versions"]), strict=True)
             continue
-        made = None if kind == LOST else StepApplied(row["version"], repeated=kind == REPEATED)
+        step = None if kind == LOST else StepApplied(row["version"], repeated=kind == REPEATED)
         if part == OTHER:
-            one_by_one.append(made)
-        elif made is not None:
-            told[part][row["id"]] = made
+            one_by_one.append(step)
+        elif step is not None:
+            applied[part][row["id"]] = step
     if len(steps.done) == len(advances):
-        done = told[DONE]
+        done = applied[DONE]
         return [done.get(advance.lease.key) or LeaseLost(advance.lease) for advance in advances]
-    answers = {id(a): told[STARTED].get(a.lease.key) for a in steps.starts}
-    answers |= {id(a): told[DONE].get(a.lease.key) for a in steps.done}
+    answers = {id(a): applied[STARTED].get(a.lease.key) for a in steps.starts}
+    answers |= {id(a): applied[DONE].get(a.lease.key) for a in steps.done}
     answers |= zip(map(id, steps.others), one_by_one, strict=True)
     return [answers[id(a)] or LeaseLost(a.lease) for a in advances]
 

@@ -46,7 +46,7 @@ class _ReadyRow(NamedTuple):
 
     @property
     def runs_alone(self) -> bool:
-        return runs_alone(
+        return self.deaths > 0 and runs_alone(
             deaths=self.deaths, max_deaths=self.max_deaths, attempt=self.attempt, max_attempts=self.max_attempts
         )
 

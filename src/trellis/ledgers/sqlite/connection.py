@@ -164,19 +164,19 @@ def _refuse_impossible(target: SqliteTarget) -> None:
 def to_ledger_error(error: apsw.Error, url: str, *, committing: bool = False) -> LedgerError:
     """The LedgerError for an error of the library."""
     if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _FULL_AT_IO:
-        made: LedgerError = LedgerFull()
+        ledger_error: LedgerError = LedgerFull()
     elif isinstance(error, apsw.ReadOnlyError):
-        made = LedgerReadOnly(reason=str(error))
+        ledger_error = LedgerReadOnly(reason=str(error))
     elif isinstance(error, apsw.NotADBError):
-        made = LedgerUrlInvalid(url=url, reason="the file is not an SQLite database")
+        ledger_error = LedgerUrlInvalid(url=url, reason="the file is not an SQLite database")
     elif isinstance(error, (apsw.BusyError, apsw.LockedError)):
-        made = LedgerUnavailable(reason=f"another process has been writing for {BUSY_TIMEOUT_S:g} s")
+        ledger_error = LedgerUnavailable(reason=f"another process has been writing for {BUSY_TIMEOUT_S:g} s")
     elif committing and isinstance(error, apsw.IOError):
-        made = OutcomeUnknown(verb="a write", request=str(error))
+        ledger_error = OutcomeUnknown(verb="a write", request=str(error))
     else:
-        made = LedgerUnavailable(reason=f"{type(error).__name__}: {error}")
-    made.__cause__ = error
-    return made
+        ledger_error = LedgerUnavailable(reason=f"{type(error).__name__}: {error}")
+    ledger_error.__cause__ = error
+    return ledger_error
 
 
 def spoils_transaction(error: BaseException) -> bool:

@@ -126,8 +126,8 @@ def make_step(
     # A cancel does not copy an earlier cancel request into its event, nor does a move that is identical to a cancel.
     cancel = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
     is_cancel = cancel is not None and (step.target, step.event) == (cancel.target, cancel.event)
-    told = data if is_cancel else ended_otherwise(tx, row, step, data)
-    batch.add(row, StepWrite(step, who, place, wait, revokes, cause, told, request_id), death)
+    event_data = data if is_cancel else ended_otherwise(tx, row, step, data)
+    batch.add(row, StepWrite(step, who, place, wait, revokes, cause, event_data, request_id), death)
     batch.write(tx)
     return Moved(
         job_id=job_id,
@@ -161,8 +161,8 @@ def cancel(
         if row.cancel_at is None:
             tx.db.execute(_MOVE_QUERIES.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
             by = tx.names.actor_id(actor.name)
-            told = (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause), tx.now)
-            tx.db.execute(_MOVE_QUERIES.remember_wish, told)
+            request = (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause), tx.now)
+            tx.db.execute(_MOVE_QUERIES.remember_wish, request)
         return CancelRequested(job_id=job_id, state=name, version=row.version)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
 

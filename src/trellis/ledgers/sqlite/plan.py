@@ -227,10 +227,10 @@ def target_place(step: StoredStep, *, keyed: bool, delay_us: int | None) -> tupl
 
 def decision_for(row: JobRow, occasion: Occasion, facts: Fact = NO_FACTS) -> tuple[Decision, StoredStep | None] | None:
     """The decision for this job on an occasion, with its step; None where nothing happens."""
-    made = decision(row.lifecycle, row.state, occasion, facts)
-    if made is None:
+    decided = decision(row.lifecycle, row.state, occasion, facts)
+    if decided is None:
         return None
-    return made, None if made.trigger is None else STEPS[row.lifecycle, row.state, made.trigger]
+    return decided, None if decided.trigger is None else STEPS[row.lifecycle, row.state, decided.trigger]
 
 
 def sweeping_role(lifecycle: int) -> int:

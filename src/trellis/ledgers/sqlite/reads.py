@@ -88,9 +88,9 @@ def job(tx: Transaction, job_id: JobId) -> Job | None:
 def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
     """One page, newest first. The cursor is the last key read, so that pages neither repeat nor skip jobs."""
     values = _filter(where) | {"before": _cursor(cursor), "limit": page_size(limit) + 1}
-    found = tx.db.execute(_listing(where), values).fetchall()
-    page = found[:limit]
-    more = len(found) > limit
+    listed = tx.db.execute(_listing(where), values).fetchall()
+    page = listed[:limit]
+    more = len(listed) > limit
     return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][27]) if more and page else None)
 
 
@@ -137,11 +137,11 @@ def events(tx: Transaction, job_id: JobId) -> list[Event]:
 
 
 def events_of(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
-    found: dict[JobId, list[Event]] = {}
+    by_job: dict[JobId, list[Event]] = {}
     for row in tx.db.execute(_READ_QUERIES.events_of, (json.dumps(job_ids),)):
         event = rows.event(row)
-        found.setdefault(event.job_id, []).append(event)
-    return found
+        by_job.setdefault(event.job_id, []).append(event)
+    return by_job
 
 
 def payloads(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
@@ -324,14 +324,14 @@ def followers(tx: Transaction) -> list[SubscriberRecord]:
 def histories(tx: Transaction, after: int, limit: int) -> tuple[list[JobHistory], int]:
     """A batch of jobs with all their events, and the key to continue after."""
     page = tx.db.execute(_READ_QUERIES.job_keys, (after, limit)).fetchall()
-    made: list[JobHistory] = []
+    histories_read: list[JobHistory] = []
     for key, job_id in page:
         one = job(tx, job_id)
         if one is not None:
             past = tuple(rows.event(row) for row in tx.db.execute(_READ_QUERIES.events, (key,)))
             letters = tuple(rows.dead_letter(row) for row in tx.db.execute(_READ_QUERIES.dead_letters_of, (key,)))
-            made.append(JobHistory(job=one, events=past, dead_letters=letters))
-    return made, page[-1][0] if page else after
+            histories_read.append(JobHistory(job=one, events=past, dead_letters=letters))
+    return histories_read, page[-1][0] if page else after
 
 
 def any_ready(tx: Transaction, types: list[str]) -> bool:

@@ -22,10 +22,10 @@ def find(tx: Transaction, key: RequestKey) -> StoredRequest | None:
 
 def take(tx: Transaction, key: RequestKey) -> StoredRequest | None:
     """Store a new key, or return what the same request stored. Raises IdempotencyMismatch."""
-    found = find(tx, key)
-    if found is None:
+    earlier = find(tx, key)
+    if earlier is None:
         tx.db.execute(_REQUEST_KEY_QUERIES.add, (key.scope, key.key, tx.now, key.fingerprint, key.about))
-    return found
+    return earlier
 
 
 def store_answer(tx: Transaction, key: RequestKey, answer: bytes) -> None:

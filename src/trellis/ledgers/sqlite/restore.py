@@ -140,8 +140,14 @@ def _write_event(tx: Transaction, lifecycle: Lifecycle, one: RecordedEvent, numb
     at = rows.microseconds(event.ts)
     if letter is not None:
         ended = None if letter.last_lease_expires_at is None else rows.microseconds(letter.last_lease_expires_at)
-        told = (letter.reason_code.value, letter.stage.value, letter.last_error, letter.attempts, letter.last_owner)
-        tx.db.execute(_RESTORE_QUERIES.add_dead_letter, (number, event.version, *told, ended, at))
+        letter_fields = (
+            letter.reason_code.value,
+            letter.stage.value,
+            letter.last_error,
+            letter.attempts,
+            letter.last_owner,
+        )
+        tx.db.execute(_RESTORE_QUERIES.add_dead_letter, (number, event.version, *letter_fields, ended, at))
     place, wait = _landing(lifecycle, event.target, one.due_at, at, keyed=keyed)
     tx.db.execute(
         _RESTORE_QUERIES.add_event,

@@ -143,13 +143,13 @@ _SCHEMA_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/migrate.sql")
 def migrations() -> dict[int, str]:
     """The text of every migration by its number. The numbers are 1, 2, 3, … without a gap."""
     folder = resources.files("trellis.ledgers.sqlite").joinpath("migrations")
-    found = {
+    scripts = {
         int(match[1]): entry.read_text(encoding="utf-8")
         for entry in folder.iterdir()
         if (match := _NUMBERED.match(entry.name))
     }
-    assert sorted(found) == list(range(1, len(found) + 1)), "migrations are numbered without a gap"
-    return found
+    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "migrations are numbered without a gap"
+    return scripts
 
 
 SCHEMA_VERSION = len(migrations())
@@ -172,19 +172,19 @@ def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> 
     try:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            found = _apply(connection, url)
+            version = _apply(connection, url)
             load_contract(connection, url)
             connection.execute(_SCHEMA_QUERIES.nothing_is_restored)
             connection.execute(_SCHEMA_QUERIES.nobody_restores)
-            if found != SCHEMA_VERSION and (by is not None or found):
-                _record(connection, by or migrated_by(cause=OPENED), found)
+            if version != SCHEMA_VERSION and (by is not None or version):
+                _record(connection, by or migrated_by(cause=OPENED), version)
         except BaseException:
             connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
     except apsw.Error as error:
         raise to_ledger_error(error, url) from error
-    return found
+    return version
 
 
 def _record(connection: Database, by: MigratedBy, before: int) -> None:
@@ -201,14 +201,14 @@ def stored_version(connection: Database) -> int:
 
 
 def _apply(connection: Database, url: str) -> int:
-    found = stored_version(connection)
-    if found > SCHEMA_VERSION:
-        raise LedgerNotMigrated(found=f"{found} (made by a newer program)", needed=SCHEMA_VERSION, url=url)
+    version = stored_version(connection)
+    if version > SCHEMA_VERSION:
+        raise LedgerNotMigrated(found=f"{version} (made by a newer program)", needed=SCHEMA_VERSION, url=url)
     for number, sql in sorted(migrations().items()):
-        if number > found:
+        if number > version:
             connection.execute(sql)
             connection.execute(_SCHEMA_QUERIES.write_version, (number,))
-    return found
+    return version
 
 
 # Findings for `doctor`.

@@ -235,14 +235,14 @@ def _bind(new: _NewRows, job: NewJob, key: int, now: int) -> None:
 
 
 def _by_key(tx: Transaction, job: NewJob, scope: str, key: str, new: _NewRows) -> Submitted | Mismatch | None:
-    found = new.seen.get((scope, key)) or _used(tx, scope, key)
-    return None if found is None else _repeated_answer(key, found, job.fingerprint)
+    stored = new.seen.get((scope, key)) or _used(tx, scope, key)
+    return None if stored is None else _repeated_answer(key, stored, job.fingerprint)
 
 
 def find_by_idempotency_key(tx: Transaction, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
     """The answer to a submit with this idempotency key; None when the key is free."""
-    found = _used(tx, CALLER_SCOPE + scope, key)
-    return None if found is None else _repeated_answer(key, found, fingerprint)
+    stored = _used(tx, CALLER_SCOPE + scope, key)
+    return None if stored is None else _repeated_answer(key, stored, fingerprint)
 
 
 def _used(tx: Transaction, scope: str, key: str) -> tuple[bytes, JobId] | None:
@@ -365,9 +365,9 @@ def submit_on(
     refuse_old_library(connection.execute("SELECT sqlite_version()").fetchall()[0][0])
     if not _in_transaction(connection):
         raise OptionInvalid(option="connection", value="not in a transaction", expected="begin one first")
-    found = stored_version(connection)
-    if found != SCHEMA_VERSION:
-        raise LedgerNotMigrated(found=found, needed=SCHEMA_VERSION, url="of this connection")
+    version = stored_version(connection)
+    if version != SCHEMA_VERSION:
+        raise LedgerNotMigrated(found=version, needed=SCHEMA_VERSION, url="of this connection")
     return submit(Transaction(connection, NameNumbers(connection, this_node()), now), actor, jobs)
 
 

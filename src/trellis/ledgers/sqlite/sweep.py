@@ -92,7 +92,7 @@ def _harden_cancels(tx: Transaction, actor: Actor, options: SweepOptions) -> int
 def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int, int]:
     """End expired leases. Returns how many expired, ran out of attempts, or ended in a requested cancel."""
     max_deaths: dict[int, int] = dict(tx.db.execute(_SWEEP_QUERIES.expired, (tx.now, options.batch)).fetchall())
-    made = {Trigger.EXPIRE: 0, Trigger.EXHAUST: 0, Trigger.CANCEL: 0}
+    counts = {Trigger.EXPIRE: 0, Trigger.EXHAUST: 0, Trigger.CANCEL: 0}
     batch = StepBatch()
     in_place: list[JobKey] = []
     for row in job_rows(tx, max_deaths).values():
@@ -106,11 +106,11 @@ def _end_leases(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[i
             _add_to_batch(batch, tx, actor, options, row, what, step)
         if what.spares_attempt:
             batch.spared.append(row.id)
-        made[Trigger.EXPIRE if step is None else step.trigger] += 1
+        counts[Trigger.EXPIRE if step is None else step.trigger] += 1
     batch.write(tx)
     for key in in_place:  # after the slots were handed out: a job that lost its lease has no claim to be first
         tx.db.execute(_SWEEP_QUERIES.goes_behind, (_take_position(tx), key))
-    return made[Trigger.EXPIRE], made[Trigger.EXHAUST], made[Trigger.CANCEL]
+    return counts[Trigger.EXPIRE], counts[Trigger.EXHAUST], counts[Trigger.CANCEL]
 
 
 def _on_lease_lost(row: JobRow, max_deaths: int) -> tuple[Decision, StoredStep | None]:
@@ -125,9 +125,9 @@ def _on_lease_lost(row: JobRow, max_deaths: int) -> tuple[Decision, StoredStep |
         facts |= Fact.LAST_DEATH
     if sparable(row.attempt):
         facts |= Fact.SPARABLE
-    made = decision_for(row, Occasion.LEASE_LOST, facts)
-    assert made is not None, "a held state always says what a lost lease means"
-    return made
+    decision = decision_for(row, Occasion.LEASE_LOST, facts)
+    assert decision is not None, "a held state always says what a lost lease means"
+    return decision
 
 
 def _lose_in_place(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
@@ -146,8 +146,8 @@ def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[
     batch = StepBatch()
     position: int | None = None
     for row in job_rows(tx, (key for (key,) in keys)).values():
-        made = decision_for(row, Occasion.TIMER_DUE, _facts_when_due(row, tx.now))
-        what, step = made or (None, None)
+        decision = decision_for(row, Occasion.TIMER_DUE, _facts_when_due(row, tx.now))
+        what, step = decision or (None, None)
         if what is None or step is None:
             position = position or _take_position(tx)
             _end_rest(tx, batch, row, position)
@@ -206,9 +206,9 @@ def _apply_verdicts(tx: Transaction, actor: Actor, options: SweepOptions, keys: 
     """Make the decided step of each job, where the lifecycle has one for this occasion."""
     batch, count = StepBatch(), 0
     for row in job_rows(tx, keys).values():
-        made = decision_for(row, occasion)
-        if made is not None and made[1] is not None:
-            _add_to_batch(batch, tx, actor, options, row, made[0], made[1])
+        decision = decision_for(row, occasion)
+        if decision is not None and decision[1] is not None:
+            _add_to_batch(batch, tx, actor, options, row, decision[0], decision[1])
             count += 1
     batch.write(tx)
     return count

@@ -122,7 +122,7 @@ def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnRes
 
 def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
     """One outcome per advance, in order. Steps of one job in one turn see each other."""
-    steps = [_declared(actor, advance) for advance in advances]
+    steps = _declared_steps(actor, advances)
     outcomes: list[StepApplied | LeaseLost] = []
     batch, moved = StepBatch(), set[int]()
     rows = job_rows(tx, (advance.lease.key for advance in advances))
@@ -149,8 +149,25 @@ def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Adva
     return outcomes
 
 
+def _declared_steps(actor: Actor, advances: Sequence[Advance]) -> list[StoredStep]:
+    """The declared step of each advance, or a refusal. Checked before anything is written.
+
+    A step without a dead letter and without an artifact is checked once for all jobs of the turn that make it.
+    """
+    plain: dict[tuple[str, str, str], StoredStep] = {}
+    steps: list[StoredStep] = []
+    for advance in advances:
+        name = (advance.lease.lifecycle, advance.source, advance.trigger)
+        step = plain.get(name)
+        if step is None or advance.death is not None or advance.finalizes is not None:
+            step = _declared(actor, advance)
+            if advance.death is None and advance.finalizes is None:
+                plain[name] = step
+        steps.append(step)
+    return steps
+
+
 def _declared(actor: Actor, advance: Advance) -> StoredStep:
-    """The declared step, or a refusal. Checked before anything is written."""
     name = advance.lease.lifecycle
     lifecycle = LIFECYCLES.get(name)
     if lifecycle is None:
@@ -216,8 +233,8 @@ def _cancel_instead(tx: Transaction, batch: StepBatch, row: JobRow, who: ActorRe
 
     False where the lifecycle has no cancel here.
     """
-    made = decision_for(row, Occasion.CANCEL_LET_GO)
-    what, step = made or (None, None)
+    decision = decision_for(row, Occasion.CANCEL_LET_GO)
+    what, step = decision or (None, None)
     if what is None or step is None:
         return False
     sweeper = ActorRef(sweeping_role(row.lifecycle), who.actor)
@@ -254,7 +271,7 @@ def _repeated_or_lost(
     it may be that many steps earlier. A step into a held state counts as made only while the lease lives, because its
     caller would continue.
     """
-    lease, made = advance.lease, (step.source, step.target, step.event)
+    lease, step_codes = advance.lease, (step.source, step.target, step.event)
     if step.held and (row is None or row.epoch != lease.epoch or (later == 0 and row.place != HELD)):
         return LeaseLost(lease)
     if advance.version is None:
@@ -262,7 +279,7 @@ def _repeated_or_lost(
         rows = tx.db.execute(STEP_QUERIES.last_steps_of_epoch, (lease.key, lease.epoch, holders, later)).fetchall()
     else:
         rows = tx.db.execute(STEP_QUERIES.step_at, (lease.key, advance.version + 1, lease.epoch)).fetchall()
-    versions = [version for version, *rest in rows if tuple(rest) == made]
+    versions = [version for version, *rest in rows if tuple(rest) == step_codes]
     if versions and (advance.finalizes is None or _is_final(tx, advance)):
         return StepApplied(versions[0], repeated=True)
     return _cancelled_instead(tx, who, advance, step) or LeaseLost(lease)
@@ -276,10 +293,10 @@ def _cancelled_instead(tx: Transaction, who: ActorRef, advance: Advance, step: S
     cancel = STEPS.get((step.lifecycle, step.source, Trigger.CANCEL))
     if cancel is None or step.held or step.ended:
         return None
-    made = (cancel.source, cancel.target, cancel.event)
+    cancel_codes = (cancel.source, cancel.target, cancel.event)
     lease = advance.lease
     for version, *rest in tx.db.execute(STEP_QUERIES.unasked_step_of_epoch, (lease.key, lease.epoch + 1, who.actor)):
-        if tuple(rest) == made and advance.version in {None, version - 1}:
+        if tuple(rest) == cancel_codes and advance.version in {None, version - 1}:
             return StepApplied(version, repeated=True)
     return None
 

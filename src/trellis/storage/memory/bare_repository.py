@@ -61,8 +61,8 @@ class BareRepository:
         refs = DiskRefsContainer(self.path)
         name = Ref(BRANCH.encode())
         with unavailable_on_os_error():
-            found = refs.read_loose_ref(name) or refs.get_packed_refs().get(name)
-        return ObjectID(found) if found else None
+            commit = refs.read_loose_ref(name) or refs.get_packed_refs().get(name)
+        return ObjectID(commit) if commit else None
 
     @contextlib.contextmanager
     def objects(self) -> Generator[DiskObjectStore]:
@@ -96,8 +96,8 @@ class BareRepository:
             top = self.path.stat().st_mode
             placed: list[tuple[Path, Path]] = []
             for item in objects:
-                handle, made = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
-                temporary = Path(made)
+                handle, temporary_path = tempfile.mkstemp(prefix=_TEMPORARY, dir=folder)
+                temporary = Path(temporary_path)
                 cleanup.callback(temporary.unlink, missing_ok=True)
                 with os.fdopen(handle, "wb") as file:
                     file.write(item.as_legacy_object())
@@ -174,20 +174,22 @@ def make_repository(path: Path) -> None:
         if path.exists() and any(path.iterdir()):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent))
         top = path.stat().st_mode if path.exists() else PRIVATE_FOLDER  # an empty folder's mode is kept
         try:
-            with contextlib.closing(Repo.init_bare(made, default_branch=BRANCH.rsplit("/", 1)[-1].encode())) as repo:
+            with contextlib.closing(
+                Repo.init_bare(temporary, default_branch=BRANCH.rsplit("/", 1)[-1].encode())
+            ) as repo:
                 config = repo.get_config()
                 for (section, name), value in _SETTINGS.items():
                     config.set((section,), name, value)
                 config.write_to_path()
-            restrict_tree(made, top)
-            _sync_tree(made)
-            _rename_unless_taken(made, path)
+            restrict_tree(temporary, top)
+            _sync_tree(temporary)
+            _rename_unless_taken(temporary, path)
             sync_folder(path.parent)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_repository(path: Path) -> None:
@@ -268,9 +270,9 @@ def repository_id(path: Path, new_id: Callable[[], str]) -> str:
 
 async def check_belonging(objects: ObjectStore, repository: str, path: Path) -> None:
     """Record this repository as the instance's, if none is recorded. Raises MemoryOfAnother if another one is."""
-    found = await objects.get(KEY)
-    if found is None:
+    stored = await objects.get(KEY)
+    if stored is None:
         await objects.put(KEY, json.dumps({"repository": repository}).encode(), when=CREATE)
-        found = await objects.get(KEY)  # another process may have recorded its own first
-    if found is not None and json.loads(found.body).get("repository") != repository:
+        stored = await objects.get(KEY)  # another process may have recorded its own first
+    if stored is not None and json.loads(stored.body).get("repository") != repository:
         raise MemoryOfAnother(path=path, key=KEY)

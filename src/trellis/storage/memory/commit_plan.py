@@ -85,8 +85,8 @@ def parse(raw: bytes) -> CommitMessage | None:
     subject = SUBJECT.fullmatch(paragraphs[0])
     if subject is None or len(paragraphs) < 3:
         return None
-    found = [TRAILER.fullmatch(line) for line in paragraphs[-1].split("\n")]
-    trailers = {match["key"]: match["value"] for match in found if match}
+    trailer_matches = [TRAILER.fullmatch(line) for line in paragraphs[-1].split("\n")]
+    trailers = {match["key"]: match["value"] for match in trailer_matches if match}
     version = trailers.get("Memory-Version", "")
     if trailers.get("Proposal-Id") != subject["proposal"] or not re.fullmatch(r"[1-9][0-9]{0,15}", version):
         return None
@@ -101,8 +101,8 @@ def parse(raw: bytes) -> CommitMessage | None:
 
 
 def _reason(body: str) -> str:
-    _, found, rest = f"\n{body}".partition(f"\n{REASON}")
-    return "\n".join(line.strip() for line in rest.split("\n")) if found else ""
+    _, separator, rest = f"\n{body}".partition(f"\n{REASON}")
+    return "\n".join(line.strip() for line in rest.split("\n")) if separator else ""
 
 
 # Planning a commit. Nothing here writes.
@@ -192,9 +192,9 @@ def plan(objects: BaseObjectStore, folder: AgentFolder, order: MemoryCommitOrder
         evicted=evicted,
     )
     root = None if folder.commit is None else load_commit(objects, folder.commit).tree
-    tree, made = with_changes(objects, root, changes)
+    tree, new_objects = with_changes(objects, root, changes)
     commit = _commit(tree, folder.commit, order, message)
-    return CommitPlan(objects=(*made, commit), commit=commit.id, version=version)
+    return CommitPlan(objects=(*new_objects, commit), commit=commit.id, version=version)
 
 
 def _changes(

@@ -81,14 +81,14 @@ def outline(lines: Sequence[str]) -> Outline:
     fence: str | None = None
     opened: int | None = None
     for number, line in enumerate(lines):
-        found = FENCE.fullmatch(line)
+        fence_match = FENCE.fullmatch(line)
         if fence is not None:
             code.add(number)
-            if found and found["fence"].startswith(fence) and not found["rest"].strip():
+            if fence_match and fence_match["fence"].startswith(fence) and not fence_match["rest"].strip():
                 fence = opened = None
-        elif found and not (found["fence"][0] == "`" and "`" in found["rest"]):
+        elif fence_match and not (fence_match["fence"][0] == "`" and "`" in fence_match["rest"]):
             code.add(number)
-            fence, opened = found["fence"], number
+            fence, opened = fence_match["fence"], number
         elif heading := HEADING.fullmatch(line):
             headings.append(Heading(number, len(heading["marks"]), heading["title"]))
     return Outline(tuple(headings), frozenset(code), opened)
@@ -143,13 +143,13 @@ def loops(text: str) -> list[Loop]:
     """The loops of a text, in order."""
     lines = text.split("\n")
     code = outline(lines).code_lines
-    found: list[Loop] = []
+    open_loops: list[Loop] = []
     for number, line in enumerate(lines):
         if number not in code and (matched := LOOP.match(line)):
             end = _end_of_item(lines, number)
             closings = (CLOSED.match(below) for below in lines[number + 1 : end])
             days = [date.fromisoformat(closing["day"]) for closing in closings if closing and _is_day(closing["day"])]
-            found.append(
+            open_loops.append(
                 Loop(
                     loop_id=matched["a"] or matched["b"] or matched["c"],
                     start=number,
@@ -158,7 +158,7 @@ def loops(text: str) -> list[Loop]:
                     closed_on=max(days, default=None),
                 )
             )
-    return found
+    return open_loops
 
 
 def close_loop(text: str, loop: Loop, resolution: str, on: date) -> str:

@@ -269,9 +269,9 @@ class MemoryRepository:
             if marker is not None:
                 if marker.updates_digest != digest(order.updates):
                     raise ProposalReused(agent_id=order.agent_id, proposal_id=order.proposal_id)
-                found = history.find_proposal(objects, head, order.agent_id, order.proposal_id)
+                earlier = history.find_proposal(objects, head, order.agent_id, order.proposal_id)
                 self._bare.sync_branch()
-                return AlreadyApplied(commit=CommitId(found.decode()), version=marker.version)
+                return AlreadyApplied(commit=CommitId(earlier.decode()), version=marker.version)
             current = commit_plan.version_of(folder)
             if current != expected_version:
                 return VersionConflict(expected=expected_version, current=current)

@@ -32,10 +32,10 @@ Changes = Mapping[str, bytes | None]
 def load(objects: BaseObjectStore, name: ObjectID, kind: type[_Kind]) -> _Kind:
     """An object of this kind; raises MemoryDamaged."""
     with damaged_at(name):
-        found = objects[name]
-        if not isinstance(found, kind):
+        stored = objects[name]
+        if not isinstance(stored, kind):
             raise MemoryDamaged(where=name.decode(), reason=f"a {kind.__name__.lower()} was expected")
-        return found
+        return stored
 
 
 def load_commit(objects: BaseObjectStore, name: ObjectID) -> Commit:
@@ -71,10 +71,10 @@ class AgentFolder:
         entry = self._folder(folders).get(name)
         if entry is None:
             return None
-        mode, found = entry
+        mode, object_id = entry
         if stat.S_ISDIR(mode):
             raise MemoryDamaged(where=self._where(file), reason="a file was expected and a folder is there")
-        content = load(self._objects, found, Blob).as_raw_string()
+        content = load(self._objects, object_id, Blob).as_raw_string()
         if len(content) > FILE_BYTES_MAX:
             raise MemoryDamaged(
                 where=self._where(file), reason=f"it has {len(content)} bytes, more than {FILE_BYTES_MAX}"
@@ -97,25 +97,25 @@ class AgentFolder:
         return dict(self._walk([]))
 
     def _walk(self, folders: list[str]) -> Iterator[tuple[str, ObjectID]]:
-        for name, (mode, found) in self._folder(folders).items():
+        for name, (mode, object_id) in self._folder(folders).items():
             if name == APPLIED and not folders:
                 continue
             if stat.S_ISDIR(mode):
                 yield from self._walk([*folders, name])
             else:
-                yield "/".join([*folders, name]), found
+                yield "/".join([*folders, name]), object_id
 
     def _find(self, root: ObjectID) -> ObjectID | None:
         """The tree of this agent, from the root tree of a commit."""
-        found: ObjectID = root
+        object_id: ObjectID = root
         for name in (ROOT, self.agent_id):
-            entries = _entries(self._objects, found)
+            entries = _entries(self._objects, object_id)
             if name not in entries:
                 return None
-            mode, found = entries[name]
+            mode, object_id = entries[name]
             if not stat.S_ISDIR(mode):
                 raise MemoryDamaged(where=f"{ROOT}/{self.agent_id}", reason=f"{name} is no folder")
-        return found
+        return object_id
 
     def _folder(self, folders: list[str]) -> dict[str, tuple[int, ObjectID]]:
         """The entries of a subfolder. Each must be a regular file or a folder."""
@@ -141,9 +141,9 @@ class AgentFolder:
 
 def with_changes(objects: BaseObjectStore, root: ObjectID | None, changes: Changes) -> tuple[ObjectID, list[ShaFile]]:
     """The root tree after the changes, and every new object. Paths are relative to the root."""
-    made: list[ShaFile] = []
-    tree = _rebuilt(objects, root, {tuple(path.split("/")): content for path, content in changes.items()}, made)
-    return tree.id, made
+    new_objects: list[ShaFile] = []
+    tree = _rebuilt(objects, root, {tuple(path.split("/")): content for path, content in changes.items()}, new_objects)
+    return tree.id, new_objects
 
 
 def _rebuilt(
@@ -166,8 +166,8 @@ def _rebuilt(
         if not len(tree):
             del entries[first]
     tree = Tree()
-    for name, (mode, found) in entries.items():
-        tree.add(name.encode(), mode, found)
+    for name, (mode, object_id) in entries.items():
+        tree.add(name.encode(), mode, object_id)
     made.append(tree)
     return tree
 
@@ -184,12 +184,12 @@ def _place_file(
 
 
 def _entries(objects: BaseObjectStore, tree: ObjectID) -> dict[str, tuple[int, ObjectID]]:
-    found: dict[str, tuple[int, ObjectID]] = {}
+    by_name: dict[str, tuple[int, ObjectID]] = {}
     for entry in load(objects, tree, Tree).iteritems():
         if not _is_safe(entry.path):
             raise MemoryDamaged(where=tree.decode(), reason=f"the name {entry.path!r} is not allowed")
-        found[entry.path.decode()] = (entry.mode, entry.sha)
-    return found
+        by_name[entry.path.decode()] = (entry.mode, entry.sha)
+    return by_name
 
 
 def _is_safe(name: bytes) -> bool:

@@ -122,25 +122,25 @@ def apply_updates(
     if not 1 <= len(updates) <= UPDATES_MAX:
         detail = f"there are {len(updates)} updates; send 1 to {UPDATES_MAX}"
         return RejectedUpdates(problems=(UpdateProblem(code=ProblemCode.TOO_MANY, detail=detail),))
-    if found := [
+    if problems := [
         problem for number, update in enumerate(updates) for problem in _shape_problems(number, update, run_id)
     ]:
-        return RejectedUpdates(problems=tuple(found))
+        return RejectedUpdates(problems=tuple(problems))
     after, today = dict(files), checked_time(at).date()
     for number, update in enumerate(updates):
         try:
             after[update.file] = _step(after.get(update.file, ""), update, today)
         except _UpdateWrong as wrong:
-            found.append(UpdateProblem(code=wrong.code, detail=wrong.detail, file=update.file, update=number))
+            problems.append(UpdateProblem(code=wrong.code, detail=wrong.detail, file=update.file, update=number))
     evicted = () if after.get(OPEN_LOOPS) == files.get(OPEN_LOOPS) else _evict_loops(after, today)
     changed = tuple(sorted(name for name in after if after[name] != files.get(name, "")))
-    found += [problem for name in changed for problem in _outcome(name, after[name], counter)]
-    if not found and not changed:
+    problems += [problem for name in changed for problem in _outcome(name, after[name], counter)]
+    if not problems and not changed:
         detail = "the updates change nothing; there is nothing to propose"
-        found.append(UpdateProblem(code=ProblemCode.NOTHING_CHANGED, detail=detail))
+        problems.append(UpdateProblem(code=ProblemCode.NOTHING_CHANGED, detail=detail))
     return (
-        RejectedUpdates(problems=tuple(found))
-        if found
+        RejectedUpdates(problems=tuple(problems))
+        if problems
         else AppliedUpdates(files=after, changed=changed, evicted=evicted)
     )
 
@@ -239,27 +239,27 @@ def _step(text: str, update: Update, today: date) -> str:
 
 
 def _in_section(text: str, title: str, block: str, operation: Operation) -> str:
-    found = markdown.sections(text, title)
-    if len(found) > 1:
+    sections = markdown.sections(text, title)
+    if len(sections) > 1:
         raise _UpdateWrong(
-            ProblemCode.SECTION_AMBIGUOUS, f"{len(found)} sections are called {title!r}; replace the whole file"
+            ProblemCode.SECTION_AMBIGUOUS, f"{len(sections)} sections are called {title!r}; replace the whole file"
         )
-    if not found and operation is Operation.REPLACE:
+    if not sections and operation is Operation.REPLACE:
         raise _UpdateWrong(
             ProblemCode.SECTION_MISSING, f"there is no section {title!r}; append it or replace the whole file"
         )
-    level = found[0].level if found else 2
+    level = sections[0].level if sections else 2
     highest = markdown.highest_level(block)
     if highest is not None and highest <= level:
         detail = (
             f"the content has a heading of level {highest} inside section {title!r} of level {level}; use lower ones"
         )
         raise _UpdateWrong(ProblemCode.HEADING_TOO_HIGH, detail)
-    if not found:
+    if not sections:
         return markdown.append(markdown.append(text, f"## {markdown.section_title(title)}"), block)
     if operation is Operation.APPEND:
-        return markdown.append_to_section(text, found[0], block)
-    return markdown.replace_section(text, found[0], block)
+        return markdown.append_to_section(text, sections[0], block)
+    return markdown.replace_section(text, sections[0], block)
 
 
 def _close(text: str, loop_id: str, resolution: str, today: date) -> str:
@@ -292,17 +292,17 @@ def _evict_loops(files: dict[str, str], today: date) -> tuple[str, ...]:
 
 def _outcome(name: str, text: str, counter: TokenCounter) -> list[UpdateProblem]:
     """Problems of a file after the updates."""
-    found: list[UpdateProblem] = []
+    problems: list[UpdateProblem] = []
     tokens, limit = counter(text), tokens_max(name)
     if limit is not None and tokens > limit:
         detail = f"{name} would have {tokens} tokens and the limit is {limit}; shorten it with replace"
-        found.append(UpdateProblem(code=ProblemCode.OVER_LIMIT, detail=detail, file=name))
+        problems.append(UpdateProblem(code=ProblemCode.OVER_LIMIT, detail=detail, file=name))
     if name == OPEN_LOOPS:
         ids = Counter(loop.loop_id for loop in markdown.loops(text) if not loop.closed)
         if twice := sorted(loop_id for loop_id, times in ids.items() if times > 1):
             detail = f"{name} would have two open loops called {', '.join(twice[:5])}; give each its own id"
-            found.append(UpdateProblem(code=ProblemCode.LOOP_AMBIGUOUS, detail=detail, file=name))
-    return found
+            problems.append(UpdateProblem(code=ProblemCode.LOOP_AMBIGUOUS, detail=detail, file=name))
+    return problems
 
 
 def _whole(block: str) -> str:

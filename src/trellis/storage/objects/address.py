@@ -38,8 +38,8 @@ class S3Address:
     def url(self) -> str:
         """The address in the form of the settings."""
         query = {"endpoint": self.endpoint, "region": self.region}
-        told = urlencode({name: value for name, value in query.items() if value}, safe=":/")
-        return f"s3://{self.bucket}/{quote(self.prefix)}?{told}"
+        parameters = urlencode({name: value for name, value in query.items() if value}, safe=":/")
+        return f"s3://{self.bucket}/{quote(self.prefix)}?{parameters}"
 
 
 def s3_credentials(environment: Mapping[str, str]) -> S3Credentials | None:

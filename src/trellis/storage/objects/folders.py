@@ -50,10 +50,10 @@ class Folders:
 
     def __init__(self, path: Path, new_name: Callable[[], str]) -> None:
         path = path.absolute()
-        made = [above for above in path.parents if not above.exists()]
+        missing = [above for above in path.parents if not above.exists()]
         path.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._new_name = new_name
-        self._above = (path.parent, *(above.parent for above in made))
+        self._above = (path.parent, *(above.parent for above in missing))
         """Folders to sync before the first write, so that the root folder itself is not lost."""
         self._synced: dict[tuple[bytes, ...], tuple[int, int]] = {}
         """Folders that are synced with all folders above them, and their inodes.
@@ -228,8 +228,8 @@ class Folders:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
+    file_status = os.fstat(fd)
+    return file_status.st_dev, file_status.st_ino
 
 
 def _sync_path(path: Path) -> None:
@@ -387,9 +387,9 @@ class FolderWalk:
 
 def _state(fd: int) -> tuple[tuple[int, ...], int]:
     """A value that changes whenever the names in a folder do, and the time of the last change."""
-    found = os.fstat(fd)
-    identity = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
-    return identity, max(found.st_mtime_ns, found.st_ctime_ns)
+    file_status = os.fstat(fd)
+    identity = (file_status.st_dev, file_status.st_ino, file_status.st_mtime_ns, file_status.st_ctime_ns)
+    return identity, max(file_status.st_mtime_ns, file_status.st_ctime_ns)
 
 
 def _read(fd: int, folder: WalkEntry, low: str) -> Iterator[WalkEntry]:

@@ -128,18 +128,18 @@ class LocalObjects:
         path = file_path(key)
         try:
             with self._folders.folder(path[:-1]) as folder:
-                fd, found = _open(folder, path[-1])
+                fd, file_status = _open(folder, path[-1])
         except FileNotFoundError:
             return None
         try:
-            if found.st_size > self._bytes_max:
-                raise ObjectTooLarge(key=key, size=found.st_size, limit=self._bytes_max)
-            body = _read(fd, found.st_size, self._bytes_max)
+            if file_status.st_size > self._bytes_max:
+                raise ObjectTooLarge(key=key, size=file_status.st_size, limit=self._bytes_max)
+            body = _read(fd, file_status.st_size, self._bytes_max)
         finally:
             os.close(fd)
         if len(body) > self._bytes_max:  # the file has grown since
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
-        return StoredObject(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(found))
+        return StoredObject(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(file_status))
 
     def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
         try:
@@ -149,12 +149,12 @@ class LocalObjects:
             return None
 
     def _look(self, folder: int, name: bytes, key: str) -> ObjectInfo:
-        fd, found = _open(folder, name)
+        fd, file_status = _open(folder, name)
         try:
-            etag = self._etags.of(fd, found)
+            etag = self._etags.of(fd, file_status)
         finally:
             os.close(fd)
-        return ObjectInfo(key=key, etag=etag, size=found.st_size, modified_at=_time(found))
+        return ObjectInfo(key=key, etag=etag, size=file_status.st_size, modified_at=_time(file_status))
 
     def _etag(self, folder: int, name: bytes, key: str) -> str | None:
         try:
@@ -228,8 +228,8 @@ class LocalObjects:
         return was_there
 
     def _list(self, prefix: str, after: str | None, limit: int) -> ObjectPage:
-        found = tuple(islice(self._listed(prefix, after), limit + 1))
-        return ObjectPage(found[:limit], more=len(found) > limit)
+        infos = tuple(islice(self._listed(prefix, after), limit + 1))
+        return ObjectPage(infos[:limit], more=len(infos) > limit)
 
     def _listed(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         places = (place for place in self._walk.places(prefix, after) if is_key(place.key))
@@ -241,11 +241,11 @@ class LocalObjects:
 
     def _look_at(self, folder: int, file: WalkEntry) -> ObjectInfo:
         """Like `_look`, without opening a file whose hash is cached."""
-        found = os.stat(file.path[-1], dir_fd=folder, follow_symlinks=False)
-        etag = self._etags.known(found)
+        file_status = os.stat(file.path[-1], dir_fd=folder, follow_symlinks=False)
+        etag = self._etags.known(file_status)
         if etag is None:
             return self._look(folder, file.path[-1], file.key)
-        return ObjectInfo(key=file.key, etag=etag, size=found.st_size, modified_at=_time(found))
+        return ObjectInfo(key=file.key, etag=etag, size=file_status.st_size, modified_at=_time(file_status))
 
 
 class _Etags:
@@ -281,11 +281,11 @@ class _Etags:
 
 def _open(folder: int, name: bytes) -> tuple[int, os.stat_result]:
     fd = os.open(name, _READ, dir_fd=folder)
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
+    file_status = os.fstat(fd)
+    if not stat.S_ISREG(file_status.st_mode):
         os.close(fd)
         raise OSError(errno.EISDIR, "what is there is no regular file")
-    return fd, found
+    return fd, file_status
 
 
 def _read(fd: int, size: int, most: int) -> bytes:

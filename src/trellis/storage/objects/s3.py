@@ -129,12 +129,12 @@ class S3Objects:
 
         async def read() -> StoredObject:
             async with asyncio.timeout(self._timeout_s):
-                found = await obstore.get_async(self._s3, place)
-            info = self._info(found.meta)
+                answer = await obstore.get_async(self._s3, place)
+            info = self._info(answer.meta)
             if info.size > self._bytes_max:
                 raise ObjectTooLarge(key=key, size=info.size, limit=self._bytes_max)
             async with asyncio.timeout(self._limit_s(info.size)):
-                body = bytes(await found.bytes_async())
+                body = bytes(await answer.bytes_async())
             return StoredObject(key=key, body=body, etag=info.etag, size=info.size, modified_at=info.modified_at)
 
         return await self._read("get", key, read)
@@ -176,8 +176,8 @@ class S3Objects:
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
         checked_page(prefix, after, limit)
         select = self._next if self._ordered else self._smallest
-        found = await self._read("list", prefix, partial(select, prefix, after, limit + 1)) or ()
-        return ObjectPage(tuple(found[:limit]), more=len(found) > limit)
+        infos = await self._read("list", prefix, partial(select, prefix, after, limit + 1)) or ()
+        return ObjectPage(tuple(infos[:limit]), more=len(infos) > limit)
 
     async def delete(self, key: str) -> bool:
         """Delete the object. Returns whether there was one just before."""
@@ -300,18 +300,18 @@ class S3Objects:
 
     async def _next(self, prefix: str, after: str | None, number: int) -> Sequence[ObjectInfo]:
         """The first `number` keys after `after`, if the server lists in byte order."""
-        found: dict[str, ObjectInfo] = {}
+        by_key: dict[str, ObjectInfo] = {}
         start = after
         if prefix and (after is None or after < prefix):
             start = prefix.rstrip("/")
             if is_key(prefix) and (info := await self.head(prefix)):
-                found[prefix] = info
+                by_key[prefix] = info
         async for info in self._stream(prefix, start, chunk=min(number, PAGE_MAX)):
             if is_key(info.key) and (after is None or info.key > after):
-                found[info.key] = info
-            if len(found) >= number:
+                by_key[info.key] = info
+            if len(by_key) >= number:
                 break
-        return list(found.values())
+        return list(by_key.values())
 
     async def _lists_in_order(self, name: str) -> bool:
         """Whether the server lists in byte order.

@@ -260,7 +260,7 @@ class BusReporter:
 def _control_answer(answer: PacketBody, wire_id: str) -> ControlAnswer:
     if not isinstance(answer, JobProgress) or answer.job_id != wire_id:
         return ControlAnswer.NOTHING
-    return next((said for said in ControlAnswer if answer.message.startswith(said.value)), ControlAnswer.NOTHING)
+    return next((known for known in ControlAnswer if answer.message.startswith(known.value)), ControlAnswer.NOTHING)
 
 
 def _message_id(attempt: OrderAttempt) -> str:
