@@ -177,6 +177,7 @@ OPEN = {
     ("GET", "/system/live"): "whoever restarts processes asks it, and it tells nothing else",
     ("GET", "/system/ready"): "load balancers ask it, and it tells only which dependency answers",
     ("GET", "/system/health"): "load balancers ask it, and it tells only whether the gateway answers",
+    ("POST", "/sign-in"): "a code that works once, from the terminal that started the gateway, is its credential",
     ("POST", "/jobs/{job_id}/result"): "a signature over the body is its credential (D26)",
 }
 UNENDING = {("GET", "/events/stream")}

@@ -42,6 +42,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/authority"): RULE,
     ("GET", "/proposals/{proposal_id}/diff"): REFUSED,
     ("GET", "/system/live"): OPEN,
+    ("POST", "/sign-in"): OPEN,
     ("GET", "/system/ready"): OPEN,
     ("GET", "/dlq"): REFUSED,
     ("POST", "/dlq/requeue"): REFUSED,

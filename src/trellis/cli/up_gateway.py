@@ -43,6 +43,8 @@ from trellis.cli.wait import announce_gateway
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.jobs import Actor
 from trellis.gateway import create_app
+from trellis.gateway.console import is_built as is_console_built
+from trellis.gateway.sign_in import SignInCodes
 from trellis.http_server.health import ProcessHealth
 from trellis.http_server.server import BoundSockets, ServerOptions, listen, serve_gateway
 from trellis.lifecycles import Role
@@ -153,7 +155,10 @@ async def _gateway(
     stop: asyncio.Event,
 ) -> None:
     secrets = callback_secrets(cli.url, cli.settings)
-    app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
+    codes = _sign_in_codes(cli, listening, keys)
+    app = create_app(
+        instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets, sign_in_codes=codes
+    )
     with announce_gateway(cli, listening.url, app.state.instance_name):
         await serve_gateway(
             app,
@@ -161,8 +166,15 @@ async def _gateway(
             options,
             stop,
             end_streams=app.state.streams.hub.close,
-            ready=lambda: _print_gateway(cli, listening),
+            ready=lambda: _print_gateway(cli, listening, codes),
         )
+
+
+def _sign_in_codes(cli: Cli, listening: BoundSockets, keys: Sequence[TrustedKey]) -> SignInCodes | None:
+    """Codes for sign-in links; None with a configured key, or where others can reach the gateway."""
+    if is_key_configured(cli.settings) or not listening.is_local:
+        return None
+    return SignInCodes(key=keys[0], name=cli.person, now=time.time)
 
 
 def _listening(
@@ -181,9 +193,15 @@ def _listening(
     return listen(options, key_configured=is_key_configured(cli.settings)), keys
 
 
-def _print_gateway(cli: Cli, listening: BoundSockets) -> None:
-    """Print the gateway's address, and how to get a token."""
+def _print_gateway(cli: Cli, listening: BoundSockets, codes: SignInCodes | None) -> None:
+    """Print the gateway's address, a link that signs in to its console, and how to get a token."""
     cli.out.line(f"gateway   {listening.url}")
+    if not is_console_built():
+        cli.out.line(f"console   not built: {listening.url}/ says what is missing")
+    elif codes is None:
+        cli.out.line(f"console   {listening.url}/")
+    else:
+        cli.out.line(f"console   {listening.url}/#code={codes.new_code()}")
     cli.out.line(f"docs      {listening.url}/docs")
     if not listening.is_local and listening.tls is None:
         cli.out.note("tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS")
