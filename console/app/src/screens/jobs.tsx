@@ -277,7 +277,7 @@ function CancelJob({ jobId, onClose }: { jobId: string; onClose: () => void }) {
       </fieldset>
       {sent.error !== null && <Failure error={sent.error} />}
       <div className="row end">
-        <button type="button" autoFocus onClick={onClose}>
+        <button type="button" data-focus="true" onClick={onClose}>
           {t("common.cancel")}
         </button>
         <button type="button" className="danger" disabled={sent.isPending} onClick={() => sent.mutate()}>

@@ -21,12 +21,15 @@ export function Overview() {
       </div>
       <Objectives />
       <div className="columns">
-        <Attention />
-        <RunPoints />
-        <Queues />
-        <Workers />
+        <div>
+          <Attention />
+          <Workers />
+        </div>
+        <div>
+          <RunPoints />
+          <Queues />
+        </div>
       </div>
-      <p />
       <SameElsewhere commands={commands({ trellis: ["slo"], address: "/slo", python: "print(client.system.slo())" })} />
     </>
   );
@@ -37,7 +40,7 @@ function Objectives() {
   const slo = useQuery({ queryKey: ["slo"], queryFn: ({ signal }) => api.get("/slo", { signal }), refetchInterval: POLL_SLOW_MS });
   if (slo.data === undefined) return slo.isPending ? <Loading /> : <Failure error={slo.error} retry={() => void slo.refetch()} />;
   const shown = (value: number | null, unit: string) =>
-    value === null ? t("overview.slo.nodata") : unit === "ratio" ? `${(value * 100).toFixed(value === 1 || value === 0 ? 0 : 1)} %` : duration(value);
+    value === null ? t("overview.slo.nodata") : unit === "ratio" ? `${Number((value * 100).toFixed(1))} %` : duration(value);
   return (
     <section className="cards" aria-label={t("overview.slo")}>
       {slo.data.items.map((one) => (

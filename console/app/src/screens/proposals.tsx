@@ -287,13 +287,13 @@ function Decision({ proposal, what, diff, onClose }: { proposal: Proposal; what:
       {what === "reject" && (
         <>
           <label htmlFor={field}>{t("proposals.note")}</label>
-          <textarea id={field} autoFocus value={note} maxLength={NOTE_MAX} onChange={(event) => setNote(event.target.value)} />
+          <textarea id={field} data-focus="true" value={note} maxLength={NOTE_MAX} onChange={(event) => setNote(event.target.value)} />
           {missing > 0 && <p className="quiet">{t("proposals.note.short", { n: missing })}</p>}
         </>
       )}
       {isChanged ? <p className="banner bad">{t("proposals.changed")}</p> : sent.error !== null && <Failure error={sent.error} />}
       <div className="row end">
-        <button type="button" autoFocus={what === "approve"} onClick={onClose}>
+        <button type="button" data-focus={what === "approve"} onClick={onClose}>
           {t("common.cancel")}
         </button>
         <button

@@ -3,14 +3,14 @@
 import { useMutation, useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
-import { useState } from "react";
+import { useEffect, useState } from "react";
 import { api, ENDED } from "../api";
 import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
 import { Dialog, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
 import { between, duration, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { timelineOf } from "../lib/timeline";
-import { failed, interval, POLL_MS, queries } from "../live";
+import { failed, interval, POLL_MS, queries, runEnded } from "../live";
 import { useTexts } from "../texts";
 import { Events } from "./proposals";
 import { StartRun } from "./runs";
@@ -31,6 +31,12 @@ export function Run() {
     refetchInterval: (query) => (ENDED.has(query.state.data?.status ?? "") ? false : interval(true)),
   });
   const ended = run.data !== undefined && ENDED.has(run.data.status);
+  const [wasOpen, see] = useState(false);
+  useEffect(() => {
+    if (run.data === undefined) return;
+    if (!ended) see(true);
+    else if (wasOpen) runEnded(runId, run.data.status);
+  }, [run.data, ended, wasOpen, runId]);
   const version = run.data?.version;
   const path = { run_id: runId };
   const events = useQuery({
@@ -172,7 +178,7 @@ function CancelRun({ runId, onClose }: { runId: string; onClose: () => void }) {
       </fieldset>
       {sent.error !== null && <Failure error={sent.error} />}
       <div className="row end">
-        <button type="button" autoFocus onClick={onClose}>
+        <button type="button" data-focus="true" onClick={onClose}>
           {t("common.cancel")}
         </button>
         <button type="button" className="danger" disabled={sent.isPending} onClick={() => sent.mutate()}>

@@ -1,0 +1,283 @@
+"""The console, as a person uses it: in a browser, by mouse and by keyboard alone, in two languages."""
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import expect
+
+from tests.console.conftest import ROOT, VIOLIN, ConsoleServer, Screen
+from trellis.lifecycles import Role
+
+Open = Callable[..., Awaitable[Screen]]
+AXE = ROOT / "console" / "node_modules" / "axe-core" / "axe.min.js"
+HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>\"'>javascript:window.hacked=1"
+SCREENS = ("overview", "proposals", "runs", "jobs", "dead-letters")
+
+
+async def finished_run(server: ConsoleServer, open_screen: Open) -> Screen:
+    """Start a run in the console, and watch it to its end."""
+    screen = await open_screen("/console/runs", Role.OWNER, Role.CONTROL_PLANE)
+    page = screen.page
+    await page.get_by_role("button", name="Start a run").click()
+    await page.get_by_label("Agent").select_option(VIOLIN)
+    await page.get_by_role("button", name="Start", exact=True).click()
+    await expect(page.locator(".page-head .badge")).to_have_text("completed")
+    return screen
+
+
+@pytest.mark.requirement("PIPE-9", "RUN-5")
+async def test_run_is_started_and_watched_to_its_end(server: ConsoleServer, open_screen: Open):
+    screen = await finished_run(server, open_screen)
+    page = screen.page
+    await expect(page.locator(".toast")).to_contain_text("completed: run_")
+    await expect(page.get_by_text("4 of 4 steps")).to_be_visible()
+    await expect(page.locator(".bar-step")).to_have_count(5)  # one of them explains the colour
+    await expect(page.locator(".state-box.current")).to_have_count(1)
+    await expect(page.locator(".edge.taken")).to_have_count(3)
+    await expect(page.get_by_text("Nothing: it has ended.")).to_be_visible()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await page.clock.install()
+    await page.clock.fast_forward(120_000)
+    assert [one for one in asked if "/runs/run_" in one] == [], "a run that has ended is not polled"
+    await screen.shot("run")
+
+
+@pytest.mark.requirement("D22")
+async def test_proposal_is_approved_and_another_rejected_by_keyboard_alone(server: ConsoleServer, open_screen: Open):
+    await finished_run(server, open_screen)
+    screen = await open_screen("/console/proposals", Role.OWNER)
+    page = screen.page
+    entries = page.locator(".inbox-list button")
+    await expect(entries.first).to_be_visible()
+    before = await entries.count()
+    await expect(page.locator(".diff .add").first).to_be_visible()
+    await expect(page.locator(".quote.verified").first).to_be_visible()
+    await screen.shot("proposals")
+    first = await page.locator("article").get_attribute("aria-label")
+    await page.keyboard.press("j")
+    await expect(page.locator("article")).not_to_have_attribute("aria-label", first or "")
+    await page.keyboard.press("k")
+    await expect(page.locator("article")).to_have_attribute("aria-label", first or "")
+
+    await page.keyboard.press("a")
+    await expect(page.get_by_role("dialog")).to_contain_text("Approve exactly this change?")
+    await expect(page.locator("dialog .diff .add").first).to_be_visible()
+    await screen.shot("approve")
+    await page.keyboard.press("Enter")  # the focus is on the way back: nothing is approved by accident
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await expect(entries).to_have_count(before)
+    await page.keyboard.press("a")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".toast")).to_contain_text("Approved: prop_")
+    await expect(entries).to_have_count(before - 1)
+
+    await page.keyboard.press("r")
+    await page.keyboard.type("too short")
+    await expect(page.locator("dialog button.danger")).to_be_disabled()
+    await page.keyboard.type(", says the keeper")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(entries).to_have_count(before - 2)
+    await page.get_by_role("button", name="rejected").click()
+    await expect(page.locator("article")).to_contain_text("too short, says the keeper")
+
+
+async def test_citation_leads_to_the_marked_passage_of_its_source(server: ConsoleServer, open_screen: Open):
+    await finished_run(server, open_screen)
+    screen = await open_screen("/console/proposals?status=all", Role.OWNER)
+    quote = screen.page.locator(".quote.verified").first
+    cited = await quote.locator("blockquote").inner_text()
+    await quote.get_by_role("button", name="Show in the source").click()
+    await expect(screen.page.locator("dialog mark")).to_be_in_viewport()
+    assert (await screen.page.locator("dialog mark").inner_text()).split() == cited.split()
+    await screen.shot("citation")
+
+
+@pytest.mark.requirement("DJ-12")
+async def test_group_of_dead_letters_is_requeued_after_its_exact_number_was_shown(
+    server: ConsoleServer, open_screen: Open
+):
+    ids = server.dead_jobs(3, lambda at: f"mailbox {at} is full")
+    server.dead_jobs(1, lambda _: "no such host")
+    screen = await open_screen("/console/dead-letters", Role.OWNER, Role.CONTROL_PLANE)
+    page = screen.page
+    group = page.locator("section.card", has_text="is full")
+    await expect(group).to_contain_text("3 jobs")
+    await screen.shot("dead-letters")
+    await group.get_by_role("button", name="Requeue these 3").click()
+    await expect(page.get_by_role("dialog")).to_contain_text("Requeue 3 jobs?")
+    await page.locator("dialog button.primary").click()
+    await expect(page.locator(".toast")).to_contain_text("3 of 3 requeued, 0 refused")
+    await expect(group).to_have_count(0)
+    assert {server.status(one) for one in ids} == {"queued"}
+    await page.get_by_role("combobox", name="Filter").fill("type:mail.send host")
+    await expect(page.get_by_role("button", name="Requeue all that match (1)")).to_be_visible()
+
+
+@pytest.mark.requirement("AUTH-5")
+async def test_refusal_names_the_rule_and_the_way_out(server: ConsoleServer, open_screen: Open):
+    server.dead_jobs(1, lambda _: "refused for the owner")
+    screen = await open_screen("/console/dead-letters", Role.OWNER)
+    page = screen.page
+    await (
+        page.locator("section.card", has_text="refused for the owner")
+        .get_by_role("button", name="Requeue these")
+        .click()
+    )
+    await page.locator("dialog button.primary").click()
+    await expect(page.locator("dialog [role=alert]")).to_contain_text("rule jobs.requeue")
+    await expect(page.locator("dialog [role=alert]")).to_contain_text("trellis token issue --role owner,control-plane")
+
+
+async def test_sign_in_by_token_by_link_and_out(server: ConsoleServer, open_screen: Open):
+    screen = await open_screen("/console/runs")
+    page = screen.page
+    await page.get_by_label("Token").fill("no token at all")
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("alert")).to_contain_text("This is no token")
+    wrong = server.token(Role.OWNER)[:-4] + "AAAA"
+    await page.get_by_label("Token").fill(wrong)
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("alert")).to_contain_text("did not take the token")
+    await screen.shot("sign-in")
+    await page.get_by_label("Token").fill(server.token(Role.OWNER))
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    await page.get_by_role("button", name="Sign out").click()
+    await expect(page.get_by_label("Token")).to_be_visible()
+
+    code = server.codes.new_code()
+    linked = await open_screen(f"/#code={code}")
+    await expect(linked.page.get_by_role("heading", name="Overview")).to_be_visible()
+    assert "code" not in linked.page.url
+    await expect(linked.page.locator(".who")).to_have_text("iryna: owner, control-plane")
+    again = await open_screen(f"/#code={code}")
+    await expect(again.page.get_by_role("alert")).to_contain_text("it was used before")
+
+
+@pytest.mark.requirement("PIPE-13")
+async def test_console_keeps_no_domain_data_in_the_browser(server: ConsoleServer, open_screen: Open):
+    screen = await finished_run(server, open_screen)
+    kept = await screen.page.evaluate("[Object.keys(sessionStorage), Object.keys(localStorage)].flat()")
+    routing = [one for one in kept if one.startswith("tsr-")]
+    assert sorted(set(kept) - set(routing)) == ["seeded", "trellis.token"]
+    assert await screen.page.context.cookies() == []
+
+
+@pytest.mark.requirement("PIPE-13", "RUN-5")
+async def test_gateway_that_is_gone_leaves_what_was_known_and_comes_back(server: ConsoleServer, open_screen: Open):
+    screen = await finished_run(server, open_screen)
+    page = screen.page
+    await page.goto(f"{server.url}/console/runs")
+    rows = page.locator(".grid-row")
+    await expect(rows.first).to_be_visible()
+    known = await rows.count()
+    server.stop()
+    try:
+        await expect(page.get_by_text("The gateway does not answer. You see what was last known at")).to_be_visible()
+        assert await rows.count() == known
+        await screen.shot("offline")
+    finally:
+        server.start()
+    await expect(page.locator(".live")).to_contain_text("Live")
+    await expect(page.get_by_text("The gateway does not answer.")).to_have_count(0)
+
+
+@pytest.mark.requirement("RUN-4")
+async def test_hidden_tab_asks_nothing_and_goes_on_when_seen(server: ConsoleServer, open_screen: Open):
+    screen = await open_screen("/console/runs", Role.OWNER)
+    page = screen.page
+    await expect(page.locator(".live")).to_contain_text("Live")
+    await page.evaluate(
+        "Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true});"
+        "window.away = true; document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    await expect(page.locator(".live")).to_contain_text("Paused")
+    await page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    await expect(page.locator(".live")).to_contain_text("Live")
+
+
+async def test_filter_completes_and_stays_in_the_address(server: ConsoleServer, open_screen: Open):
+    screen = await finished_run(server, open_screen)
+    page = screen.page
+    await page.goto(f"{server.url}/console/runs")
+    await page.keyboard.press("/")
+    await page.keyboard.type("sta")
+    await page.keyboard.press("ArrowDown")
+    await page.keyboard.press("Enter")
+    await page.keyboard.type("fail")
+    await page.keyboard.press("ArrowDown")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("No run fits the filter")).to_be_visible()
+    await page.wait_for_url("**/console/runs?q=status*")
+    await page.get_by_role("combobox", name="Filter").fill("status:completed agent:archivist-violin")
+    await expect(page.locator(".grid-row").first).to_be_visible()
+    await screen.shot("runs")
+
+
+async def test_every_screen_passes_axe_in_both_themes_and_languages(server: ConsoleServer, open_screen: Open):
+    await finished_run(server, open_screen)
+    server.dead_jobs(1, lambda _: HOSTILE)
+    axe = AXE.read_text()
+    for theme, locale in (("light", "en-GB"), ("dark", "uk-UA")):
+        screen = await open_screen(
+            "/console/overview", Role.OWNER, Role.CONTROL_PLANE, color_scheme=theme, locale=locale
+        )
+        page = screen.page
+        for number, name in enumerate(SCREENS, start=1):
+            await page.keyboard.press(str(number))
+            await page.wait_for_url(f"**/console/{name}*")
+            await expect(page.locator("main h1")).to_be_visible()
+            await expect(page.locator(".loading")).to_have_count(0)
+            assert await serious(page, axe) == [], f"{name} in {theme}"
+            if theme == "dark":
+                await screen.shot(f"{name}-dark-uk")
+        assert await page.locator("html").get_attribute("lang") == locale[:2]
+
+
+async def serious(page: Any, axe: str) -> list[str]:
+    """What axe finds that keeps somebody out."""
+    await page.evaluate(axe)
+    found = json.loads(await page.evaluate("axe.run().then(r => JSON.stringify(r.violations))"))
+    return [
+        f"{one['id']}: {node['html'][:160]}"
+        for one in found
+        if one["impact"] in {"serious", "critical"}
+        for node in one["nodes"]
+    ]
+
+
+async def test_texts_of_others_execute_nothing(server: ConsoleServer, open_screen: Open):
+    (hurt,) = server.dead_jobs(1, lambda _: HOSTILE, type_="x.hostile")
+    screen = await open_screen("/console/dead-letters", Role.OWNER, Role.CONTROL_PLANE)
+    await expect(screen.page.get_by_text("<script>window.hacked").first).to_be_visible()
+    for path in (
+        f"/console/jobs/{hurt}",
+        "/console/runs?q=%3Cscript%3Ewindow.hacked%3D1%3C/script%3E",
+        "/console/%3Cimg%20src=x%3E",
+    ):
+        await screen.page.goto(server.url + path)
+        await expect(screen.page.locator("main h1, main .empty h2").first).to_be_visible()
+    assert await screen.page.evaluate("window.hacked") is None
+
+
+async def test_phone_sized_screen_has_everything_without_sideways_scrolling(server: ConsoleServer, open_screen: Open):
+    await finished_run(server, open_screen)
+    screen = await open_screen("/console/proposals?status=all", Role.OWNER, viewport={"width": 390, "height": 844})
+    await expect(screen.page.locator("article")).to_be_visible()
+    assert await screen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    await screen.shot("phone")
+
+
+def test_first_screen_is_small(built: None):
+    import gzip
+
+    folder = ROOT / "src" / "trellis" / "gateway" / "console_files"
+    sizes = {one.name: len(gzip.compress(one.read_bytes())) for one in sorted(Path(folder).rglob("*")) if one.is_file()}
+    assert sum(sizes.values()) <= 250_000, sizes
