@@ -22,6 +22,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from tests.gateway.serving import Served, serving
 from tests.known_routes import share_routes
+from trellis import connect_sync
 from trellis.app.settings import Settings
 from trellis.app.wiring import new_id
 from trellis.auth.tokens import issue, symmetric_key
@@ -56,6 +57,8 @@ class ConsoleServer:
     folder: Path
     port: int = 0
     served: Served | None = None
+    run_id: str = ""
+    """A finished run, with proposals that wait."""
     codes: SignInCodes = field(default_factory=lambda: SignInCodes(key=KEY, name="iryna", now=time.time))
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -109,9 +112,15 @@ class ConsoleServer:
             assert self.served is not None
             found = await self.served.instance.ledger.job(JobId(job_id))
             assert found is not None
-            return found.status
+            return found.state
 
         return self.run(read())
+
+
+def _finished_run(server: ConsoleServer) -> str:
+    """Run an agent to its end. The first run is the one that proposes: equal proposals are not made twice."""
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        return client.runs.wait(client.runs.start(VIOLIN).run_id, timeout_s=PATIENCE_S).run_id
 
 
 @contextmanager
@@ -146,6 +155,7 @@ def server(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
     try:
         assert made.served is not None
         made.run(made.served.instance.plant())
+        made.run_id = _finished_run(made)
         yield made
     finally:
         made.stop()

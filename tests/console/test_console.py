@@ -17,21 +17,14 @@ HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>\"
 SCREENS = ("overview", "proposals", "runs", "jobs", "dead-letters")
 
 
-async def finished_run(server: ConsoleServer, open_screen: Open) -> Screen:
-    """Start a run in the console, and watch it to its end."""
+@pytest.mark.requirement("PIPE-9", "RUN-5")
+async def test_run_is_started_and_watched_to_its_end(server: ConsoleServer, open_screen: Open):
     screen = await open_screen("/console/runs", Role.OWNER, Role.CONTROL_PLANE)
     page = screen.page
     await page.get_by_role("button", name="Start a run").click()
     await page.get_by_label("Agent").select_option(VIOLIN)
     await page.get_by_role("button", name="Start", exact=True).click()
     await expect(page.locator(".page-head .badge")).to_have_text("completed")
-    return screen
-
-
-@pytest.mark.requirement("PIPE-9", "RUN-5")
-async def test_run_is_started_and_watched_to_its_end(server: ConsoleServer, open_screen: Open):
-    screen = await finished_run(server, open_screen)
-    page = screen.page
     await expect(page.locator(".toast")).to_contain_text("completed: run_")
     await expect(page.get_by_text("4 of 4 steps")).to_be_visible()
     await expect(page.locator(".bar-step")).to_have_count(5)  # one of them explains the colour
@@ -44,11 +37,12 @@ async def test_run_is_started_and_watched_to_its_end(server: ConsoleServer, open
     await page.clock.fast_forward(120_000)
     assert [one for one in asked if "/runs/run_" in one] == [], "a run that has ended is not polled"
     await screen.shot("run")
+    await page.emulate_media(color_scheme="dark")
+    await screen.shot("run-dark")
 
 
 @pytest.mark.requirement("D22")
 async def test_proposal_is_approved_and_another_rejected_by_keyboard_alone(server: ConsoleServer, open_screen: Open):
-    await finished_run(server, open_screen)
     screen = await open_screen("/console/proposals", Role.OWNER)
     page = screen.page
     entries = page.locator(".inbox-list button")
@@ -89,7 +83,6 @@ async def test_proposal_is_approved_and_another_rejected_by_keyboard_alone(serve
 
 
 async def test_citation_leads_to_the_marked_passage_of_its_source(server: ConsoleServer, open_screen: Open):
-    await finished_run(server, open_screen)
     screen = await open_screen("/console/proposals?status=all", Role.OWNER)
     quote = screen.page.locator(".quote.verified").first
     cited = await quote.locator("blockquote").inner_text()
@@ -108,10 +101,10 @@ async def test_group_of_dead_letters_is_requeued_after_its_exact_number_was_show
     screen = await open_screen("/console/dead-letters", Role.OWNER, Role.CONTROL_PLANE)
     page = screen.page
     group = page.locator("section.card", has_text="is full")
-    await expect(group).to_contain_text("3 jobs")
+    await expect(group).to_contain_text("jobs: 3")
     await screen.shot("dead-letters")
-    await group.get_by_role("button", name="Requeue these 3").click()
-    await expect(page.get_by_role("dialog")).to_contain_text("Requeue 3 jobs?")
+    await group.get_by_role("button", name="Requeue (3)").click()
+    await expect(page.get_by_role("dialog")).to_contain_text("Requeue these jobs (3)?")
     await page.locator("dialog button.primary").click()
     await expect(page.locator(".toast")).to_contain_text("3 of 3 requeued, 0 refused")
     await expect(group).to_have_count(0)
@@ -126,9 +119,7 @@ async def test_refusal_names_the_rule_and_the_way_out(server: ConsoleServer, ope
     screen = await open_screen("/console/dead-letters", Role.OWNER)
     page = screen.page
     await (
-        page.locator("section.card", has_text="refused for the owner")
-        .get_by_role("button", name="Requeue these")
-        .click()
+        page.locator("section.card", has_text="refused for the owner").get_by_role("button", name="Requeue (1)").click()
     )
     await page.locator("dialog button.primary").click()
     await expect(page.locator("dialog [role=alert]")).to_contain_text("rule jobs.requeue")
@@ -163,7 +154,8 @@ async def test_sign_in_by_token_by_link_and_out(server: ConsoleServer, open_scre
 
 @pytest.mark.requirement("PIPE-13")
 async def test_console_keeps_no_domain_data_in_the_browser(server: ConsoleServer, open_screen: Open):
-    screen = await finished_run(server, open_screen)
+    screen = await open_screen(f"/console/runs/{server.run_id}", Role.OWNER)
+    await expect(screen.page.locator(".page-head .badge")).to_have_text("completed")
     kept = await screen.page.evaluate("[Object.keys(sessionStorage), Object.keys(localStorage)].flat()")
     routing = [one for one in kept if one.startswith("tsr-")]
     assert sorted(set(kept) - set(routing)) == ["seeded", "trellis.token"]
@@ -172,9 +164,8 @@ async def test_console_keeps_no_domain_data_in_the_browser(server: ConsoleServer
 
 @pytest.mark.requirement("PIPE-13", "RUN-5")
 async def test_gateway_that_is_gone_leaves_what_was_known_and_comes_back(server: ConsoleServer, open_screen: Open):
-    screen = await finished_run(server, open_screen)
+    screen = await open_screen("/console/runs", Role.OWNER)
     page = screen.page
-    await page.goto(f"{server.url}/console/runs")
     rows = page.locator(".grid-row")
     await expect(rows.first).to_be_visible()
     known = await rows.count()
@@ -185,7 +176,7 @@ async def test_gateway_that_is_gone_leaves_what_was_known_and_comes_back(server:
         await screen.shot("offline")
     finally:
         server.start()
-    await expect(page.locator(".live")).to_contain_text("Live")
+    await expect(page.locator(".side-foot [role=status]")).to_contain_text("Live")
     await expect(page.get_by_text("The gateway does not answer.")).to_have_count(0)
 
 
@@ -193,20 +184,20 @@ async def test_gateway_that_is_gone_leaves_what_was_known_and_comes_back(server:
 async def test_hidden_tab_asks_nothing_and_goes_on_when_seen(server: ConsoleServer, open_screen: Open):
     screen = await open_screen("/console/runs", Role.OWNER)
     page = screen.page
-    await expect(page.locator(".live")).to_contain_text("Live")
+    await expect(page.locator(".side-foot [role=status]")).to_contain_text("Live")
     await page.evaluate(
         "Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true});"
         "window.away = true; document.dispatchEvent(new Event('visibilitychange'))"
     )
-    await expect(page.locator(".live")).to_contain_text("Paused")
+    await expect(page.locator(".side-foot [role=status]")).to_contain_text("Paused")
     await page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    await expect(page.locator(".live")).to_contain_text("Live")
+    await expect(page.locator(".side-foot [role=status]")).to_contain_text("Live")
 
 
 async def test_filter_completes_and_stays_in_the_address(server: ConsoleServer, open_screen: Open):
-    screen = await finished_run(server, open_screen)
+    screen = await open_screen("/console/runs", Role.OWNER)
     page = screen.page
-    await page.goto(f"{server.url}/console/runs")
+    await expect(page.locator(".grid-row").first).to_be_visible()
     await page.keyboard.press("/")
     await page.keyboard.type("sta")
     await page.keyboard.press("ArrowDown")
@@ -222,7 +213,6 @@ async def test_filter_completes_and_stays_in_the_address(server: ConsoleServer, 
 
 
 async def test_every_screen_passes_axe_in_both_themes_and_languages(server: ConsoleServer, open_screen: Open):
-    await finished_run(server, open_screen)
     server.dead_jobs(1, lambda _: HOSTILE)
     axe = AXE.read_text()
     for theme, locale in (("light", "en-GB"), ("dark", "uk-UA")):
@@ -268,7 +258,6 @@ async def test_texts_of_others_execute_nothing(server: ConsoleServer, open_scree
 
 
 async def test_phone_sized_screen_has_everything_without_sideways_scrolling(server: ConsoleServer, open_screen: Open):
-    await finished_run(server, open_screen)
     screen = await open_screen("/console/proposals?status=all", Role.OWNER, viewport={"width": 390, "height": 844})
     await expect(screen.page.locator("article")).to_be_visible()
     assert await screen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")

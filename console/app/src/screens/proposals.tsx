@@ -95,7 +95,18 @@ export function Proposals() {
               </li>
             ))}
           </ul>
-          <ProposalView key={chosen?.id ?? id} id={chosen?.id ?? id ?? ""} deciding={deciding} decide={decide} />
+          <ProposalView
+            key={chosen?.id ?? id}
+            id={chosen?.id ?? id ?? ""}
+            deciding={deciding}
+            decide={decide}
+            onDecided={() => {
+              // On to the next one: what was decided leaves the list of what waits.
+              const at = chosen === undefined ? -1 : items.indexOf(chosen);
+              const next = items[at + 1] ?? items[at - 1];
+              if (status === "pending") go(next === undefined ? {} : { id: next.id });
+            }}
+          />
         </div>
       )}
     </>
@@ -111,10 +122,12 @@ function ProposalView({
   id,
   deciding,
   decide,
+  onDecided,
 }: {
   id: string;
   deciding: "approve" | "reject" | null;
   decide: (what: "approve" | "reject" | null) => void;
+  onDecided: () => void;
 }) {
   const t = useTexts();
   const { full, ago } = useTimes();
@@ -237,7 +250,13 @@ function ProposalView({
         })}
       />
       {deciding !== null && isOpen && (
-        <Decision proposal={proposal} what={deciding} diff={diff.data?.version === proposal.version ? (diff.data.diff ?? null) : null} onClose={() => decide(null)} />
+        <Decision
+          proposal={proposal}
+          what={deciding}
+          diff={diff.data?.version === proposal.version ? (diff.data.diff ?? null) : null}
+          onClose={() => decide(null)}
+          onDecided={onDecided}
+        />
       )}
     </article>
   );
@@ -254,7 +273,19 @@ function proposedText(proposal: Proposal): string {
 }
 
 /** The exact change, and the confirmation. The focus is on the way back: Enter alone decides nothing. */
-function Decision({ proposal, what, diff, onClose }: { proposal: Proposal; what: "approve" | "reject"; diff: string | null; onClose: () => void }) {
+function Decision({
+  proposal,
+  what,
+  diff,
+  onClose,
+  onDecided,
+}: {
+  proposal: Proposal;
+  what: "approve" | "reject";
+  diff: string | null;
+  onClose: () => void;
+  onDecided: () => void;
+}) {
   const t = useTexts();
   const [note, setNote] = useState("");
   const field = useId();
@@ -268,6 +299,7 @@ function Decision({ proposal, what, diff, onClose }: { proposal: Proposal; what:
     onSuccess: () => {
       toast(t(`proposals.done.${what}`, { id: proposal.id }));
       onClose();
+      onDecided();
     },
     onError: failed,
     onSettled: () => {

@@ -81,3 +81,5 @@ def _print_locations(cli: Cli, folder: Path, slug: str, run_id: str, status: dic
         cli.out.line("Nothing was changed but the agent's own memory. What waits for you:")
         cli.out.line(f"  {program_name()} proposals show {waiting[0]} --data {folder}")
         cli.out.line(f"  {program_name()} proposals approve {waiting[0]} --data {folder}")
+        cli.out.line("Or decide in a browser; this prints a link that signs in:")
+        cli.out.line(f"  {program_name()} up --data {folder}")
