@@ -175,7 +175,9 @@ def is_new_enough(node: str) -> bool:
     except OSError:
         return False
     found = re.match(r"v(\d+)\.(\d+)", answer)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if found is None:
+        return False
+    version = (int(found[1]), int(found[2]))
     return (20, 19) <= version < (21, 0) or version >= (22, 12)
 
 

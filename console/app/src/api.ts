@@ -15,8 +15,15 @@ export type DeadLetter = Schemas["DeadLetterShape"];
 export type StepFile = Schemas["StepFile"];
 export type LifecycleShape = Schemas["LifecycleShape"];
 
-export const ENDED = new Set([
-  ...["completed", "failed", "succeeded", "cancelled", "dead_lettered"],
-  ...["COMPLETE", "FAILED", "CANCELLED", "DEAD", "SUCCEEDED", "TIMEOUT", "DENIED"],
-  ...["applied", "rejected", "expired"],
-]);
+/** The states in which nothing happens any more until somebody acts: what is in one of them is not asked for again. */
+const RESTING: Record<string, readonly string[]> = {
+  run: ["completed", "failed"],
+  "leased-job": ["succeeded", "failed", "cancelled", "dead_lettered"],
+  "queue-job": ["COMPLETE", "DEAD"],
+  "bus-job": ["SUCCEEDED", "FAILED", "CANCELLED", "DENIED", "TIMEOUT"],
+  "nlm-job": ["DONE", "ERROR"],
+};
+
+export function hasEnded(lifecycle: string, status: string | undefined): boolean {
+  return status !== undefined && RESTING[lifecycle]?.includes(status) === true;
+}

@@ -2,7 +2,7 @@
 
 import { QueryCache, QueryClient, type QueryKey } from "@tanstack/react-query";
 import { follow, GatewayUnreachable, ProblemError, type LiveEvent } from "@trellis/client";
-import { api, ENDED } from "./api";
+import { api, hasEnded } from "./api";
 import { toast } from "./components/parts";
 import { session, signOut } from "./session";
 import { Store } from "./store";
@@ -73,7 +73,7 @@ export function start(): () => void {
       onEvent: (event) => {
         position = event.id;
         gather(event);
-        if (event.type === "run.status.changed" && ENDED.has(event.status ?? "")) runEnded(event.runId ?? "", event.status ?? "");
+        if (event.type === "run.status.changed" && hasEnded("run", event.status)) runEnded(event.runId ?? "", event.status ?? "");
       },
       onState: (state, status) => {
         if (state === "open") {

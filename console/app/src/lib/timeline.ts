@@ -35,7 +35,8 @@ export interface Timeline {
   rows: TimelineRow[];
 }
 
-const RUNNING = new Set(["running", "RUNNING", "CONTEXT_LOADING", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE", "DISPATCHED"]);
+/** States in which work is under way, in the words of every lifecycle that is drawn. */
+const RUNNING = new Set(["running", "RUNNING", "CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"]);
 
 /** `ended` says whether the last status is final: otherwise the last bar is open, up to `now`. */
 export function timelineOf(events: readonly TimedEvent[], steps: readonly TimedStep[], now: number, ended: boolean): Timeline {

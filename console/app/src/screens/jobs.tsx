@@ -3,7 +3,7 @@
 import { useInfiniteQuery, useMutation, useQuery } from "@tanstack/react-query";
 import { useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { useCallback, useMemo, useState } from "react";
-import { api, ENDED, type JobListed } from "../api";
+import { api, hasEnded, type JobListed } from "../api";
 import { FilterBox } from "../components/filter-box";
 import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
 import { Command, Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
@@ -76,7 +76,7 @@ export function Jobs() {
     { title: t("jobs.id"), width: "minmax(13rem, 2fr)", cell: (one) => one.job_id },
     { title: t("jobs.type"), width: "minmax(8rem, 1.4fr)", cell: (one) => one.type },
     { title: t("runs.status"), width: "8rem", cell: (one) => <Status value={one.status} /> },
-    { title: t("jobs.lifecycle"), width: "6.5rem", cell: (one) => one.lifecycle },
+    { title: t("jobs.lifecycle"), width: "8rem", cell: (one) => one.lifecycle },
     { title: t("jobs.attempt"), width: "4.5rem", cell: (one) => `${one.attempt + 1}/${one.max_attempts}` },
     { title: t("common.age"), width: "7rem", cell: (one) => ago(one.created_at) },
     { title: t("jobs.waits"), width: "minmax(8rem, 1.5fr)", cell: (one) => one.waits_for ?? "" },
@@ -140,7 +140,10 @@ export function Job() {
   const job = useQuery({
     queryKey: ["job", jobId],
     queryFn: ({ signal }) => api.get("/jobs/{job_id}", { path, signal }),
-    refetchInterval: (query) => (ENDED.has(query.state.data?.status ?? "") ? false : interval(true)),
+    refetchInterval: (query) => {
+      const one = query.state.data;
+      return one !== undefined && hasEnded(one.lifecycle, one.status) ? false : interval(true);
+    },
   });
   const version = job.data?.version;
   const events = useQuery({
@@ -169,7 +172,7 @@ export function Job() {
     return job.isPending ? <Loading /> : <Failure error={job.error} retry={() => void job.refetch()} />;
   }
   const one = job.data;
-  const ended = ENDED.has(one.status);
+  const ended = hasEnded(one.lifecycle, one.status);
   const listed = events.data?.items ?? [];
   const sentences = [...(explained.data?.where ?? []), ...(explained.data?.why ?? []), ...(explained.data?.next ?? [])];
   return (

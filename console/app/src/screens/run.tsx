@@ -4,7 +4,7 @@ import { useMutation, useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useState } from "react";
-import { api, ENDED } from "../api";
+import { api, hasEnded } from "../api";
 import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
 import { Dialog, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
 import { between, duration, useTimes } from "../format";
@@ -28,9 +28,9 @@ export function Run() {
     // A run that was just started is stored before its document is published: then it is not found for a moment.
     retry: (count, error) => error instanceof ProblemError && error.status === 404 && error.document["code"] === "NOT_FOUND" && count < 5,
     retryDelay: NOT_PUBLISHED_RETRY_MS,
-    refetchInterval: (query) => (ENDED.has(query.state.data?.status ?? "") ? false : interval(true)),
+    refetchInterval: (query) => (hasEnded("run", query.state.data?.status) ? false : interval(true)),
   });
-  const ended = run.data !== undefined && ENDED.has(run.data.status);
+  const ended = hasEnded("run", run.data?.status);
   const [wasOpen, see] = useState(false);
   useEffect(() => {
     if (run.data === undefined) return;
