@@ -67,6 +67,7 @@ ROUTE_ACTS = {
     "POST /schedules": "schedule.added",
     "PATCH /schedules/{name}": "schedule.changed",
     "DELETE /schedules/{name}": "schedule.removed",
+    "POST /sign-in": "token.issued",
 }
 METHOD_ACTS = {
     "pause": "type.paused",

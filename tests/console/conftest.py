@@ -39,6 +39,7 @@ KEY = symmetric_key(b"for the tests of the console, and nothing else", issuer="t
 FREE = GatewayOptions(requests_per_second=1e6, burst=1_000_000, entries_per_minute=1_000_000)
 VIOLIN = "archivist-violin"
 PATIENCE_S = 60.0
+BATCH = 500
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")
 
@@ -103,6 +104,18 @@ class ConsoleServer:
             return ids
 
         return self.run(made())
+
+    def queued_jobs(self, number: int) -> None:
+        """Jobs that nobody serves."""
+        assert self.served is not None
+        ledger = self.served.instance.ledger
+
+        async def made() -> None:
+            for _ in range(0, number, BATCH):
+                jobs = [NewJob(job_id=JobId(new_id()), type="page.fetch", payload=b"{}") for _ in range(BATCH)]
+                await ledger.submit(OPERATOR, jobs)
+
+        self.run(made())
 
     def status(self, job_id: str) -> str:
         """The status of a job in the ledger."""

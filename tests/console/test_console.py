@@ -270,3 +270,37 @@ def test_first_screen_is_small(built: None):
     folder = ROOT / "src" / "trellis" / "gateway" / "console_files"
     sizes = {one.name: len(gzip.compress(one.read_bytes())) for one in sorted(Path(folder).rglob("*")) if one.is_file()}
     assert sum(sizes.values()) <= 250_000, sizes
+
+
+@pytest.mark.prove
+@pytest.mark.quiet
+async def test_first_of_100_000_jobs_are_shown_within_a_second(server: ConsoleServer, open_screen: Open):
+    server.queued_jobs(100_000)
+    screen = await open_screen("/console/overview", Role.OWNER)
+    page = screen.page
+    await expect(page.locator("main h1")).to_be_visible()
+    shown_ms = await page.evaluate(
+        """async () => {
+            const began = performance.now();
+            document.querySelector('a[href="/console/jobs"]').click();
+            while (document.querySelector('.grid-row') === null) await new Promise(requestAnimationFrame);
+            return performance.now() - began;
+        }"""
+    )
+    assert shown_ms < 1_000
+    frames_ms = await page.evaluate(
+        """async () => {
+            const body = document.querySelector('.grid-body');
+            const frames = [];
+            for (let frame = 0; frame < 240; frame += 1) {
+                const began = performance.now();
+                body.scrollTop += 400;
+                await new Promise(requestAnimationFrame);
+                frames.push(performance.now() - began);
+            }
+            return frames.sort((a, b) => a - b);
+        }"""
+    )
+    assert frames_ms[len(frames_ms) * 95 // 100] < 50, "it scrolls smoothly"
+    assert await page.locator(".grid-row").count() < 80, "only the rows on screen are drawn"
+    assert await page.evaluate("document.querySelector('.grid-body').scrollTop") > 30_000

@@ -197,12 +197,9 @@ def _listening(
 def _print_gateway(cli: Cli, listening: BoundSockets, codes: SignInCodes | None) -> None:
     """Print the gateway's address, a link that signs in to its console, and how to get a token."""
     cli.out.line(f"gateway   {listening.url}")
+    cli.out.line(f"console   {listening.url}/{'' if codes is None else f'#code={codes.new_code()}'}")
     if not is_console_built():
-        cli.out.line(f"console   not built: {listening.url}/ says what is missing")
-    elif codes is None:
-        cli.out.line(f"console   {listening.url}/")
-    else:
-        cli.out.line(f"console   {listening.url}/#code={codes.new_code()}")
+        cli.out.note("the console is not built; its address says what is missing")
     cli.out.line(f"docs      {listening.url}/docs")
     if not listening.is_local and listening.tls is None:
         cli.out.note("tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS")

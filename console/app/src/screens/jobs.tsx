@@ -18,6 +18,8 @@ import { useTexts } from "../texts";
 import { Events } from "./proposals";
 
 const LIFECYCLES = ["leased-job", "queue-job", "bus-job"] as const;
+/** The first page is a screenful, so that it is there at once. */
+const FIRST_PAGE = 50;
 const PAGE = 200;
 /** A list with more pages than this is not loaded again by itself: a button says that there are changes. */
 const PAGES_LIVE = 2;
@@ -51,7 +53,7 @@ export function Jobs() {
   const listing = useInfiniteQuery({
     queryKey: ["jobs-list", lifecycle, asked],
     queryFn: ({ pageParam, signal }) =>
-      api.get("/jobs", { query: { limit: PAGE, cursor: pageParam, ...(lifecycle ? { lifecycle } : {}), ...asked }, signal }),
+      api.get("/jobs", { query: { limit: pageParam === null ? FIRST_PAGE : PAGE, cursor: pageParam, ...(lifecycle ? { lifecycle } : {}), ...asked }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
     refetchInterval: (query) => ((query.state.data?.pages.length ?? 0) > PAGES_LIVE ? false : interval(true)),
