@@ -2,8 +2,9 @@
 
 import { Link } from "@tanstack/react-router";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { useEffect, useRef, type CSSProperties, type KeyboardEvent, type ReactNode } from "react";
+import { useCallback, useEffect, useRef, useState, type CSSProperties, type KeyboardEvent, type ReactNode } from "react";
 import { useTexts } from "../texts";
+import { Failure, Loading } from "./parts";
 
 export interface Column<T> {
   title: string;
@@ -14,6 +15,8 @@ export interface Column<T> {
 
 const ROW_PX = 38;
 const AHEAD_ROWS = 40;
+/** After so many pages in which the filter found nothing, a person decides whether to search on. */
+const FRUITLESS_MAX = 20;
 
 export function VirtualTable<T>({
   label,
@@ -43,8 +46,14 @@ export function VirtualTable<T>({
   });
   const items = virtual.getVirtualItems();
   const last = items.at(-1)?.index ?? 0;
+  const fruitless = useRef({ rows: -1, loads: 0 });
+  const [stalled, stall] = useState(false);
   useEffect(() => {
-    if (hasMore && last >= rows.length - AHEAD_ROWS) loadMore();
+    if (!hasMore || last < rows.length - AHEAD_ROWS) return;
+    const before = fruitless.current;
+    fruitless.current = before.rows === rows.length ? { rows: rows.length, loads: before.loads + 1 } : { rows: rows.length, loads: 0 };
+    stall(fruitless.current.loads > FRUITLESS_MAX);
+    if (fruitless.current.loads <= FRUITLESS_MAX) loadMore();
   }, [hasMore, last, rows.length, loadMore]);
 
   const move = (event: KeyboardEvent<HTMLDivElement>) => {
@@ -109,6 +118,45 @@ export function VirtualTable<T>({
       <p className="quiet" role="status">
         {t(hasMore ? "common.rows.more" : "common.rows", { n: rows.length.toLocaleString() })}
       </p>
+      {stalled && hasMore && (
+        <button
+          type="button"
+          onClick={() => {
+            fruitless.current = { rows: -1, loads: 0 };
+            stall(false);
+            loadMore();
+          }}
+        >
+          {t("common.more")}
+        </button>
+      )}
     </>
   );
+}
+
+/** What a paged query has; `useInfiniteQuery` gives it. */
+interface Listing {
+  isPending: boolean;
+  data: unknown;
+  error: unknown;
+  hasNextPage: boolean;
+  isFetchingNextPage: boolean;
+  fetchNextPage: () => unknown;
+  refetch: () => unknown;
+}
+
+/** The table of a paged query, or why there is none. */
+export function PagedTable<T>({
+  listing,
+  empty,
+  ...table
+}: { listing: Listing; empty: ReactNode } & Omit<Parameters<typeof VirtualTable<T>>[0], "hasMore" | "loadMore">) {
+  const { isFetchingNextPage, fetchNextPage } = listing;
+  const more = useCallback(() => {
+    if (!isFetchingNextPage) void fetchNextPage();
+  }, [isFetchingNextPage, fetchNextPage]);
+  if (listing.isPending) return <Loading />;
+  if (listing.data === undefined) return <Failure error={listing.error} retry={() => void listing.refetch()} />;
+  if (table.rows.length === 0 && !listing.hasNextPage) return empty;
+  return <VirtualTable {...table} hasMore={listing.hasNextPage} loadMore={more} />;
 }

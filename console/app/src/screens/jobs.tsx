@@ -4,10 +4,11 @@ import { useInfiniteQuery, useMutation, useQuery } from "@tanstack/react-query";
 import { useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { useCallback, useMemo, useState } from "react";
 import { api, hasEnded, type JobListed } from "../api";
+import { CancelDialog } from "../components/cancel-dialog";
 import { FilterBox } from "../components/filter-box";
 import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
-import { Command, Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
-import { VirtualTable, type Column } from "../components/table";
+import { Command, Empty, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
+import { PagedTable, type Column } from "../components/table";
 import { between, duration, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
@@ -83,9 +84,6 @@ export function Jobs() {
     { title: t("common.age"), width: "7rem", cell: (one) => ago(one.created_at) },
     { title: t("jobs.waits"), width: "minmax(8rem, 1.5fr)", cell: (one) => one.waits_for ?? "" },
   ];
-  const more = useCallback(() => {
-    if (!listing.isFetchingNextPage) void listing.fetchNextPage();
-  }, [listing]);
   const search = useCallback(
     (text: string) => void navigate({ to: "/console/jobs", search: text === "" ? {} : { q: text }, replace: true }),
     [navigate],
@@ -101,23 +99,15 @@ export function Jobs() {
           </button>
         )}
       </div>
-      {listing.isPending ? (
-        <Loading />
-      ) : listing.data === undefined ? (
-        <Failure error={listing.error} retry={() => void listing.refetch()} />
-      ) : rows.length === 0 && !listing.hasNextPage ? (
-        q === "" ? <Empty title={t("jobs.empty")} command="trellis submit greet world" /> : <Empty title={t("jobs.empty.filter")} />
-      ) : (
-        <VirtualTable
-          label={t("jobs.title")}
-          rows={rows}
-          columns={columns}
-          keyOf={(one) => one.job_id}
-          linkOf={(one) => ({ to: "/console/jobs/$jobId", params: { jobId: one.job_id } })}
-          hasMore={listing.hasNextPage}
-          loadMore={more}
-        />
-      )}
+      <PagedTable
+        listing={listing}
+        label={t("jobs.title")}
+        rows={rows}
+        columns={columns}
+        keyOf={(one) => one.job_id}
+        linkOf={(one) => ({ to: "/console/jobs/$jobId", params: { jobId: one.job_id } })}
+        empty={q === "" ? <Empty title={t("jobs.empty")} command="trellis submit greet world" /> : <Empty title={t("jobs.empty.filter")} />}
+      />
       <SameElsewhere
         commands={commands({
           trellis: ["jobs", ...(asked.status ? ["--status", asked.status] : []), ...(asked.type ? ["--type", asked.type] : []), ...(lifecycle ? ["--lifecycle", lifecycle] : [])],
@@ -258,46 +248,26 @@ export function Job() {
 
 function CancelJob({ jobId, onClose }: { jobId: string; onClose: () => void }) {
   const t = useTexts();
-  const [how, choose] = useState<"soft" | "hard">("soft");
-  const sent = useMutation({
-    mutationFn: () => api.post("/jobs/{job_id}/cancel", { path: { job_id: jobId }, body: { mode: how } }),
-    onSuccess: () => {
-      toast(t("job.cancelled", { id: jobId }));
-      onClose();
-    },
-    onError: failed,
-    onSettled: () => void queries.invalidateQueries({ queryKey: ["job", jobId] }),
-  });
   return (
-    <Dialog title={t("job.cancel.title")} onClose={onClose}>
-      <p className="mono">{jobId}</p>
-      <fieldset>
-        <legend className="hidden">{t("job.cancel")}</legend>
-        {(["soft", "hard"] as const).map((one) => (
-          <label key={one}>
-            <input type="radio" name="mode" checked={one === how} onChange={() => choose(one)} />
-            {t(`run.cancel.${one}`)}
-          </label>
-        ))}
-      </fieldset>
-      {sent.error !== null && <Failure error={sent.error} />}
-      <div className="row end">
-        <button type="button" data-focus="true" onClick={onClose}>
-          {t("common.cancel")}
-        </button>
-        <button type="button" className="danger" disabled={sent.isPending} onClick={() => sent.mutate()}>
-          {t("job.cancel")}
-        </button>
-      </div>
-      <SameElsewhere
-        commands={commands({
-          trellis: ["job", "cancel", jobId, ...(how === "hard" ? ["--hard"] : [])],
+    <CancelDialog
+      id={jobId}
+      title={t("job.cancel.title")}
+      action={t("job.cancel")}
+      cancel={(mode) => api.post("/jobs/{job_id}/cancel", { path: { job_id: jobId }, body: { mode } })}
+      commandsOf={(mode) =>
+        commands({
+          trellis: ["job", "cancel", jobId, ...(mode === "hard" ? ["--hard"] : [])],
           method: "POST",
           address: `/jobs/${jobId}/cancel`,
-          body: { mode: how },
-          python: `client.jobs.cancel(${pythonLiteral(jobId)}, mode=${pythonLiteral(how)})`,
-        })}
-      />
-    </Dialog>
+          body: { mode },
+          python: `client.jobs.cancel(${pythonLiteral(jobId)}, mode=${pythonLiteral(mode)})`,
+        })
+      }
+      onDone={() => {
+        toast(t("job.cancelled", { id: jobId }));
+        void queries.invalidateQueries({ queryKey: ["job", jobId] });
+      }}
+      onClose={onClose}
+    />
   );
 }

@@ -1,16 +1,17 @@
 /** One run: its timeline, its lifecycle with the legal next moves, its events, steps and proposals. */
 
-import { useMutation, useQuery } from "@tanstack/react-query";
+import { useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useState } from "react";
 import { api, hasEnded } from "../api";
+import { CancelDialog } from "../components/cancel-dialog";
 import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
-import { Dialog, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
+import { Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
 import { between, duration, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { timelineOf } from "../lib/timeline";
-import { failed, interval, POLL_MS, queries, runEnded } from "../live";
+import { interval, queries, runEnded } from "../live";
 import { useTexts } from "../texts";
 import { Events } from "./proposals";
 import { StartRun } from "./runs";
@@ -154,46 +155,26 @@ export function Run() {
 
 function CancelRun({ runId, onClose }: { runId: string; onClose: () => void }) {
   const t = useTexts();
-  const [how, choose] = useState<"soft" | "hard">("soft");
-  const sent = useMutation({
-    mutationFn: () => api.post("/runs/{run_id}/cancel", { path: { run_id: runId }, body: { mode: how } }),
-    onSuccess: () => {
-      toast(t("run.cancelled", { id: runId }));
-      onClose();
-      setTimeout(() => void queries.invalidateQueries({ queryKey: ["run", runId] }), POLL_MS / 5);
-    },
-    onError: failed,
-  });
   return (
-    <Dialog title={t("run.cancel.title")} onClose={onClose}>
-      <p className="mono">{runId}</p>
-      <fieldset>
-        <legend className="hidden">{t("run.cancel")}</legend>
-        {(["soft", "hard"] as const).map((one) => (
-          <label key={one}>
-            <input type="radio" name="mode" checked={one === how} onChange={() => choose(one)} />
-            {t(`run.cancel.${one}`)}
-          </label>
-        ))}
-      </fieldset>
-      {sent.error !== null && <Failure error={sent.error} />}
-      <div className="row end">
-        <button type="button" data-focus="true" onClick={onClose}>
-          {t("common.cancel")}
-        </button>
-        <button type="button" className="danger" disabled={sent.isPending} onClick={() => sent.mutate()}>
-          {t("run.cancel")}
-        </button>
-      </div>
-      <SameElsewhere
-        commands={commands({
-          trellis: ["runs", "cancel", runId, ...(how === "hard" ? ["--hard"] : [])],
+    <CancelDialog
+      id={runId}
+      title={t("run.cancel.title")}
+      action={t("run.cancel")}
+      cancel={(mode) => api.post("/runs/{run_id}/cancel", { path: { run_id: runId }, body: { mode } })}
+      commandsOf={(mode) =>
+        commands({
+          trellis: ["runs", "cancel", runId, ...(mode === "hard" ? ["--hard"] : [])],
           method: "POST",
           address: `/runs/${runId}/cancel`,
-          body: { mode: how },
-          python: `client.runs.cancel(${pythonLiteral(runId)}, mode=${pythonLiteral(how)})`,
-        })}
-      />
-    </Dialog>
+          body: { mode },
+          python: `client.runs.cancel(${pythonLiteral(runId)}, mode=${pythonLiteral(mode)})`,
+        })
+      }
+      onDone={() => {
+        toast(t("run.cancelled", { id: runId }));
+        void queries.invalidateQueries({ queryKey: ["run", runId] });
+      }}
+      onClose={onClose}
+    />
   );
 }

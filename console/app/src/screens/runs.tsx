@@ -5,8 +5,8 @@ import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useCallback, useId, useMemo, useState } from "react";
 import { api, type RunListed } from "../api";
 import { FilterBox } from "../components/filter-box";
-import { Dialog, Empty, Failure, Loading, SameElsewhere, Status } from "../components/parts";
-import { VirtualTable, type Column } from "../components/table";
+import { Dialog, Empty, Failure, SameElsewhere, Status } from "../components/parts";
+import { PagedTable, type Column } from "../components/table";
 import { between, duration, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
@@ -54,9 +54,6 @@ export function Runs() {
     { title: t("runs.took"), width: "6rem", cell: (one) => (one.archived ? duration(between(one.created_at, one.updated_at)) : "…") },
     { title: t("runs.proposals"), width: "6.5rem", cell: (one) => one.proposals ?? 0 },
   ];
-  const more = useCallback(() => {
-    if (!listing.isFetchingNextPage) void listing.fetchNextPage();
-  }, [listing]);
   const search = useCallback(
     (text: string) => void navigate({ to: "/console/runs", search: text === "" ? {} : { q: text }, replace: true }),
     [navigate],
@@ -70,23 +67,15 @@ export function Runs() {
           {t("runs.start")}
         </button>
       </div>
-      {listing.isPending ? (
-        <Loading />
-      ) : listing.data === undefined ? (
-        <Failure error={listing.error} retry={() => void listing.refetch()} />
-      ) : rows.length === 0 && !listing.hasNextPage ? (
-        q === "" ? <Empty title={t("runs.empty")} command="trellis run archivist-violin --watch" /> : <Empty title={t("runs.empty.filter")} />
-      ) : (
-        <VirtualTable
-          label={t("runs.title")}
-          rows={rows}
-          columns={columns}
-          keyOf={(one) => one.run_id}
-          linkOf={(one) => ({ to: "/console/runs/$runId", params: { runId: one.run_id } })}
-          hasMore={listing.hasNextPage}
-          loadMore={more}
-        />
-      )}
+      <PagedTable
+        listing={listing}
+        label={t("runs.title")}
+        rows={rows}
+        columns={columns}
+        keyOf={(one) => one.run_id}
+        linkOf={(one) => ({ to: "/console/runs/$runId", params: { runId: one.run_id } })}
+        empty={q === "" ? <Empty title={t("runs.empty")} command="trellis run archivist-violin --watch" /> : <Empty title={t("runs.empty.filter")} />}
+      />
       <SameElsewhere
         commands={commands({
           trellis: ["runs", "list", ...(status ? ["--status", status] : []), ...(agent ? ["--agent", agent] : [])],
