@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
         try:
             {"build": build, "types": types, "check": check, "test": test}[chosen.command]()
         except CannotBuild as missing:
-            print(f"The console is not built: {missing}", file=sys.stderr)
+            print(f"The console: {chosen.command} is not possible. {missing}", file=sys.stderr)
             if chosen.strict or chosen.command != "build":
                 return 1
             shutil.rmtree(TARGET, ignore_errors=True)

@@ -3,6 +3,7 @@ import { beforeAll, describe, expect, it, vi } from "vitest";
 // The module reads the browser's preferences when it is loaded.
 beforeAll(() => {
   vi.stubGlobal("localStorage", { getItem: () => null });
+  vi.stubGlobal("navigator", { language: "en" });
 });
 
 describe("translate", () => {
