@@ -6,6 +6,8 @@ import { session } from "./session";
 export const api = new TrellisClient({ token: () => session.value?.token ?? null });
 
 type Schemas = components["schemas"];
+export type Artifact = Schemas["Artifact"];
+export type ArtifactListed = Schemas["ArtifactListed"];
 export type Proposal = Schemas["ProposalShape"];
 export type RunListed = Schemas["RunListed"];
 export type RunStatus = Schemas["RunStatus"];

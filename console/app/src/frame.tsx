@@ -20,6 +20,8 @@ const SCREENS = [
   { to: "/console/runs", text: "nav.runs", key: "3" },
   { to: "/console/jobs", text: "nav.jobs", key: "4" },
   { to: "/console/dead-letters", text: "nav.dead", key: "5" },
+  { to: "/console/artifacts", text: "nav.artifacts", key: "6" },
+  { to: "/console/agents", text: "nav.agents", key: "7" },
 ] as const;
 
 export function Frame() {
@@ -117,7 +119,7 @@ function Keys({ onClose }: { onClose: () => void }) {
     ["a", "keys.approve"],
     ["r", "keys.reject"],
     ["/", "keys.filter"],
-    ["1 2 3 4 5", "keys.go"],
+    [SCREENS.map((one) => one.key).join(" "), "keys.go"],
     ["?", "keys.help"],
   ];
   return (

@@ -134,6 +134,7 @@ function gather(event: LiveEvent): void {
 export function keysOf(event: LiveEvent): QueryKey[] {
   if (event.runId !== undefined) return [["runs"], ["run", event.runId]];
   if (event.proposalId !== undefined) return [["proposals"], ["proposal", event.proposalId]];
+  if (event.artifactId !== undefined) return [["artifacts"]];
   if (event.jobId !== undefined) return [["jobs"], ["job", event.jobId], ["dead-letters"]];
   return [];
 }

@@ -1,6 +1,6 @@
 /** The screens and their addresses. What an address says after `?` is checked: it may come from anywhere. */
 
-import { createRootRoute, createRoute, createRouter, Link, redirect } from "@tanstack/react-router";
+import { createRootRoute, createRoute, createRouter, lazyRouteComponent, Link, redirect } from "@tanstack/react-router";
 import { Frame } from "./frame";
 import { TEXT_MAX } from "./lib/filter";
 import { DeadLetters } from "./screens/dead-letters";
@@ -46,8 +46,32 @@ const dead = createRoute({
   validateSearch: filtered,
 });
 
+const artifacts = createRoute({
+  getParentRoute: () => root,
+  path: "/console/artifacts",
+  component: lazyRouteComponent(() => import("./screens/artifacts"), "Artifacts"),
+  validateSearch: filtered,
+});
+const artifact = createRoute({
+  getParentRoute: () => root,
+  path: "/console/artifacts/$artifactId",
+  component: lazyRouteComponent(() => import("./screens/artifacts"), "ArtifactPage"),
+  validateSearch: (search: Record<string, unknown>): { with?: string } =>
+    typeof search["with"] === "string" && search["with"] !== "" ? { with: search["with"].slice(0, ID_CHARS_MAX) } : {},
+});
+const agents = createRoute({
+  getParentRoute: () => root,
+  path: "/console/agents",
+  component: lazyRouteComponent(() => import("./screens/agents"), "Agents"),
+});
+const agent = createRoute({
+  getParentRoute: () => root,
+  path: "/console/agents/$slug",
+  component: lazyRouteComponent(() => import("./screens/agents"), "AgentPage"),
+});
+
 export const router = createRouter({
-  routeTree: root.addChildren([home, overview, proposals, runs, run, jobs, job, dead]),
+  routeTree: root.addChildren([home, overview, proposals, runs, run, jobs, job, dead, artifacts, artifact, agents, agent]),
   defaultPreload: false,
 });
 

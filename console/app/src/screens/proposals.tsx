@@ -5,10 +5,12 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState } from "react";
 import { api, type EventListed, type Proposal } from "../api";
+import { Citations } from "../components/citations";
+import { Diff } from "../components/diff";
 import { Command, Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast, useKeys } from "../components/parts";
 import { useTimes } from "../format";
+import type { Citation } from "../lib/citations";
 import { commands, pythonLiteral } from "../lib/commands";
-import { wordDiff } from "../lib/diff";
 import { failed, interval, queries } from "../live";
 import { useTexts } from "../texts";
 
@@ -17,13 +19,6 @@ export type ProposalStatus = (typeof STATUSES)[number];
 const NOTE_MIN = 10;
 const NOTE_MAX = 2_000;
 const DECIDABLE = new Set(["pending"]);
-
-interface Citation {
-  ref: string;
-  excerpt: string;
-  start?: number;
-  end?: number;
-}
 
 export function Proposals() {
   const t = useTexts();
@@ -353,28 +348,9 @@ function Decision({
   );
 }
 
-export function Diff({ unified }: { unified: string }) {
-  const signs = { file: " ", hunk: " ", context: " ", add: "+", remove: "−" };
-  return (
-    <div className="diff" tabIndex={0} role="group" aria-label="diff">
-      {wordDiff(unified).map((line, at) => (
-        <div key={at} className={line.kind}>
-          <span className="sign">{signs[line.kind]}</span>
-          <span>
-            {line.segments.map((one, index) =>
-              !one.changed ? one.text : line.kind === "add" ? <ins key={index}>{one.text}</ins> : <del key={index}>{one.text}</del>,
-            )}
-          </span>
-        </div>
-      ))}
-    </div>
-  );
-}
-
 /** Why, with each citation compared word for word with the source that the run has read. */
 function Grounds({ proposal, runId }: { proposal: Proposal; runId: string | null }) {
   const t = useTexts();
-  const [shown, show] = useState<{ citation: Citation; text: string } | null>(null);
   const steps = useQuery({
     queryKey: ["run", runId, "steps"],
     queryFn: ({ signal }) => api.get("/runs/{run_id}/steps", { path: { run_id: runId ?? "" }, signal }),
@@ -397,28 +373,7 @@ function Grounds({ proposal, runId }: { proposal: Proposal; runId: string | null
         <p key={one}>{one}</p>
       ))}
       <h3>{t("proposals.citations")}</h3>
-      {grounds.citations.length === 0 && <p className="quiet">{t("proposals.citations.none")}</p>}
-      {grounds.citations.map((one, at) => {
-        const text = sources.get(one.ref);
-        const state = text === undefined ? "unchecked" : locate(text, one) === null ? "unverified" : "verified";
-        return (
-          <figure key={at} className={`quote ${state}`}>
-            <blockquote>{one.excerpt}</blockquote>
-            <figcaption className="row">
-              <code>{one.ref}</code>
-              <span className={`badge ${state === "verified" ? "good" : state === "unverified" ? "bad" : ""}`}>
-                {t(`proposals.citation.${state}`)}
-              </span>
-              {text !== undefined && (
-                <button type="button" className="small" onClick={() => show({ citation: one, text })}>
-                  {t("proposals.citation.show")}
-                </button>
-              )}
-            </figcaption>
-          </figure>
-        );
-      })}
-      {shown !== null && <Source {...shown} onClose={() => show(null)} />}
+      <Citations items={grounds.citations} sources={sources} />
     </section>
   );
 }
@@ -430,43 +385,6 @@ function groundsOf(proposal: Proposal): { reasons: string[]; citations: Citation
     reasons: several.map((one) => one["reasoning"]).filter((one): one is string => typeof one === "string"),
     citations: several.flatMap((one) => (Array.isArray(one["citations"]) ? (one["citations"] as Citation[]) : [])),
   };
-}
-
-/** Where the excerpt is in the source. Positions count code points, as Python does. */
-export function locate(text: string, citation: Citation): { before: string; found: string; after: string } | null {
-  const points = Array.from(text);
-  const { start, end } = citation;
-  if (start !== undefined && end !== undefined && points.slice(start, end).join("") === citation.excerpt) {
-    return { before: points.slice(0, start).join(""), found: citation.excerpt, after: points.slice(end).join("") };
-  }
-  const at = text.indexOf(citation.excerpt);
-  if (at < 0 || citation.excerpt === "") return null;
-  return { before: text.slice(0, at), found: citation.excerpt, after: text.slice(at + citation.excerpt.length) };
-}
-
-function Source({ citation, text, onClose }: { citation: Citation; text: string; onClose: () => void }) {
-  const t = useTexts();
-  const place = locate(text, citation);
-  const mark = useRef<HTMLElement>(null);
-  useEffect(() => mark.current?.scrollIntoView({ block: "center" }), []);
-  return (
-    <Dialog title={citation.ref} onClose={onClose}>
-      <div className="source-text" tabIndex={0} role="group" aria-label={citation.ref}>
-        {place === null ? text : (
-          <>
-            {place.before}
-            <mark ref={mark}>{place.found}</mark>
-            {place.after}
-          </>
-        )}
-      </div>
-      <div className="row end">
-        <button type="button" onClick={onClose}>
-          {t("common.close")}
-        </button>
-      </div>
-    </Dialog>
-  );
 }
 
 export function Events({ items }: { items: EventListed[] }) {

@@ -108,6 +108,12 @@ export function Run() {
               </dd>
             </>
           )}
+          <dt>{t("nav.artifacts")}</dt>
+          <dd>
+            <Link to="/console/artifacts" search={{ q: `run:${one.run_id}` }}>
+              {t("artifacts.of.run")}
+            </Link>
+          </dd>
         </dl>
       </section>
       <section className="card">

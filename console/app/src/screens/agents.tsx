@@ -1,0 +1,6 @@
+export function Agents() {
+  return null;
+}
+export function AgentPage() {
+  return null;
+}
