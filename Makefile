@@ -12,6 +12,7 @@ bootstrap = @command -v $(PYTHON) >/dev/null || { echo "python3 is missing. Inst
 	$(PYTHON) tools/bootstrap.py
 pytest = $(BIN)/python -m pytest
 console = @$(BIN)/python tools/console.py
+browser = @$(BIN)/python tools/browser.py
 
 # A machine may be set up to keep nothing that Python compiles; the suite would then compile its libraries in every process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,9 +23,10 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Make or repair .venv with everything for tests and checks, and build the console
+setup: ## Make or repair .venv with everything for tests and checks, build the console, find or install Chromium
 	$(bootstrap) dev
 	$(console) build
+	$(browser)
 
 demo: ## An agent from trigger to proposals (ARGS=--crash: a worker killed in the middle, and what happened then)
 	$(bootstrap) run
@@ -43,6 +45,7 @@ console: ## Build the console into the package (what setup, demo, up and test do
 test: ## Run the default suite (ARGS='-k lease' narrows it)
 	$(bootstrap) dev
 	$(console) build
+	$(browser)
 	@$(pytest) -n $(TEST_WORKERS) $(ARGS)
 
 check: ## Format, lint, types, layers, locks for every platform; types and unit tests of the console
@@ -62,11 +65,13 @@ fmt: ## Format and apply safe lint fixes
 
 prove: ## Run the long proofs
 	$(bootstrap) dev
+	$(browser)
 	@$(pytest) -m prove --timeout 3600 --requirement-results=build/requirements-prove.json $(ARGS)
 
 conformance: ## Run the default suite and print requirement -> tests -> result
 	$(bootstrap) dev
 	$(console) build
+	$(browser)
 	@$(pytest) -n $(TEST_WORKERS) -q $(ARGS); result=$$?; $(BIN)/python -m tests.requirement_report; exit $$result
 
 bench: ## Print the performance table

@@ -15,6 +15,8 @@ GRACE_S = 5.0
 TASK_TIMEOUT_S = 120.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ROOT = Path(__file__).resolve().parent.parent
+PYTHON = sys.executable
+"""What starts a child."""
 
 
 class ChildFailed(Exception):
@@ -29,7 +31,7 @@ class Child:
         self._errors = folder / f"{subject}-{action}-{os.urandom(4).hex()}.log"
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bench.child", subject, action, json.dumps(options)],
+                [PYTHON, "-m", "bench.child", subject, action, json.dumps(options)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

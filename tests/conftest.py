@@ -24,6 +24,7 @@ from tests.servers.postgres import (
     running_postgres,
     sharing_clusters,
 )
+from tests.servers.ready_python import sharing_python
 
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,10 +61,11 @@ TEMPLATE_MIGRATION = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The process that hands out the tests keeps the folder; its workers find it in their environment."""
+    """The process that hands out the tests keeps the shared folders; its workers find them in their environment."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         sharing = contextlib.ExitStack()
         sharing.enter_context(sharing_clusters())
+        sharing.enter_context(sharing_python())
         config.add_cleanup(sharing.close)
 
 

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 import trellis
-from trellis.cli.program import LISTED, ON_THIS_MACHINE, commands_of, make_program
+from trellis.cli.program import LISTED, ON_THIS_MACHINE, commands_of, main, make_program
 from trellis.engine import errors
 
 SOURCE = Path(trellis.__file__).parent
@@ -135,6 +135,10 @@ def test_lazily_imported_names_can_be_pickled_and_inspected():
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
+def test_commands_are_made_once_in_a_process():
+    assert commands_of("jobs")["jobs"] is commands_of("jobs")["jobs"]
+
+
 def test_top_level_help_repeats_the_help_of_each_command():
     there = {
         name: (module, command.rich_help_panel, command.get_short_help_str(limit=72))
@@ -160,6 +164,20 @@ def test_every_command_works_through_a_gateway_or_says_why_it_acts_on_this_machi
         for path, command in leaves(typer.main.get_command(make_program()))
     }
     assert {path for path, gateway in takes.items() if not gateway} == set(ON_THIS_MACHINE)
+
+
+def test_a_command_of_this_machine_that_is_given_a_gateway_says_why_not_and_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+):
+    for path, known in ON_THIS_MACHINE.items():
+        assert main([*path.split(), "--gateway", "http://127.0.0.1:1"]) == 2
+        message = f"error: `trellis {path}` takes no --gateway, because it {known.because}.\n  → {known.instead}\n"
+        assert capsys.readouterr().err == message
+    assert main(["audit", "--gateway", "http://127.0.0.1:1"]) == 2
+    assert "`trellis audit` takes no --gateway, because it works on the ledger" in capsys.readouterr().err
+    for group in ([], ["policy"]):
+        assert main([*group, "--gateway", "http://127.0.0.1:1"]) == 2
+        assert "Give it after the command" in capsys.readouterr().err
 
 
 def test_no_modules_import_each_other_in_a_circle():

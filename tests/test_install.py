@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def serves_the_demo(installation: Installation, folder: Path) -> None:
             server.send_signal(signal.SIGTERM)
             rest, _ = server.communicate(timeout=COMMAND_S)
     assert server.returncode == 0, rest
+
+
+@pytest.mark.requirement("OBS-4")
+def test_the_wheel_has_the_page_that_an_alert_names(wheel: Path, installation: Installation, tmp_path: Path) -> None:
+    pages = {path.name: path.read_bytes() for path in (ROOT / "docs/runbooks").glob("*.md")}
+    with zipfile.ZipFile(wheel) as packed:
+        shipped = {name for name in packed.namelist() if "/runbook_pages/" in name}
+        assert {Path(name).name: packed.read(name) for name in shipped} == pages
+    printed = installation.trellis("alerts", "runbook", "jobs-wait", cwd=tmp_path)
+    assert printed.stdout.encode() == pages["jobs-wait.md"], printed.stderr
 
 
 MISSING = {

@@ -129,10 +129,12 @@ def installed() -> list[str]:
     wanted = hashlib.sha256((CONSOLE / "package-lock.json").read_bytes()).hexdigest()
     if not (stamp.is_file() and stamp.read_text() == wanted):
         print("Installing the packages of the console …", file=sys.stderr, flush=True)
-        # Not `npm ci`: it refuses a lock that lacks the compiled parts of platforms that the registry did not offer
-        # when the lock was made. `--no-save` leaves the lock as it is; what it names is checked against its hash.
-        options = ["--no-save", "--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--loglevel=error"]
-        run([*npm, "install", *options], "npm install")
+        ci = [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        try:
+            run([*ci, "--prefer-offline"], "npm ci")
+        except CannotBuild:
+            # A list of versions that npm kept from another day may lack a version that the lock names.
+            run(ci, "npm ci")
         stamp.write_text(wanted)
     return npm
 

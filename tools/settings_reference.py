@@ -17,7 +17,7 @@ INTRODUCTION = """# Settings
 Written from `trellis.app.settings` by `python -m tools.settings_reference`; the suite compares. A setting is an
 environment variable (`TRELLIS_CONCURRENCY=8`) or a key of `trellis.toml` in the working folder (`concurrency = 8`); the
 environment wins. `trellis doctor --settings` prints the values in force and where each comes from. `auto` means
-that nothing is set: the text says what happens then.
+that nothing is set: the text says what happens then. A setting that is set but empty is refused.
 
 | Variable | Default | Meaning |
 |---|---|---|

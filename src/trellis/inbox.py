@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from trellis.agents.definition import AgentDefinition
+from trellis.agents.definition import ENTRY_ACTIONS, AgentDefinition
 from trellis.agents.errors import AgentError
 from trellis.documents import ids
 from trellis.documents.errors import AgentNotRunnable, EntryNotFound, RunError, TooManyWaiting
@@ -28,15 +28,15 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey, Job, JobFilter
 from trellis.lifecycles import Role
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
-from trellis.proposals.proposal import CONTENT_ACTIONS, ProposalSource
+from trellis.proposals.proposal import ProposalSource
 from trellis.proposals.service import ProposalOffer, ProposalService
-from trellis.runs.orchestration import OrchestrationLayer, TriggerKind
+from trellis.runs.orchestration import INBOX_KEY, OrchestrationLayer, TriggerKind
 from trellis.storage.objects.canonical_json import encode, timestamp
 
 TYPE = "inbox-entry"
 RUN = "run"
 JOB = "job"
-ACTIONS = (RUN, JOB, *sorted(CONTENT_ACTIONS))
+ACTIONS = ENTRY_ACTIONS
 RULES: Mapping[str, str] = MappingProxyType({RUN: "runs.trigger", JOB: "jobs.create"})
 """Rule that the sender needs for each action. A proposal changes nothing and needs only the right to use the inbox."""
 KEY_SCOPE = "inbox"
@@ -234,7 +234,7 @@ class InboxService:
         await self._move(job.job_id, "processed", {"made": made})
 
     async def _make(self, entry: Mapping[str, Any]) -> dict[str, str]:
-        key, intent = f"inbox:{entry['id']}", entry["intent"]
+        key, intent = f"{INBOX_KEY}{entry['id']}", entry["intent"]
         if intent["action"] == RUN:
             kind = _trigger_kind(entry["source"]["type"], relayed=entry.get("relayed", False))
             run = await self.layer.trigger(

@@ -17,6 +17,7 @@ from trellis.agents.definition import (
     AgentMalformed,
     AgentStatus,
     ContextOptions,
+    EventTrigger,
     SafeOutput,
     Tool,
     TriggerEvent,
@@ -82,7 +83,7 @@ def test_every_optional_field_is_read():
         agent_file(
             temperature="0.75",
             max_steps="20",
-            triggers="\n  manual: false\n  cron: '0  6 * * mon-fri'\n  events:\n  - proposal.applied\n  - inbox.item.created",
+            triggers="\n  manual: false\n  cron: '0  6 * * mon-fri'\n  events:\n  - proposal.applied\n  - job.ended:a:b",
             context="{folder: sources/letters, max_sources: 3, mode: wide}",
         )
     )
@@ -90,7 +91,7 @@ def test_every_optional_field_is_read():
     assert read.triggers == Triggers(
         manual=False,
         cron="0 6 * * mon-fri",
-        events=(TriggerEvent.PROPOSAL_APPLIED, TriggerEvent.INBOX_ITEM_CREATED),
+        events=(EventTrigger(TriggerEvent.PROPOSAL_APPLIED), EventTrigger(TriggerEvent.JOB_ENDED, "a:b")),
     )
     assert read.context == ContextOptions(folder="sources/letters", max_sources=3, mode=ReadMode.WIDE)
 
@@ -201,6 +202,16 @@ def test_a_required_field_that_is_missing_is_named(field: str):
         ("triggers.cron", "{cron: [1]}", "five fields", None),
         ("triggers.events", "{events: [tick]}", "inbox.item.created", None),
         ("triggers.events", "{events: [proposal.aplied]}", "inbox.item.created", "proposal.applied"),
+        ("triggers.events", "{events: ['job.eneded:import']}", "job.ended:TYPE", "job.ended:import"),
+        ("triggers.events", "{events: [job.ended]}", "such as job.ended:import", None),
+        ("triggers.events", "{events: ['job.ended: import']}", "such as job.ended:import", None),
+        ("triggers.events", "{events: ['proposal.applied:x']}", "proposal.applied alone", None),
+        ("triggers.events", "{events: ['inbox.item.created:mail']}", "one of run, job, propose-artifact", None),
+        ("triggers.events", "{events: [run.completed]}", "the slug of another agent", None),
+        ("triggers.events", "{events: ['run.failed:Not A Slug']}", "the slug of another agent", None),
+        ("triggers.events", "{events: ['run.completed:gardener']}", "never start runs of itself", None),
+        ("triggers.events", "{events: ['job.ended:x', 'job.ended:x']}", "it once", None),
+        ("triggers.events", f"{{events: [{', '.join(f'job.ended:x{n}' for n in range(21))}]}}", "at most 20", None),
         ("triggers.manul", "{manul: true}", "one of manual, cron, events", "manual"),
         ("context.folder", "{folder: runs}", "`sources`", None),
         ("context.folder", "{folder: sources/../runs}", "`sources`", None),

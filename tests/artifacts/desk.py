@@ -13,6 +13,7 @@ from trellis.app.wiring import new_id
 from trellis.artifacts.content import ArtifactDraft, ArtifactType, JobType
 from trellis.artifacts.registry import ArtifactCollector, ArtifactRegistry, StagedArtifact
 from trellis.artifacts.rows import journal_entry, project_id
+from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import (
     Actor,
@@ -160,10 +161,15 @@ class Desk:
     def collector(self, batch: int = 100) -> ArtifactCollector:
         return ArtifactCollector(artifacts=self.artifacts, is_recorded=partial(is_recorded, self.objects), batch=batch)
 
-    def projector(self) -> Projector:
-        projector = Actor(role=Role.PROJECTOR, name=f"projector-{new_id()}@test")
+    def projector(self, *, seals: bool = False) -> Projector:
+        actor = Actor(role=Role.PROJECTOR, name=f"projector-{new_id()}@test")
+        sealer = AuditSealer(ledger=self.ledger, actor=actor, objects=self.objects, clock=self.clock)
         return Projector(
-            ledger=self.ledger, actor=projector, publisher=DocumentPublisher(self.objects), clock=self.clock
+            ledger=self.ledger,
+            actor=actor,
+            publisher=DocumentPublisher(self.objects),
+            sealer=sealer if seals else None,
+            clock=self.clock,
         )
 
     async def waiting(self, job_type: JobType = JobType.RESEARCH) -> Lease:
@@ -203,9 +209,9 @@ class Desk:
     async def sweep(self) -> None:
         await self.ledger.sweep(SWEEPER, SweepOptions(elect=False))
 
-    async def publish(self) -> None:
+    async def publish(self, *, seals: bool = False) -> None:
         """Publish everything, and let the place go."""
-        projector = self.projector()
+        projector = self.projector(seals=seals)
         while True:
             report = await projector.run_once()
             assert report.following

@@ -246,7 +246,7 @@ async def test_an_object_in_the_way_sets_the_artifact_aside_and_a_rebuild_puts_i
 @pytest.mark.requirement("ART-5")
 async def test_an_artifact_outlives_its_job_in_the_ledger(desk: Desk):
     made = await desk.finalized()
-    await desk.publish()
+    await desk.publish(seals=True)
     desk.clock.advance(31 * DAY_S)
     await desk.ledger.retain(RetentionOptions())
     assert await desk.ledger.job(made.row.job_id) is None

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from bench import processes
 from bench.cli import main
+from tests.servers.ready_python import ready_python
 
 
-def test_a_run_prints_its_table_and_keeps_its_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_run_prints_its_table_and_keeps_its_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processes, "PYTHON", ready_python())
     file = tmp_path / "figures.json"
     assert main(["--small", "--rounds", "1", "--only", "steps", "--json", str(file)]) == 0
     printed = capsys.readouterr()

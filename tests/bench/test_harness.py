@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench import processes
 from bench.groups import RUN_SUBJECTS, SMALL, _run_task, gateway, sqlite_drains
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
 from bench.measures import asked, drain, drain_file
@@ -15,9 +16,22 @@ from bench.stores import Stores
 from bench.subjects.runs import names
 from bench.task import Task
 from tests.servers.postgres import PostgresServer
+from tests.servers.ready_python import ready_python
 from trellis.documents import ids
 
 TASK = Task(url="", jobs=60, batch=20, concurrency=20)
+
+
+@pytest.fixture(autouse=True)
+def forked_children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are forked from a ready process, except in tests of what an interpreter of its own does."""
+    if "started_children" not in request.fixturenames:
+        monkeypatch.setattr(processes, "PYTHON", ready_python())
+
+
+@pytest.fixture
+def started_children() -> None:
+    """Children are started as `make bench` starts them."""
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +49,14 @@ def test_postgres_is_drained(stores: Stores, subject: str):
     assert drained.wal_bytes > 0
 
 
-@pytest.mark.parametrize("subject", ["trellis", pytest.param("ledger", marks=pytest.mark.prove), "floor_sqlite"])
+@pytest.mark.parametrize("subject", ["trellis", pytest.param("ledger", marks=pytest.mark.prove)])
 def test_sqlite_is_drained(stores: Stores, subject: str):
     assert drain_file(stores, subject, TASK).per_s > 0
+
+
+@pytest.mark.usefixtures("started_children")
+def test_sqlite_floor_is_drained_by_processes_as_the_benchmark_starts_them(stores: Stores):
+    assert drain_file(stores, "floor_sqlite", TASK).per_s > 0
 
 
 def test_runs_are_taken_to_their_end_by_two_processes(stores: Stores):

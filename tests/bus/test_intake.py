@@ -179,7 +179,6 @@ async def test_an_id_that_leaves_no_room_for_a_wire_id_is_refused(rig: Rig, clie
     assert await rig.ledger.job(JobId("x" * 161)) is None
 
 
-@pytest.mark.requirement("BUS-12")
 async def test_a_bad_request_with_the_id_of_a_job_gets_no_result_in_its_name(rig: Rig, client: Client):
     await rig.submit(job_id="mine")
     await client.send(SUBMIT, request(labels={"retry_of": "x"}))
@@ -215,7 +214,6 @@ async def test_bus_request_is_neither_accepted_nor_refused_during_a_ledger_outag
     assert await rig.state("mine") == "PENDING"
 
 
-@pytest.mark.requirement("BUS-10")
 async def test_request_sent_once_is_taken_in_by_the_listener(rig: Rig, client: Client):
     await client.intake.start()
     await client.bus.publish(SUBMIT, request(), trace_id="t")

@@ -90,6 +90,7 @@ async def test_steps_of_one_number_and_of_other_workflows_do_not_wait_for_each_o
     jobs.append(await rig.submit(job_id="beside", parent_job_id="parent", workflow_id="flow", step_index=0))
     jobs.append(await rig.submit(job_id="elsewhere", parent_job_id="parent", workflow_id="other", step_index=5))
     jobs.append(await rig.submit(job_id="orphan", workflow_id="flow", step_index=5))
+    await rig.submit(job_id="next", parent_job_id="parent", workflow_id="flow", step_index=1)  # it waits
     await rig.run()
     assert sorted(worker.jobs) == sorted(jobs)
 
@@ -102,6 +103,7 @@ async def test_step_that_another_tenant_adds_to_a_workflow_blocks_no_job(rig: Ri
     await rig.run()
     await end(rig, "foreign", Trigger.FAIL)
     step = await rig.submit(job_id="own", **own, step_index=1)
+    await rig.submit(job_id="later", **own, step_index=2)  # it waits for the step before it of its own tenant
     await rig.run()
     assert worker.jobs == ["foreign", step]
 

@@ -171,7 +171,6 @@ async def test_a_transient_error_on_an_idempotent_topic_is_another_attempt_of_th
     assert seen == [(job_id, 1), (job_id, 2)]
 
 
-@pytest.mark.requirement("BUS-5")
 async def test_a_handler_that_takes_longer_than_its_lease_keeps_its_job(
     rig_of: Callable[..., AbstractAsyncContextManager[Rig]],
 ):

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from tests.bus.wire.conftest import new_id, now
 from tests.servers.nats import NatsServer, running_nats
+from tests.servers.ready_python import ready_python
 from trellis.app.wiring import SystemClock
 from trellis.bus.messages import (
     ASK_FIRST,
@@ -104,7 +104,7 @@ async def plane(server: NatsServer, tmp_path: Path) -> AsyncIterator[Plane]:
 def process(server: NatsServer, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     root = Path(__file__).resolve().parents[2]
     started = subprocess.Popen(
-        [sys.executable, "-m", "trellis", "worker", "examples.bus_worker:app", "--bus", server.url, "--name", WORKER],
+        [ready_python(), "-m", "trellis", "worker", "examples.bus_worker:app", "--bus", server.url, "--name", WORKER],
         cwd=root,
         env={**os.environ, "TRELLIS_OBJECTS": f"file://{tmp_path / 'objects'}"},
         text=True,
@@ -134,7 +134,6 @@ async def test_a_worker_process_serves_topics_until_it_is_told_to_stop(
     assert (process.returncode, "Traceback" in errors) == (0, False)
 
 
-@pytest.mark.requirement("BUS-10")
 async def test_worker_logs_that_it_waits_for_the_bus(server: NatsServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.kill()
     options, cli = BusOptions(url=server.url, sender_id=WORKER), Cli(ledger=None, data=None, out=Output(as_json=False))

@@ -220,7 +220,6 @@ async def test_a_bus_that_fails_again_and_again_leaves_nothing_behind(rig: Rig):
     assert len(_heard(parts)) == 16
 
 
-@pytest.mark.requirement("BUS-10")
 @pytest.mark.parametrize(
     "error, told",
     [

@@ -503,7 +503,6 @@ async def test_a_step_that_waits_for_its_turn_is_let_go_when_the_one_before_it_e
     assert len(path) == 4
 
 
-@pytest.mark.requirement("BUS-8")
 @pytest.mark.parametrize("hold", ["throttle", "human"])
 async def test_a_step_that_waits_for_something_else_goes_on_waiting(rig: Rig, hold: str):
     parts = parts_of(rig)

@@ -537,7 +537,6 @@ async def test_an_epoch_that_never_was_is_stale(rig: Rig):
     assert answer.message == "refused: stale"
 
 
-@pytest.mark.requirement("BUS-12")
 async def test_our_own_packets_are_not_heard(rig: Rig):
     parts = parts_of(rig)
     held = await parts.dispatched()

@@ -77,8 +77,10 @@ async def served(ledger: Ledger, bus: LocalBus, roles: frozenset[BusRole], name:
 
 
 @asynccontextmanager
-async def fleet(url: str, objects: Path, *split: frozenset[BusRole]) -> AsyncGenerator[tuple[Trellis, LocalBus]]:
-    """Processes with these roles on one bus, and a worker of the shop."""
+async def fleet(
+    url: str, objects: Path, *split: frozenset[BusRole], app: App | None = None
+) -> AsyncGenerator[tuple[Trellis, LocalBus]]:
+    """Processes with these roles on one bus, and a worker of this application, by default of the shop."""
     async with AsyncExitStack() as stack:
         bus = LocalBus("trellis", clock=SystemClock(), now=lambda: datetime.now(UTC))
         for number, roles in enumerate(split):
@@ -89,7 +91,7 @@ async def fleet(url: str, objects: Path, *split: frozenset[BusRole]) -> AsyncGen
         store = await open_objects(f"file://{objects}")
         stack.push_async_callback(store.close)
         worker = BusWorker(
-            shop(),
+            app or shop(),
             bus.sibling("shop-1"),
             BusWorkerOptions(),
             clock=SystemClock(),
@@ -133,6 +135,34 @@ async def test_jobs_go_all_the_way_and_clients_hear_how_they_ended(
             *failed,
         }
         assert [event.correlation_id for event in await good.events()] == ["press-1"] * 5
+        assert (await verify(trellis.ledger)).ok
+
+
+@pytest.mark.requirement("BUS-2", "BUS-12")
+async def test_a_job_that_runs_while_the_only_scheduler_is_stopped_ends_with_its_result(url: str, tmp_path: Path):
+    """The process of the reconciler records what the worker reports; nobody takes the job back."""
+    began, may_end = asyncio.Event(), asyncio.Event()
+    app = App(testing=True)
+
+    @app.job("job.slow")
+    async def slow(ctx: Context) -> str:
+        began.set()
+        await may_end.wait()
+        return "done"
+
+    async with (
+        AsyncExitStack() as scheduler,
+        fleet(url, tmp_path / "objects", frozenset({BusRole.RECONCILER}), app=app) as (trellis, bus),
+    ):
+        sender = bus.sibling("trellis")
+        await scheduler.enter_async_context(
+            served(trellis.ledger, sender, frozenset({BusRole.SCHEDULER}), "scheduler@test")
+        )
+        job = await trellis.submit_topic("job.slow")
+        await asyncio.wait_for(began.wait(), PATIENCE_S)
+        await scheduler.aclose()
+        may_end.set()
+        assert (await job.result(timeout_s=PATIENCE_S))["status"] == "SUCCEEDED"
         assert (await verify(trellis.ledger)).ok
 
 

@@ -11,9 +11,10 @@ from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
 from tests.bus.rig import TOPIC, Rig
 from tests.bus.test_intake import Client, intake_of
+from trellis.auth import matrices
 from trellis.bus.messages import CANCEL, SUBMIT, ErrorCode, JobCancel, Status
 from trellis.bus.requests import JobRequest, new_bus_job
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, JobId
 from trellis.lifecycles import Role
 
 OWNER, STRANGER = "iryna", "mallory"
@@ -71,7 +72,7 @@ async def test_a_strangers_step_holds_up_nobody(rig: Rig, parent: str):
     assert "s2" not in worker.jobs, "a step of the same tenant does"
 
 
-@pytest.mark.requirement("D62", "BUS-8")
+@pytest.mark.requirement("D62")
 async def test_a_strangers_failed_step_ends_nobody(rig: Rig):
     parts = parts_of(rig)
     await step(rig, "bad", 0, by=STRANGER)
@@ -82,7 +83,7 @@ async def test_a_strangers_failed_step_ends_nobody(rig: Rig):
 
 
 @pytest.mark.on_both
-@pytest.mark.requirement("D62", "BUS-8")
+@pytest.mark.requirement("D62")
 @pytest.mark.parametrize("first", ["the steps", "the parent"])
 async def test_cancel_of_a_job_with_the_id_of_another_tenants_parent_ends_no_child(rig: Rig, first: str):
     parts = parts_of(rig)
@@ -144,6 +145,23 @@ async def test_a_sender_cancels_its_own_jobs_alone(rig: Rig):
     assert other.alerts == [ErrorCode.PERMISSION_DENIED] * 2
     await one.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
     assert await rig.state("mine") == "CANCELLED"
+
+
+@pytest.mark.requirement("AUTH-1", "AUTH-7")
+async def test_the_authority_matrix_decides_about_requests_and_cancels_on_the_bus(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    """A sender is a submitter: with that role's grants taken from the table, the bus takes nothing from it."""
+    sender = client_of(rig, "client-1")
+    await sender.listen()
+    await sender.send(SUBMIT, request("mine"))
+    rows = {**matrices.ROWS, Role.SUBMITTER: matrices.MatrixRow()}
+    monkeypatch.setattr(matrices, "RULES", matrices.table(matrices.COLUMNS, rows))
+    await sender.send(SUBMIT, request("more"))
+    await sender.send(CANCEL, JobCancel(job_id="mine", requested_by="client-1"))
+    assert sender.alerts == [ErrorCode.PERMISSION_DENIED] * 2
+    assert [result.job_id for result in sender.results] == ["more"], "its client gets an answer"
+    assert (await rig.ledger.job(JobId("more")), await rig.state("mine")) == (None, "PENDING")
 
 
 @pytest.mark.requirement("D62")

@@ -291,7 +291,6 @@ async def test_a_step_that_succeeds_while_others_are_undone_waits_for_the_one_un
     assert "a.c" in await parts.jobs()
 
 
-@pytest.mark.requirement("BUS-5", "BUS-8", "D36")
 async def test_reconciler_that_follows_again_discards_its_cached_workflows(rig: Rig):
     parts, other = parts_of(rig), parts_of(rig, name="process-2")
     await step(rig, "done", 0, compensation=UNDO)

@@ -57,6 +57,8 @@ def test_head_is_printed_signed_and_found_again(used: Terminal):
     assert used("audit", "verify", "--head", head["sha256"]).code == 0
     assert used("audit", "verify", "--head", "f" * 64).code == 1
     assert "64 hexadecimal digits" in used("audit", "verify", "--head", "f").err
+    assert "the records that are older than the chain are gone" in used("audit", "verify", "--unproven", "f" * 64).out
+    assert "64 hexadecimal digits" in used("audit", "verify", "--unproven", "f").err
 
     from joserfc import jws
 
@@ -77,12 +79,12 @@ def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatc
     assert (row["lifecycle"], row["state"], row["ended"], row["removable"]) == ("leased-job", "cancelled", 2, 0)
     monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "off")
     assert "for ever" in used("retention", "plan").out
-    assert used("retention", "run", "--json").record["jobs"] == 0
+    assert used("retention", "apply", "--json").record["jobs"] == 0
     monkeypatch.setenv("TRELLIS_RETENTION_STATES", "leased-job.cancelled=0")
     row = used("retention", "plan", "--json").records[0]
     assert (row["removable"], row["keys"]) == (1, 1), "the id that was given answers for a day"
     assert "1 by their idempotency key" in " ".join(used("retention", "plan").out.split())
-    assert used("retention", "run", "--reason", "spring cleaning").out.startswith("1 job removed with 2 events")
+    assert used("retention", "apply", "--reason", "spring cleaning").out.startswith("1 job removed with 2 events")
     asyncio.run(_publish(used.url))
     answer = used("audit", "verify")
     assert answer.code == 0, answer.out
@@ -98,5 +100,5 @@ def test_retention_is_run_by_operators_alone(used: Terminal, monkeypatch: pytest
     token = used("token", "issue", "--role", "submitter").out.strip()
     monkeypatch.setenv("TRELLIS_TOKEN", token)
     monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "0.000001")
-    refused = used("retention", "run")
+    refused = used("retention", "apply")
     assert (refused.code, "control-plane" in refused.err) == (1, True), refused.err

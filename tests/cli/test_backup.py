@@ -6,7 +6,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable, Generator
@@ -17,6 +16,7 @@ import pytest
 from dulwich.repo import Repo
 
 from tests.cli.conftest import Answer, Terminal
+from tests.servers.ready_python import ready_python
 from trellis import connect
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
@@ -105,6 +105,7 @@ def test_backup_restored_elsewhere_is_the_same_instance_and_goes_on(instance: Te
     assert not list(tmp_path.rglob(".trellis-backup-*")), "nothing is left behind"
 
 
+@pytest.mark.requirement("OBS-1", "D35")
 def test_backup_and_restore_are_recorded_with_who_and_why(small: Terminal, tmp_path: Path):
     file, folder = tmp_path / "b.tar", tmp_path / "elsewhere"
     assert small("backup", str(file), "--reason", "weekly").code == 0
@@ -366,7 +367,7 @@ def processes(folder: Path, *commands: tuple[str, ...]) -> Generator[None]:
     environment = {**os.environ, "TRELLIS_PORT": "0", "TRELLIS_NLM_PORT": "0"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "trellis", *words], cwd=folder, env=environment, stdout=subprocess.DEVNULL
+            [ready_python(), "-m", "trellis", *words], cwd=folder, env=environment, stdout=subprocess.DEVNULL
         )
         for words in commands
     ]

@@ -186,10 +186,10 @@ def test_the_last_attempt_of_a_silent_holder_ends_in_the_dead_letters():
 
 
 def test_a_soft_cancel_and_deaths_are_told():
-    text = story(held(cancel_requested=True, deaths=1))
+    text = story(held(cancel_requested=True, cancel_due_at=NOW + timedelta(seconds=18), deaths=1))
     assert "Somebody asked it to stop" in text
     assert "1 worker died while running it" in text
-    assert "the sweep makes it cancelled" in text
+    assert "When the grace period is over in 18 s, the sweep makes it cancelled" in text
 
 
 def test_a_deadline_is_told():
@@ -347,7 +347,6 @@ def test_durations_read_as_people_say_them(seconds: float, text: str):
     assert duration(seconds) == text
 
 
-@pytest.mark.requirement("BUS-3")
 def test_a_ready_job_on_a_topic_says_that_its_worker_is_missing_before_it_blames_the_scheduler():
     ready = job(lifecycle="bus-job", type="job.echo", state="SCHEDULED")
 

@@ -198,7 +198,14 @@ def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis:
     assert trellis("job", "cancel", job_id, "--cause", "wrong customer").code == 0
     for told in (trellis("job", "show", job_id).out, trellis("job", "explain", job_id).out):
         assert "wrong customer" in " ".join(told.split())
-    assert trellis("job", "show", job_id, "--json").record["cancel_cause"] == "wrong customer"
+    record = trellis("job", "show", job_id, "--json").record
+    assert record["cancel_cause"] == "wrong customer"
+    why = " ".join(trellis("job", "explain", job_id).out.split())
+    assert re.search(rf"{re.escape(record['cancel_asked_by'])} asked it to stop, [0-9.]+ s ago \(wrong customer\)", why)
+    assert "If its handler reads `ctx.cancelled` and returns, it is cancelled" in why
+    assert ("It is not retried" in why, "retryable error" in why, "for attempt 2" in why) == (True, False, False)
+    assert re.search(r"When the grace period is over in (2[0-9]|30) s, the sweep makes it cancelled", why)
+    assert f"trellis job cancel {job_id} --hard" in why
     asked = " ".join(trellis("events", job_id).err.split())
     assert ("asked to stop by" in asked, "wrong customer; it has not ended yet" in asked) == (True, True)
     stop()

@@ -1,6 +1,7 @@
 """`trellis migrate`, `verify`, `sweep`, `doctor`, `version`, and ledgers that are not there, too old, read-only or wrong."""
 
 import asyncio
+import json
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.servers.postgres import PostgresServer
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -446,3 +448,62 @@ def test_doctor_names_jobs_that_the_projector_set_aside(local: Terminal, tmp_pat
     asyncio.run(put("alerts/projector/run_1.json"))
     told = published()
     assert (told["severity"], "run_1" in told["detail"], "rebuild" in told["remedy"]) == ("warning", True, True)
+
+
+def _check(local: Terminal, name: str) -> dict[str, str]:
+    return next((one for one in local("doctor", "--json").records if one.get("check") == name), {})
+
+
+@pytest.mark.parametrize("answer,severity", [(b'200 OK\r\n\r\n{"data": []}', "ok"), (b"401 No\r\n\r\n{}", "error")])
+def test_doctor_says_whether_the_server_of_agents_models_accepts_the_key(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch, answer: bytes, severity: str
+):
+    assert _check(local, "agents' models") == {}, "offline models need no server"
+    heard: list[bytes] = []
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            heard.append(connection.recv(65_536))
+            connection.sendall(b"HTTP/1.1 " + answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setenv("TRELLIS_MODEL_BASE_URL", f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
+        monkeypatch.setenv("TRELLIS_MODEL_KEY", "geheim")
+        serving = threading.Thread(target=serve, args=(listening,))
+        serving.start()
+        told = _check(local, "agents' models")
+        serving.join()
+    assert told["severity"] == severity, told
+    assert (heard[0].partition(b" HTTP")[0], b"Bearer geheim" in heard[0]) == (b"GET /v1/models", True), "no tokens"
+    assert ("TRELLIS_MODEL_KEY" in told["remedy"], "geheim" in str(told)) == (severity == "error", False)
+
+
+def test_doctor_writes_reads_and_removes_an_object_and_names_a_store_that_cannot(local: Terminal, tmp_path: Path):
+    objects = tmp_path / "objects"
+    assert _check(local, "object store") == {}, "a missing store is not created"
+    objects.mkdir(mode=0o700)
+    told = _check(local, "object store")
+    assert (told["severity"], "written, read and removed" in told["detail"]) == ("ok", True)
+    assert [path for path in objects.glob("[!.]*/**/*") if path.is_file()] == [], "only the store's own locks stay"
+    shutil.rmtree(objects / "trellis-probe", ignore_errors=True)
+    (objects / "trellis-probe").write_text("a file where the folder of probes would be")
+    told = _check(local, "object store")
+    assert (told["severity"], "TRELLIS_OBJECTS" in told["remedy"]) == ("error", True)
+    assert local("doctor").code == 1
+
+
+def test_doctor_names_living_processes_of_another_version(trellis: Terminal):
+    async def beat(name: str, info: bytes | None) -> None:
+        ledger = await open_ledger(trellis.url)
+        await ledger.heartbeat_worker(Actor(role=Role.WORKER, name=name), info)
+        await ledger.close()
+
+    asyncio.run(beat("old program", b'{"types": []}'))
+    asyncio.run(beat("same", json.dumps({"version": program_version()}).encode()))
+    asyncio.run(beat("gone", b'{"version": "0.0.2", "drained": true}'))
+    assert _check(trellis, "versions")["severity"] == "ok"
+    asyncio.run(beat("other", b'{"version": "0.0.1"}'))
+    told = _check(trellis, "versions")
+    assert (told["severity"], "one living process is not: other (0.0.1)" in told["detail"]) == ("warning", True)
+    assert "SIGTERM" in told["remedy"]

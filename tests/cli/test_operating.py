@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.conftest import Terminal
+from tests.servers.ready_python import ready_python
 from trellis.cli import ledgers, main
 from trellis.cli.output import EVERY_S, Output, counting
 from trellis.cli.up_process import ROLES
@@ -42,7 +42,7 @@ def process(folder: Path, *arguments: str, **environment: str) -> Iterator["subp
     """The program, with a log for machines."""
     set_ = {"TRELLIS_LOG_FORMAT": "json", "TRELLIS_HEALTH_ADDRESS": "127.0.0.1:0", **INJECTED, **environment}
     started = subprocess.Popen(
-        [sys.executable, "-m", "trellis", *arguments],
+        [ready_python(), "-m", "trellis", *arguments],
         cwd=folder,
         env={**os.environ, **set_},
         text=True,

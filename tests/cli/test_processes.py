@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Terminal
+from tests.servers.ready_python import ready_python
 from trellis.cli import main
 from trellis.engine.jobs import Actor
 from trellis.ledgers import open_ledger
@@ -42,7 +43,7 @@ SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 @contextmanager
 def running(*arguments: str, cwd: Path, **streams: int) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "trellis", *arguments],
+        [ready_python(), "-m", "trellis", *arguments],
         cwd=cwd,
         text=True,
         stdout=streams.get("stdout", subprocess.PIPE),

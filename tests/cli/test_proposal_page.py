@@ -31,6 +31,7 @@ def offered(local: Terminal, action: str, target: str) -> str:
                 "citations": [{"ref": "sources/note.md", "excerpt": QUOTE, "start": 0, "end": len(QUOTE)}],
                 "flags": ["citation_not_found:sources/note.md"],
                 "not_found": [{"ref": "sources/note.md", "excerpt": "It may boil over."}],
+                "not_read": [{"ref": "sources/log.md", "excerpt": "It was hot in May."}],
             }
             draft = await offering.about_file(AGENT, action, target, content)
             source = ProposalSource(type="agent", identity=f"agent:{AGENT}", run_id=None)
@@ -62,6 +63,8 @@ def test_a_proposal_is_shown_as_a_diff_with_its_sources_and_what_hides_is_writte
     assert r"characters that cannot be seen, written out here: \u202e, \u200b, \x1b, \u2028" in page
     assert "\nsources/note.md\n  | The boiler B-1 is kept at\n  | 94 degrees.\n" in page
     assert "\nNot found in what the agent read\nsources/note.md\n  ? It may boil over.\n" in page
+    unread = "In a source that the agent did not read in this run: compare the words there yourself"
+    assert f"\n{unread}\nsources/log.md\n  ? It was hot in May.\n" in page
     assert "it is too hot" in page
     assert f"proposals approve {id_}" in page
 

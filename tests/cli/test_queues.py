@@ -22,7 +22,6 @@ def test_queues_count_what_waits(trellis: Terminal):
     assert trellis("queues").out.split()[:2] == ["TYPE", "READY"]
 
 
-@pytest.mark.requirement("OBS-5")
 def test_metrics_print_the_ledgers_gauges_or_one_of_the_files_that_are_made_from_them(trellis: Terminal):
     trellis.submit("a")
     assert 'trellis_queue_ready{lifecycle="leased-job",type="a"} 1.0\n' in trellis("metrics").out

@@ -1,6 +1,7 @@
 """`trellis agents`, `run`, `runs`, `proposals`, `schedules`: a real agent from trigger to reviewed proposal, from the command line."""
 
 import asyncio
+import getpass
 import json
 import os
 import re
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Terminal
+from tests.nlm.endpoint import running_endpoint
 from trellis.api.runs import ReadableRun, published_states, while_executing
 from trellis.app.instance import Instance, open_instance, storage_locations
 from trellis.app.settings import Settings
 from trellis.cli.run_output import refusals, run_facts
 from trellis.cli.values import params_of
+from trellis.engine.admin_acts import this_node
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.records import JobFilter, JobPlace
@@ -124,6 +127,7 @@ def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: 
     approval = planted("proposals", "show", other, "--json").record["approval"]
     decided = f"is rejected already, decided by {approval['decided_by']} at {approval['decided_at']};"
     assert (again.code, decided in again.err) == (1, True)
+    assert approval["decided_by"] == f"{getpass.getuser()}@{this_node()}", "a person, not a process"
 
 
 def shown_steps(terminal: Terminal, run_id: str) -> list[dict[str, Any]]:
@@ -222,7 +226,40 @@ def test_a_run_is_shown_with_what_was_refused_to_its_model():
     }
     refused = refusals([{"result": {}}, {"result": {"refused": [refusal]}}])
     facts = run_facts({**record, "proposals_created": [], "refused": refused})
-    assert ("refused", "create-proposal logic-update: not listed") in [(name, str(fact)) for name, fact in facts]
+    (text,) = [str(fact) for name, fact in facts if name == "refused"]
+    assert text.startswith("create-proposal logic-update: not listed → add the action to `safe_outputs` in its file")
+
+
+@pytest.mark.requirement("PIPE-14")
+def test_a_failed_run_says_which_calls_were_refused_why_and_what_to_change(
+    planted: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    file = folder_of(planted) / "agents" / VIOLIN / "_agent.md"
+    file.write_text(
+        re.sub(r"max_steps: \d+", "max_steps: 2", file.read_text()).replace("model: offline", "model: openai:m")
+    )
+    tag = {"action": "logic-update", "target": "_agent.md", "summary": "s", "text": "t"}
+    with running_endpoint() as endpoint:
+        for name, args in (("delete-file", {"path": "x"}), ("create-proposal", tag)):
+            endpoint.calls((name, args))
+        monkeypatch.setenv("TRELLIS_MODEL_BASE_URL", endpoint.base_url)
+        monkeypatch.setenv("TRELLIS_MODEL_KEY", "none")
+        watched = planted("run", VIOLIN, "--watch")
+    assert watched.code == 1
+    (run,) = planted("runs", "--json").records
+    assert run["refused_actions"] == 2
+    shown = " ".join(planted("runs", "show", run["run_id"]).out.split())
+    why = " ".join(planted("job", "explain", run["run_id"]).out.split())
+    for told in (" ".join(watched.out.split()), shown, why):
+        assert "delete-file: the agent's file does not list it; it lists read-context" in told
+        assert "create-proposal logic-update _agent.md: 'logic-update' is not among the agent's safe_outputs" in told
+        assert "add the tool to `tools` in its file" in told
+        assert "add the action to `safe_outputs` in its file" in told
+        assert "raise max_steps" not in told, "more steps would be refused alike"
+    record = planted("runs", "show", run["run_id"], "--json").record
+    assert [one["code"] for one in record["refused"]] == ["tool_not_listed", "action_not_allowed"]
+    status = folder_of(planted) / "agents" / VIOLIN / "runs" / run["run_id"] / "status.json"
+    assert json.loads(status.read_text())["refused"][1]["action"] == "logic-update", "as a gateway tells it"
 
 
 @pytest.mark.requirement("D19", "D12")

@@ -16,6 +16,7 @@ import pytest
 from opentelemetry import trace as api
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from tests.servers.ready_python import ready_python
 from trellis.cli import metrics_export
 from trellis.cli.metrics_export import INTERVAL, metrics_exported
 from trellis.cli.telemetry import configure_tracing, is_asked_for, resource_of
@@ -65,7 +66,7 @@ def collector(arrived: threading.Semaphore | None = None) -> Iterator[tuple[str,
 def ran(**variables: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     return subprocess.run(
-        [sys.executable, "-c", WORK],
+        [ready_python(), "-c", WORK],
         env=clean | variables,
         capture_output=True,
         text=True,

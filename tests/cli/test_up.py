@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.net.listening import make_certificates
+from tests.servers.ready_python import ready_python
 from trellis.cli import main
 
 PATIENCE_S = 60.0
@@ -44,7 +44,7 @@ class Up:
 @contextmanager
 def up(folder: Path, *arguments: str, **environment: str) -> Iterator[Up]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "trellis", "up", *arguments],
+        [ready_python(), "-m", "trellis", "up", *arguments],
         cwd=folder,
         env={**os.environ, "TRELLIS_PORT": "0", **environment},
         text=True,

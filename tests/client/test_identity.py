@@ -174,7 +174,7 @@ def test_an_issued_token_gives_exactly_the_roles_it_names_until_it_expires(roles
         verify(made, [KEY], now=NOW + 60)
 
 
-@pytest.mark.requirement("AUTH-3")
+@pytest.mark.requirement("AUTH-5")
 def test_a_token_may_be_for_one_job():
     made = issue(KEY, name="nlm", roles={Role.NLM_BACKEND}, ttl_s=60, now=NOW, job_id="job-7")
     assert verify(made, [KEY], now=NOW).job_id == "job-7"

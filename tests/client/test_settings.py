@@ -76,6 +76,20 @@ def test_a_wrong_value_of_any_setting_is_told_in_our_own_words(value: str, tmp_p
         assert told["log_level"] == "TRELLIS_LOG_LEVEL: it must be one of debug, info, warning, error, not '-1'"
 
 
+def test_an_empty_setting_is_refused_whichever_it_is_and_wherever_it_is_written(tmp_path: Path):
+    for name in Settings.model_fields:
+        for empty in ("", " "):
+            with pytest.raises(
+                SettingsInvalid, match=f"^TRELLIS_{name.upper()}: it is set but empty; give it a value,"
+            ):
+                read_settings({f"TRELLIS_{name.upper()}": empty}, tmp_path)
+    (tmp_path / "trellis.toml").write_text('gateway = ""\n')
+    with pytest.raises(SettingsInvalid, match=r"trellis\.toml, gateway: it is set but empty"):
+        read_settings({}, tmp_path)
+    address = "http://127.0.0.1:8420"
+    assert read_settings({"TRELLIS_GATEWAY": address}, tmp_path).gateway == address, "the environment wins"
+
+
 @pytest.mark.requirement("D64")
 def test_a_variable_that_names_no_setting_is_a_warning_that_names_the_nearest_one(tmp_path: Path):
     warnings: list[str] = []

@@ -92,7 +92,7 @@ async def test_the_token_of_the_settings_is_used_where_none_is_given(
     async with connect(url, token=token_for(url, Role.OWNER)) as trellis:
         assert trellis.principal.roles == {Role.OWNER}
     monkeypatch.setenv("TRELLIS_TOKEN", "")
-    with pytest.raises(TokenRefused):
+    with pytest.raises(SettingsInvalid, match="TRELLIS_TOKEN"):  # it does not fall back to other rights
         await connect(url).__aenter__()
 
 

@@ -5,8 +5,6 @@ The browser is the Chromium of the machine. Without one the tests fail: they say
 """
 
 import asyncio
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from tests.gateway.serving import Served, serving
 from tests.known_routes import share_routes
+from tools.browser import NEEDED, browser_path
 from trellis import connect_sync
 from trellis.app.settings import Settings
 from trellis.app.wiring import new_id
@@ -40,7 +39,6 @@ FREE = GatewayOptions(requests_per_second=1e6, burst=1_000_000, entries_per_minu
 VIOLIN = "archivist-violin"
 PATIENCE_S = 60.0
 BATCH = 500
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")
 
 
@@ -174,23 +172,18 @@ def server(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
         made.stop()
 
 
-def browser_path() -> str:
-    """The Chromium of this machine; fails with what to do where there is none."""
-    chosen = os.environ.get("TRELLIS_TEST_CHROMIUM")
-    found = chosen or next((path for name in BROWSERS if (path := shutil.which(name))), None)
+def chromium() -> str:
+    """The browser of this machine; fails with what to do where there is none."""
+    found = browser_path()
     if found is None:
-        pytest.fail(
-            "the tests of the console need a Chromium: `apt-get install -y chromium`, or name one by "
-            "TRELLIS_TEST_CHROMIUM",
-            pytrace=False,
-        )
+        pytest.fail(NEEDED, pytrace=False)
     return found
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def browser(built: None) -> AsyncIterator[Browser]:
     """A browser without a window. Its sandbox needs rights that a container lacks; every page it opens is ours."""
-    path = browser_path()
+    path = chromium()
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield opened

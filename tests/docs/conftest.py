@@ -2,18 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.forked_program import forked_program
-
-
-@pytest.fixture(scope="session")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with forked_program(tmp_path_factory.mktemp("bin")) as folder:
-        yield folder
+from tests.servers.ready_python import ready_python
 
 
 @pytest.fixture(params=["forked", pytest.param("started", marks=pytest.mark.prove)])
@@ -21,5 +14,5 @@ def environment(request: pytest.FixtureRequest) -> dict[str, str]:
     """What makes a document's `trellis` the one or the other."""
     if request.param == "started":
         return {}
-    places = [str(request.getfixturevalue("forked")), str(Path(sys.executable).parent), os.environ["PATH"]]
+    places = [str(Path(ready_python()).parent), str(Path(sys.executable).parent), os.environ["PATH"]]
     return {"PATH": os.pathsep.join(places)}

@@ -10,6 +10,9 @@ from tests.docs.documents import LINK, ROOT, run
 from tools import python_reference, settings_reference
 from trellis import __all__ as public
 from trellis.cli.reference import reference
+from trellis.engine.jobs import heartbeat_for, lease_length_s
+from trellis.engine.lease_runner import LeaseRunnerOptions
+from trellis.worker.options import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN, LEASE_S_MAX, LEASE_S_MIN, JobOptions
 
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -34,6 +37,24 @@ def test_tutorial_commands_work(tmp_path: Path, environment: dict[str, str]):
     for text in ("validation_failed", "1 passed", "no violation", "scan-2 was asked to stop", "no result, exit code 1"):
         assert text in output, output
     assert "attempt 2 did pages 20 to 60" in output
+    assert "key hall" in output, "the third waits for its key"
+    assert "Only so many jobs of key 'user:hall' may be held at once" in output
+
+
+@pytest.mark.requirement("D65")
+def test_the_guides_state_the_bounds_and_defaults_of_leases():
+    tutorial = " ".join(TUTORIAL.read_text(encoding="utf-8").split())
+    seconds = f"{LEASE_S_MIN:g} to {LEASE_S_MAX:g} s | {JobOptions().lease_s:g} s"
+    assert f"| `lease_s` | {seconds} |" in tutorial
+    beats = f"{HEARTBEAT_S_MIN:g} to {HEARTBEAT_S_MAX:g} s, and at most a third of `lease_s`"
+    assert f"| `heartbeat_s` | {beats} | a third of `lease_s`, at most {heartbeat_for(LEASE_S_MAX):g} s |" in tutorial
+    assert f"which allows {lease_length_s(LEASE_S_MAX, HEARTBEAT_S_MAX):g} s" in tutorial
+    assert f"With the defaults that is {lease_length_s(60, 15) + 0.5:g} s" in tutorial
+    driven = LeaseRunnerOptions()
+    silence_s = lease_length_s(driven.lease_s, driven.heartbeat_s)
+    assert f"its lease is over: {silence_s:g} s after" in " ".join(ASKING.read_text(encoding="utf-8").split())
+    terms = f"a lease of {driven.lease_s:g} s with heartbeats every {driven.heartbeat_s:g} s"
+    assert terms in " ".join(OPERATE.read_text(encoding="utf-8").split())
 
 
 def test_testing_guide_commands_work(tmp_path: Path):

@@ -12,6 +12,7 @@ from trellis.engine.metrics import (
     OTHER,
     READY,
     WORK_BUCKETS_S,
+    WORKERS,
     MetricKind,
     ProcessMetrics,
     Sample,
@@ -70,3 +71,9 @@ def test_metrics_that_are_off_count_nothing():
     metrics.count(CLAIMED, 1, "work")
     metrics.observe(HELD_SECONDS, 1.0, "work")
     assert metrics.samples() == []
+
+
+def test_a_metric_without_a_sample_is_not_shown():
+    shown = exposition([Sample(WORKERS, (), 2)]).decode()
+    assert [line for line in shown.splitlines() if not line.startswith("#")] == ["trellis_workers 2.0"]
+    assert shown.count("# TYPE") == 1

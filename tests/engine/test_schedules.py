@@ -91,8 +91,17 @@ def test_the_misfire_policy_decides_which_missed_instants_fire(misfire: Misfire,
 
 @pytest.mark.requirement("RUN-9")
 def test_a_long_outage_fires_a_bounded_number_of_missed_instants():
-    decision = decide(hourly(misfire=Misfire.ALL), hour(10_000))
-    assert decision == InstantDecision(hour(10_000 - CATCH_UP_MAX + 1))
+    record, oldest = hourly(misfire=Misfire.ALL), 10_000 - CATCH_UP_MAX + 1
+    skipped = decide(record, hour(10_000))
+    assert skipped is not None
+    assert (skipped.instant, "more than 100 instants were missed" in (skipped.skipped or "")) == (
+        hour(oldest - 1),
+        True,
+    )
+    assert decide(decided(record, skipped), hour(10_000)) == InstantDecision(hour(oldest))
+    assert decide(replace(record, since=hour(oldest - 1)), hour(10_000)) == InstantDecision(hour(oldest)), (
+        "none skipped"
+    )
 
 
 def test_nothing_before_a_schedule_was_stored_changed_or_resumed_is_due():
@@ -101,6 +110,19 @@ def test_nothing_before_a_schedule_was_stored_changed_or_resumed_is_due():
     resumed = replace(record, paused=False).from_now(hour(5))
     assert decide(resumed, hour(5)) is None
     assert (replace(record, paused=True).from_now(NOON).next_at, resumed.next_at) == (None, hour(6))
+
+
+@pytest.mark.requirement("RUN-9")
+def test_a_jitter_longer_than_the_time_between_instants_loses_none_of_them():
+    record = hourly(cron="*/5 * * * *", jitter_s=3_600.0)
+    fired: list[datetime] = []
+    while len(fired) < 20:
+        assert record.next_at is not None
+        decision = decide(record, record.next_at)
+        assert decision is not None
+        fired.append(decision.instant)
+        record = submitted(decided(record, decision), "job")
+    assert fired == [fired[0] + timedelta(minutes=5 * number) for number in range(20)]
 
 
 @pytest.mark.requirement("RUN-9")

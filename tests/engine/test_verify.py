@@ -175,7 +175,6 @@ class Apart(Damaged):
         return [UnpairedArtifact(job_id=JobId("mine"), complete=True, artifacts=2)]
 
 
-@pytest.mark.requirement("JQ-5")
 async def test_a_job_with_two_artifacts_is_found(rig: Rig):
     report = await verify(Apart(rig, lambda history: [history]))
     assert [(one.rule, one.job_id) for one in report.violations] == [(VerifyRule.ARTIFACT, "mine")]

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from typing import Any
 
 from tests.faults.worker_process import EFFECT, Orders, Work
 from tests.ledgers.conformance.rig import SUBMITTER
+from tests.servers.ready_python import ready_python
 from trellis.engine.jobs import JobId, NewJob
 from trellis.engine.ledger import Ledger
 
@@ -41,7 +41,7 @@ class Nursery:
 
     def __init__(self, module: str = "tests.faults.nursery") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [ready_python(), "-m", module],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

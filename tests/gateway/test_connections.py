@@ -21,6 +21,7 @@ import pytest
 from tests.gateway.test_bodies import RESULT
 from tests.gateway.test_server import GET, LOOPBACK, PATIENCE_S, Held, Running, hello, problem, serving
 from tests.net.listening import make_certificates
+from tests.servers.ready_python import ready_python
 from trellis.engine.logs import log_of
 from trellis.http_server import connections
 from trellis.http_server.connections import ConnectionPool
@@ -228,7 +229,7 @@ def _ask(port: int, request: bytes) -> bytes:
 
 @contextmanager
 def limited(limit: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-m", "tests.gateway.limited", str(limit)]
+    command = [ready_python(), "-m", "tests.gateway.limited", str(limit)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -48,7 +48,6 @@ async def test_a_job_for_a_run_has_the_runs_correlation_id_unless_its_caller_giv
     assert await kept({"X-Correlation-ID": "desk:1"}, correlation_id="mine") == "mine"
 
 
-@pytest.mark.requirement("OBS-6")
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 101])
 async def test_a_correlation_id_that_is_none_is_refused_and_nothing_stored(gateway: Gateway, bad: str):
     answer = await gateway.client(Role.OWNER).post("/agents/run", json={**BODY, "correlation_id": bad})

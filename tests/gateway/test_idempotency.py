@@ -131,6 +131,23 @@ async def test_a_run_is_replayed_also_when_its_agent_could_not_begin_another(gat
     assert other.status_code == 409
 
 
+@pytest.mark.requirement("D27", "RUN-9")
+async def test_a_run_of_a_schedule_under_a_key_is_made_once_and_of_no_other_schedule(gateway: Gateway):
+    client = gateway.client("control-plane")
+    for name in ("one", "two"):
+        added = await client.post("/schedules", json={"name": name, "cron": "0 3 * * *", "type": "t", "paused": True})
+        assert added.status_code == 200, added.text
+    first = await client.post("/schedules/one/run", headers=keyed("press"))
+    before = await everything(gateway)
+    for path, body in (("/schedules/two/run", None), ("/schedules/one/run", {"reason": "another"})):
+        refused = await client.post(path, json=body, headers=keyed("press"))
+        assert (refused.status_code, refused.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+    assert await everything(gateway) == before
+    await client.delete("/schedules/one")
+    again = await client.post("/schedules/one/run", headers=keyed("press"))
+    assert (first.headers.get(HEADER), again.headers.get(HEADER), again.json()) == (None, "true", first.json())
+
+
 @pytest.mark.requirement("D27", "DJ-21")
 @pytest.mark.parametrize("act", ["cancel", "requeue"])
 async def test_an_act_under_a_key_is_done_once_and_answered_as_the_first_time(gateway: Gateway, act: str):

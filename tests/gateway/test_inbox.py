@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from trellis.engine.jobs import Actor, JobId
 from trellis.engine.records import JobFilter
 from trellis.gateway import GatewayOptions
 from trellis.inbox import InboxSettler, NewInboxEntry
+from trellis.ledgers.sqlite.connection import connect as connect_sqlite
+from trellis.ledgers.sqlite.connection import parse_url
 from trellis.lifecycles import Role
 from trellis.proposals.service import ProposalOffer, ProposalService
 from trellis.runs.orchestration import TriggerKind
@@ -297,6 +300,29 @@ async def test_statistics_match_the_stored_entries(gateway: Gateway):
     gateway.clock.advance(3600)  # past midnight
     stats = (await client.get("/inbox/stats")).json()
     assert stats == {"pending": 1, "processed_today": 0, "rejected_today": 0, "expired_today": 0}
+
+
+@pytest.mark.requirement("RUN-4", "D51")
+async def test_statistics_count_every_entry_of_a_busy_day(gateway: Gateway):
+    client = gateway.client("owner")
+    await client.post("/inbox/submit", json=entry("job", "work", {"type": "work"}))
+    repeat_event(gateway.instance.places.ledger, "inbox.processed", 10_000)
+    assert (await client.get("/inbox/stats")).json()["processed_today"] == 10_001
+
+
+def repeat_event(ledger_url: str, type_: str, times: int) -> None:
+    """Put copies of the event of this type beside it, for jobs that are not there. Only counts may be read afterwards."""
+    with closing(connect_sqlite(parse_url(ledger_url))) as db:
+        guards = db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'trellis_event'")
+        for (guard,) in list(guards):
+            db.execute(f"DROP TRIGGER {guard}")
+        columns = "version, type, source, target, role, actor, epoch, generation, attempt, at, place"
+        db.execute(
+            f"WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < ?) "
+            f"INSERT INTO trellis_event (job, {columns}) SELECT 1000000 + n, {columns} FROM trellis_event, n "
+            "WHERE type = (SELECT id FROM trellis_event_type WHERE name = ?)",
+            (times, type_),
+        )
 
 
 async def counted(gateway: Gateway) -> dict[str, int]:

@@ -14,6 +14,7 @@ from trellis.artifacts.content import JobType
 from trellis.auth import matrices, ownership
 from trellis.auth.matrices import RULES, Grant
 from trellis.documents import ids
+from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.lookup import find_published
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.jobs import Actor, JobId, Move, RequestId
@@ -26,10 +27,12 @@ DAY_S = 24 * 3600.0
 
 
 async def publish(gateway: Gateway) -> None:
-    """Publish everything there is."""
-    actor = Actor(role=Role.PROJECTOR, name="projector@test")
-    publisher, clock = DocumentPublisher(gateway.instance.objects), gateway.clock
-    projector = Projector(ledger=gateway.instance.ledger, actor=actor, publisher=publisher, clock=clock)
+    """Publish and seal everything there is."""
+    actor, ledger, clock = Actor(role=Role.PROJECTOR, name="projector@test"), gateway.instance.ledger, gateway.clock
+    objects = gateway.instance.objects
+    sealer = AuditSealer(ledger=ledger, actor=actor, objects=objects, clock=clock)
+    publisher = DocumentPublisher(objects)
+    projector = Projector(ledger=ledger, actor=actor, publisher=publisher, sealer=sealer, clock=clock)
     while (await projector.run_once()).events:
         pass
     await projector.release()

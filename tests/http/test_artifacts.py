@@ -1,6 +1,7 @@
 """Artifacts through the client, its blocking twin and the command line, over a gateway that is really served."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,3 +89,16 @@ def test_the_commands_say_the_same_through_a_gateway_and_from_a_ledger(
         ]
         assert "90" in shell("artifacts", "cleanup", "--older-than-days", "3", *where, code=2)
         assert "--older-than-days" in shell("artifacts", "cleanup", "--older-than-days", "0", *where, code=2)
+
+
+def test_a_download_overwrites_a_file_only_with_force(final: str, shell: Shell, place: Place, tmp_path: Path):
+    target = tmp_path / "brief.json"
+    for where in ((), ("--ledger", place.ledger)):
+        asked = ("artifacts", "download", final, "--output", str(target), *where)
+        target.write_bytes(b"mine")
+        refused = shell(*asked, code=2)
+        assert "the file exists already; name another one, or give --force to overwrite it" in refused
+        assert target.read_bytes() == b"mine"
+        shell(*asked, "--force")
+        assert final.encode() in target.read_bytes()
+        shell("artifacts", "download", final, "--output", "/dev/null", *where)

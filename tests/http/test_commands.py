@@ -4,22 +4,29 @@ import asyncio
 import json
 import re
 import time
+from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.http.conftest import Place, Shell
 from trellis import App, Context, connect_sync
 from trellis.cli import main
-from trellis.engine.alerts import AlertObservation, AlertRound, AlertScope
+from trellis.engine.alerts import Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
 from trellis.engine.jobs import Actor
 from trellis.http.calls import TIMEOUT_S_DEFAULT
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
+from trellis.operations.alert_reports import report_document
+from trellis.operations.alerts import ALERTS
+from trellis.operations.runbooks import runbook_names
 from trellis.testing import run_until_idle
 
 AGENT = "archivist-violin"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_agents_are_listed_paused_and_let_run(shell: Shell):
@@ -70,6 +77,7 @@ def both(shell: Shell, place: Place, *arguments: str) -> list[tuple[dict[str, An
 async def work(url: str, app: App) -> None:
     ledger = await open_ledger(url)
     try:
+        await ledger.heartbeat_worker(Actor(role=Role.WORKER, name="kiln-1"), b'{"types": ["kiln"], "concurrency": 2}')
         await run_until_idle(app, ledger)
     finally:
         await ledger.close()
@@ -108,6 +116,52 @@ def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as
     told = shell(*asked, "--wait", "5s", code=1)
     assert f"job {job_id} ended as dead_lettered: " in told
     assert "the oven is cold" in told
+
+
+SINCE = re.compile(r"\b[0-9.]+ ?(ms|min|s|m|h|d)\b")
+LISTINGS = (
+    *(("jobs", "--lifecycle", "leased-job"), ("events", "--type", "job_queued"), ("queues",), ("dlq",)),
+    *(("workers",), ("runs",), ("proposals",)),
+)
+
+
+def lines(text: str) -> list[str]:
+    """What was printed, without ages and the widths that they need, and without folders, which only this machine has."""
+    words = [" ".join(SINCE.sub("AGE", line).split()) for line in text.splitlines()]
+    return [line for line in words if not line.startswith("folder ")]
+
+
+def test_every_listing_has_the_same_columns_and_rows_through_a_gateway_and_on_a_ledger(shell: Shell, place: Place):
+    app = App(testing=True)
+
+    @app.job("kiln")
+    async def fire(ctx: Context) -> dict[str, int]:
+        ctx.logger.info("firing", cups=2)
+        if ctx.attempt == 1:
+            raise ValueError("the kiln is cold")
+        return {"cups": 2}
+
+    shell("queues", "pause", "shelf", "--force")
+    of_jobs = [
+        shell("submit", "kiln", '{"n": 1}', "--max-attempts", attempts, "--concurrency-key", "k").strip()
+        for attempts in ("1", "2")
+    ]
+    of_jobs.append(shell("submit", "shelf", "--delay", "1h", "--correlation", "cups").strip())
+    asyncio.run(work(place.ledger, app))
+    shell("job", "cancel", of_jobs[-1], "--cause", "no cups")
+    of_jobs.append(shell("submit", "shelf", "--correlation", "cups").strip())
+    shell("run", AGENT, "--watch", "--ledger", place.ledger)
+    run_id = shell("runs", "--ids", "--limit", "1").strip()
+    singly = (("events", of_jobs[1]), ("runs", "show", run_id), *(("job", "show", job) for job in of_jobs))
+    for asked in (*LISTINGS, *singly):
+        there, here = lines(shell(*asked)), lines(shell(*asked, "--ledger", place.ledger))
+        assert there == here, asked
+        assert len(here) > 1, asked
+    assert " AGE " in shell("jobs").splitlines()[0]
+    shown = shell("job", "show", of_jobs[0])
+    assert "dead letter" in shown
+    assert "# AFTER EVENT TRY BY NOTE" in lines(shown)
+    assert "JOB AFTER EVENT TRY BY NOTE" in lines(shell("events"))
 
 
 AGO = re.compile(r"[0-9.]+ (ms|s|min) ago")
@@ -177,12 +231,36 @@ def test_alerts_are_listed_through_a_gateway_as_on_a_ledger_and_counted(shell: S
     ]
     (opened, _), _ = pairs
     assert (opened["subject"], opened["text"], opened["resolved_at"]) == ("mail", "jobs-wait is so.", None)
-    assert (opened["runbook"], "worker" in opened["action"]) == ("docs/runbooks/jobs-wait.md", True)
+    assert (opened["runbook"], "worker" in opened["action"]) == ("trellis alerts runbook jobs-wait", True)
     assert [one["name"] for one in shell.records("alerts", "--open")] == ["jobs-wait"]
     assert "jobs-wait is so." in shell("alerts")
     counted = shell("metrics")
     assert 'trellis_alerts{name="jobs-wait"} 1.0' in counted
     assert 'trellis_alerts{name="artifact-writes"} 0.0' in counted
+
+
+@pytest.mark.requirement("OBS-4")
+def test_the_link_in_the_report_of_an_alert_opens_and_the_command_prints_the_same_page(
+    shell: Shell, place: Place, address: str
+):
+    reader = {"Authorization": f"Bearer {place.token(Role.OWNER)}"}
+    now = datetime.now(UTC)
+    with httpx2.Client() as client:
+        for name, declared in ALERTS.items():
+            alert = Alert(id=name, name=name, subject="", value=1.0, text="", raised_at=now, last_seen_at=now)
+            link, command = (
+                report_document(alert, AlertChangeKind.RAISED, gateway)["runbook"] for gateway in (address, None)
+            )
+            page = client.get(link, headers=reader)
+            source = (ROOT / "docs/runbooks" / declared.runbook).read_text()
+            assert (page.status_code, page.text) == (200, source)
+            assert page.headers["content-type"].startswith("text/markdown")
+            assert shell(*command.split()[1:]) == source
+        for unknown in ("jobs-wait.txt", "..%2Fglossary"):
+            assert client.get(f"{address}/runbooks/{unknown}", headers=reader).status_code == 404
+        assert client.get(f"{address}/runbooks/jobs-wait").status_code == 401
+    assert "did you mean jobs-wait?" in shell("alerts", "runbook", "jobs-wai", code=1)
+    assert [one["name"] for one in shell.records("alerts", "runbook")] == runbook_names()
 
 
 @pytest.mark.requirement("DJ-12", "D9")
@@ -236,7 +314,6 @@ def test_runs_and_proposals_are_told_in_the_same_words_through_a_gateway_and_fro
     assert {name for name in local if remote[name] != local[name]} <= only_local, "status.json may be a moment behind"
 
 
-@pytest.mark.requirement("RUN-9", "OBS-5")
 def test_a_schedule_of_jobs_is_administered_through_a_gateway_and_shown_as_on_a_ledger(shell: Shell, place: Place):
     options = ("--cron", "0 3 * * *", "--tz", "Europe/Kyiv", "--type", "report", "--payload", '{"n": 1}')
     (made,) = shell.records("schedules", "add", "nightly", *options, "--overlap", "queue", "--jitter", "60")
@@ -352,3 +429,20 @@ def test_a_command_says_at_once_that_no_gateway_listens(shell: Shell, monkeypatc
     told = " ".join(shell("submit", "echo", code=1).split())
     assert "No gateway listens at http://127.0.0.1:9 (the connection was refused), so POST /jobs was not sent." in told
     assert time.monotonic() - began < TIMEOUT_S_DEFAULT / 3
+
+
+def test_a_refusal_of_the_gateway_says_what_the_caller_can_do_there(
+    shell: Shell, place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    shell("submit", "--topic", "job.echo", '{"n": 1}', "--id", "mine")
+    taken = shell("submit", "--topic", "job.echo", '{"n": 2}', "--id", "mine", code=1)
+    assert "Job mine was submitted before with another request; choose another --id" in taken
+    shell("submit", "echo", '{"n": 1}', "--key", "my-key")
+    assert "Key 'my-key' was used before" in shell("submit", "echo", '{"n": 2}', "--key", "my-key", code=1)
+    assert "give --key, which lets you repeat" in shell("submit", "echo", "--id", "x", code=2)
+    monkeypatch.setenv("TRELLIS_TOKEN", place.token(Role.WORKER))
+    refused = shell("queues", "pause", "echo", code=1)
+    assert "`trellis token issue --role control-plane` on its machine" in refused
+    assert "trellis migrate" not in refused
+    monkeypatch.setenv("TRELLIS_TOKEN", "no.token.here")
+    assert "Whoever administers the gateway makes a token" in shell("queues", "pause", "echo", code=1)

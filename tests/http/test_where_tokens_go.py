@@ -8,6 +8,7 @@ import pytest
 
 from tests.http.conftest import Shell
 from tests.http.scripted import Script, client_on
+from trellis.app.alerts import report_channels
 from trellis.app.instance import open_instance
 from trellis.app.settings import read_settings
 from trellis.app.wiring import component_token, development_key, make_development_key
@@ -76,6 +77,24 @@ def test_a_file_in_the_working_folder_sends_no_key_of_the_environment_anywhere(
             continue
         with pytest.raises(SettingsInvalid, match=f"set TRELLIS_{kind.upper()}_BASE_URL"):
             settings.key_for(address)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_webhook_of_a_strangers_folder_gets_no_reports_signed_with_our_key(is_named: bool, tmp_path: Path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "trellis.toml").write_text(f'alert_webhook = "{ELSEWHERE}/hidden"\n')
+    for key in (tmp_path / "alert.key", folder / "alert.key"):
+        key.write_text("5a" * 32)
+        key.chmod(0o600)
+    ours = {"TRELLIS_ALERT_KEY_FILE": str(tmp_path / "alert.key")}
+    if is_named:
+        (channel,) = report_channels(read_settings({**ours, "TRELLIS_ALERT_WEBHOOK": ELSEWHERE}, folder))
+        assert channel.type == "trellis.alert.webhook"
+        return
+    with pytest.raises(SettingsInvalid, match="set TRELLIS_ALERT_WEBHOOK") as refused:
+        report_channels(read_settings(ours, folder))
+    assert "hidden" not in str(refused.value)
 
 
 async def test_an_instance_in_a_strangers_folder_does_not_open_a_provider_with_our_key(tmp_path: Path):

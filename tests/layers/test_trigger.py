@@ -68,7 +68,7 @@ async def test_the_same_key_is_the_same_run_also_when_it_has_ended(rig: Rig):
     assert (await rig.status(first))["status"] == "completed"
 
 
-@pytest.mark.requirement("PIPE-11")
+@pytest.mark.requirement("DJ-5", "D27")
 async def test_a_key_that_meant_something_else_is_refused(rig: Rig):
     slug = await rig.agent("gardener")
     await rig.trigger(slug, key="press-1")

@@ -92,16 +92,16 @@ RULES: dict[str, Mutant] = {
 
 RECORDS: dict[str, Mutant] = {
     # Two requests that change jobs share one idempotency key.
-    "DJ-11 sqlite key": Mutant(
+    "DJ-21 sqlite key": Mutant(
         file="ledgers/sqlite/request_keys.py",
         old="return check_same_request(key, StoredRequest(",
         new="return (lambda _, stored: stored)(key, StoredRequest(",
         tests=(f"{ONE_REQUEST}[sqlite-cancel]",),
     ),
-    "DJ-11 postgres key": Mutant(
-        file="ledgers/postgres/request_keys.py",
-        old="return check_same_request(key, StoredRequest(",
-        new="return (lambda _, stored: stored)(key, StoredRequest(",
+    "DJ-21 postgres key": Mutant(
+        file=f"{SQL}/72_request_keys.sql",
+        old="if found and stored.fingerprint <> print then",
+        new="if found and false then",
         tests=(f"{ONE_REQUEST}[postgres-cancel]",),
     ),
     # A lost lease that opens the next attempt has no cause.

@@ -264,8 +264,8 @@ MEDIUM: dict[str, Mutant] = {
     ),
     "M8-cancelled-over-the-bus": Mutant(
         file="bus/scheduling/intake.py",
-        old="        if not await self._is_of(job, packet.sender_id):",
-        new="        if not packet.sender_id:",
+        old="            own = await self._is_of(job, packet.sender_id)\n",
+        new="            own = bool(job)\n",
         tests=(f"{BUS}::test_a_sender_cancels_its_own_jobs_alone",),
     ),
     "M8-cancelled-from-python": Mutant(

@@ -1,4 +1,5 @@
-"""The mutants of all families: first one for each requirement, in their order, then further ones of both ledgers.
+"""The mutants of all families: first one for each requirement, in their order, then further ones of both ledgers
+and of what an instance joins.
 
 A name is the requirement, for a further mutant with the ledger and what is changed: "DJ-12 postgres stage".
 """
@@ -11,11 +12,12 @@ from tests.mutants.job_queue import JOB_QUEUE
 from tests.mutants.mutant import Mutant
 from tests.mutants.postgres import POSTGRES
 from tests.mutants.records import RECORDS, RULES
+from tests.mutants.wiring import WIRING
 
 FAMILIES = ("JQ", "ART", "AUTH", "DJ", "BUS")
 FIRST: dict[str, Mutant] = {**JOB_QUEUE, **ARTIFACTS, **AUTHORITY, **DISTRIBUTED_JOBS, **BUS_JOBS}
 """One for each requirement."""
-MUTANTS: dict[str, Mutant] = {**FIRST, **RULES, **POSTGRES, **RECORDS}
+MUTANTS: dict[str, Mutant] = {**FIRST, **RULES, **POSTGRES, **RECORDS, **WIRING}
 
 
 def twin(name: str) -> str:

@@ -42,6 +42,23 @@ class Endpoint:
         body = {"id": "c1", "object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
         self.raw(200, json.dumps(body).encode())
 
+    def calls(self, *made: tuple[str, Any]) -> None:
+        """A chat completion that calls these tools."""
+        tools = [
+            {"id": "call_0", "type": "function", "function": {"name": name, "arguments": json.dumps(args)}}
+            for name, args in made
+        ]
+        message = {"role": "assistant", "content": None, "tool_calls": tools}
+        body = {
+            "id": "c1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "test-1",
+            "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
+            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+        }
+        self.raw(200, json.dumps(body).encode(), Content_Type="application/json")
+
     def raw(self, status: int, body: bytes, **headers: str) -> None:
         """Any response; underscores in header names are dashes."""
         self.replies.append(lambda handler: _send(handler, status, body, headers))
@@ -98,15 +115,25 @@ def running_endpoint() -> Iterator[Endpoint]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
             """Tests are quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    endpoint = Endpoint("")
+    with serving(Handler) as base_url:
+        endpoint.base_url = base_url
+        try:
+            yield endpoint
+        finally:
+            endpoint.open.set()
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server with this handler in a thread of its own; the base URL of its API."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    endpoint = Endpoint(f"http://127.0.0.1:{server.server_address[1]}/v1")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield endpoint
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
     finally:
-        endpoint.open.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -289,6 +289,12 @@ async def test_health_asks_for_the_models(endpoint, provider):
     assert "bad key" in health.detail
 
 
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_a_server_without_a_list_of_models_is_healthy(endpoint, provider, status: int):
+    endpoint.raw(status, b"<!DOCTYPE html><p>no such page</p>")
+    assert (await provider.health()).ok
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -183,7 +183,7 @@ async def test_after_an_error_it_is_executed_again_once(stand: Stand):
     assert [callback["status"] for callback in stand.gateway.of("job-r")] == ["FAILED", "COMPLETE"]
 
 
-@pytest.mark.requirement("NLM-5", "NLM-6", "D60")
+@pytest.mark.requirement("NLM-5", "D60")
 async def test_repeated_job_request_returns_the_status_and_begins_no_job(stand: Stand):
     working, order = stand.backend({"status": 503}, {"extractive": True}), stand.order("job-l")
     orchestrator, path = working.client(Role.ORCHESTRATOR), "/jobs/job-l/executions/1"
@@ -392,7 +392,7 @@ async def test_an_older_epoch_is_refused_also_when_both_come_at_once(stand: Stan
     assert [callback["epoch"] for callback in stand.gateway.of("job-p")] == [8]
 
 
-@pytest.mark.requirement("NLM-5", "NLM-6")
+@pytest.mark.requirement("NLM-5")
 async def test_a_zombie_that_finishes_after_a_newer_epoch_began_is_refused_everywhere(stand: Stand):
     """The newer epoch comes to another backend with another ledger: this one knows nothing, and the gateway refuses it."""
     zombie = stand.backend()

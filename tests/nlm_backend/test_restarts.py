@@ -76,7 +76,7 @@ async def died_and_taken_up(stand: Stand, job_id: str, number: int, *, after: bo
         assert (job_id, 1) not in stand.gateway.staged
 
 
-@pytest.mark.requirement("NLM-4", "NLM-6", "D42")
+@pytest.mark.requirement("NLM-4", "D42")
 async def test_after_a_death_at_every_write_the_next_backend_ends_the_job_with_one_callback(stand: Stand):
     outcomes: list[str] = []
     for number, after in points():

@@ -1,5 +1,7 @@
 """When an objective is met, at its borders: exactly the target is missed, and the error budget says the same."""
 
+from pathlib import Path
+
 import pytest
 
 from trellis.operations.slo import (
@@ -12,9 +14,17 @@ from trellis.operations.slo import (
     measure_p95,
     measure_rate,
     nearest_rank,
+    window_text,
 )
 
 MET, MISSED, NO_DATA = SloStatus.MET, SloStatus.MISSED, SloStatus.NO_DATA
+
+
+def test_windows_are_written_as_the_guide_writes_them():
+    guide = (Path(__file__).parents[2] / "docs/how-to/monitor.md").read_text()
+    for one in OBJECTIVES:
+        (row,) = [line for line in guide.splitlines() if line.startswith(f"| {one.title} |")]
+        assert row.split("|")[3].strip() == window_text(one.window_s)
 
 
 @pytest.mark.requirement("OBS-3")

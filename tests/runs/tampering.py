@@ -248,7 +248,7 @@ class SqliteTampering:
         return f"act {no}"
 
     async def delete_act(self, rng: random.Random) -> str:
-        no = self._pick(rng, "SELECT no FROM trellis_act WHERE event <> 'retention.removed' ORDER BY no")
+        no = self._pick(rng, "SELECT no FROM trellis_act ORDER BY no")
         self._run(("DELETE FROM trellis_act WHERE no = ?", (no,)))
         return f"act {no}"
 

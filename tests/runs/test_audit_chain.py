@@ -23,6 +23,7 @@ from trellis.engine.admin_acts import RETAINED, NewAct
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, DeadLetterReason, ReasonCode, Stage, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import AuditHead, FeedPage, RetentionOptions
+from trellis.engine.subscription import PROJECTOR
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -53,6 +54,21 @@ def sealing_projector(
         clock=clock,
         options=ProjectorOptions(batch=20),
     )
+
+
+async def upgraded(world: "World") -> tuple[Stand, ObjectStore]:
+    """An instance that published two jobs without sealing, and removed them, and begins its chain with a third one."""
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    unsealing = sealing_projector(stand.ledger, objects, world.clock)
+    unsealing.sealer = None
+    await publish(unsealing)
+    world.clock.advance(40 * DAY_S)
+    await stand.ledger.release_retention(ADMIN, PROJECTOR)  # a program without the chain did not wait for it
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
+    await work(stand, 1, type_="late")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    return stand, objects
 
 
 async def publish(projector: Projector) -> None:
@@ -238,18 +254,9 @@ async def test_two_sealers_at_once_do_not_fork_the_chain(world: World):
 
 @pytest.mark.requirement("OBS-1")
 async def test_records_from_before_the_chain_are_counted_and_no_others(world: World):
-    """An instance that published without sealing, and removed a job, is upgraded."""
-    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
-    await work(stand, 2)
-    old = sealing_projector(stand.ledger, objects, world.clock)
-    old.sealer = None
-    await publish(old)
-    world.clock.advance(40 * DAY_S)
-    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
-    await work(stand, 1, type_="late")
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    stand, objects = await upgraded(world)
     report = await audited(stand.ledger, objects)
-    assert (report.violations, report.unproven, report.sealed) == ((), 8, 5)
+    assert (report.violations, report.unproven, report.sealed) == ((), 8, 6), "four events and two acts"
     tampering = ObjectTampering(objects)
     await tampering._put(next(key for key in await keys(objects) if "segments" in key and "late" in key), None)
     assert not (await audited(stand.ledger, objects)).ok
@@ -292,7 +299,6 @@ class SlowSealing:
         return await self.ledger.extend_audit_chain(*args, **options)
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_retention_between_two_reads_of_a_verification_is_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 3)
@@ -303,7 +309,6 @@ async def test_retention_between_two_reads_of_a_verification_is_no_violation(wor
     assert (racing.done, (await stand.ledger.feed(None, limit=5)).events) == (True, ())
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_what_is_sealed_and_removed_during_a_verification_is_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 1)
@@ -323,7 +328,6 @@ async def test_what_is_sealed_and_removed_during_a_verification_is_no_violation(
     assert racing.done
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_blocks_that_a_sealer_adds_during_a_verification_are_no_violation(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 1)
@@ -345,15 +349,7 @@ async def test_blocks_that_a_sealer_adds_during_a_verification_are_no_violation(
 @pytest.mark.requirement("OBS-1", "D57")
 async def test_records_older_than_the_chain_hide_no_forged_one(world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(audit_verification, "VIOLATIONS_MAX", 5)
-    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
-    await work(stand, 2)
-    publishing = sealing_projector(stand.ledger, objects, world.clock)
-    publishing.sealer = None
-    await publish(publishing)
-    world.clock.advance(40 * DAY_S)
-    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2
-    await work(stand, 1, type_="late")
-    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    stand, objects = await upgraded(world)
     report = await audited(stand.ledger, objects)
     assert (report.violations, report.unproven) == ((), 8)
     segment = await objects.get(next(key for key in await keys(objects) if "segments" in key and "late" in key))
@@ -362,6 +358,29 @@ async def test_records_older_than_the_chain_hide_no_forged_one(world: World, mon
     await objects.put("audit/20270101/zforged-1.json", encode(forged))
     report = await audited(stand.ledger, objects)
     assert ([one.event_id for one in report.violations], report.unproven) == (["zforged-1"], 8)
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+@pytest.mark.parametrize("change", ["insert", "edit", "delete"])
+async def test_a_change_of_records_older_than_the_chain_is_found_by_their_kept_hash(world: World, change: str):
+    stand, objects = await upgraded(world)
+    ledgers = [AuditedLedger(chain="", ledger=stand.ledger)]
+    kept = (await audited(stand.ledger, objects)).unproven_sha256
+    await work(stand, 1, type_="later")
+    await publish(sealing_projector(stand.ledger, objects, world.clock))
+    assert (await verify_audit(ledgers, objects, unproven=kept)).ok, "what is sealed since does not change it"
+    old = next(key for key in await keys(objects) if "segments" in key and "late" not in key)
+    lines = (await objects.get(old)).body.splitlines(keepends=True)  # type: ignore[union-attr]
+    if change == "insert":
+        forged = {**json.loads(lines[0]), "event_id": "zforged-1", "ts": "2025-01-01T00:00:00.000000Z"}
+        await objects.put("audit/20250101/zforged-1.json", encode(forged))
+    else:  # the last line, whose record names no segment
+        edited = [lines[-1].replace(b'"actor_name":"', b'"actor_name":"not-')] if change == "edit" else []
+        await objects.put(old, b"".join([*lines[:-1], *edited]))
+    report = await verify_audit(ledgers, objects, unproven=kept)
+    (violation,) = report.violations
+    assert (violation.place, str(kept) in violation.detail) == ("objects", True)
+    assert (await verify_audit(ledgers, objects)).ok, "without the kept hash nobody can know it"
 
 
 @pytest.mark.requirement("OBS-1", "D57")
@@ -390,7 +409,6 @@ async def test_a_record_of_the_first_format_that_was_sealed_late_is_no_violation
     assert [one.key for one in (await audited(stand.ledger, objects)).violations] == [records[3]]
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_a_chain_that_begins_after_a_rebuild_of_the_ledger_does_not_judge_older_segments(lived: World):
     objects = await lived.objects()
     await lived.close()
@@ -513,7 +531,7 @@ async def test_positions_without_events_are_read_once_and_not_again_to_be_sealed
     assert (ledger.read, await stand.ledger.audit_head()) == (2, head), "one read for each pass"
 
 
-@pytest.mark.requirement("OBS-1", "RUN-9")
+@pytest.mark.requirement("OBS-1")
 async def test_a_projector_that_ends_seals_for_a_bounded_time_and_the_next_one_seals_the_rest(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     await work(stand, 12)
@@ -563,6 +581,32 @@ async def test_a_lost_ledger_continues_the_chain_and_a_lost_store_begins_it_agai
     assert report.restarts == (head.number + 1,)
     anchored = await audited(stand.ledger, objects, before.sha256)
     assert not anchored.ok, "the lost blocks prove nothing any more"
+
+
+@pytest.mark.requirement("D61", "D57")
+async def test_an_instance_that_gives_up_its_object_store_releases_retention_with_an_empty_folder(
+    world: World, tmp_path: Path
+):
+    """What docs/runbooks/retention-held.md says to do when there is a chain and its projector never returns."""
+    stand, given_up = Stand(await world.ledger(), world.clock), await world.objects()
+    await work(stand, 2)
+    await stand.run_of()
+    await publish(sealing_projector(stand.ledger, given_up, world.clock))
+    await work(stand, 2, type_="late")
+    await stand.drive()
+    world.clock.advance(400 * DAY_S)
+    await stand.ledger.release_retention(ADMIN, PROJECTOR)
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 2, "leaving it behind releases nothing unsealed"
+
+    empty = await open_objects(f"file://{tmp_path / 'empty'}")
+    world.opened.append(empty)
+    await rebuild_objects(stand.ledger, empty, ADMIN)
+    await publish(sealing_projector(stand.ledger, empty, world.clock))
+    report = await audited(stand.ledger, empty)
+    assert (report.ok, len(report.restarts)) == (True, 1), report.violations
+    assert (await stand.ledger.retain(RetentionOptions())).jobs == 3, "the two late jobs and the run"
+    report = await audited(stand.ledger, empty)
+    assert report.ok, report.violations
 
 
 @pytest.mark.requirement("OBS-1")
@@ -642,7 +686,6 @@ async def test_a_deleted_act_of_retention_is_missed(lived: World):
     assert [(one.place, one.event_id) for one in report.violations] == [("ledger", act.id)]
 
 
-@pytest.mark.requirement("OBS-1", "D57")
 async def test_acts_of_retention_that_retention_removed_are_not_missed(world: World):
     stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
     projector = sealing_projector(stand.ledger, objects, world.clock)
@@ -653,8 +696,31 @@ async def test_acts_of_retention_that_retention_removed_are_not_missed(world: Wo
         await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))
         await publish(projector)
     world.clock.advance(20 * DAY_S)
-    await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))
-    assert (await stand.ledger.acts(), (await audited(stand.ledger, objects)).violations) == ([], ())
+    assert (await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))).acts == 0, "the last one waits for the next"
+    (last,) = await stand.ledger.acts()
+    assert (last.event, last.facts["acts"], last.facts["jobs"] != []) == (RETAINED, 1, True)
+    assert (await audited(stand.ledger, objects)).violations == ()
+
+
+@pytest.mark.requirement("OBS-1", "D57")
+@pytest.mark.parametrize("deleted", [1, 2], ids=["the oldest", "all"])
+async def test_the_oldest_acts_of_retention_are_missed_when_somebody_deletes_them(world: World, deleted: int):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    projector = sealing_projector(stand.ledger, objects, world.clock)
+    for _ in range(2):
+        await work(stand, 1)
+        await publish(projector)
+        world.clock.advance(2 * DAY_S)
+        await stand.ledger.retain(RetentionOptions(ended_s=DAY_S))
+        await publish(projector)
+        world.clock.advance(-1.5 * DAY_S)
+    acts = await stand.ledger.acts()
+    assert ([act.event for act in acts], (await audited(stand.ledger, objects)).ok) == ([RETAINED] * 2, True)
+    SqliteTampering(world.ledger_file)._run(
+        *(("DELETE FROM trellis_act WHERE no = ?", (act.no,)) for act in acts[:deleted])
+    )
+    report = await audited(stand.ledger, objects)
+    assert [(one.place, one.event_id) for one in report.violations] == [("ledger", act.id) for act in acts[:deleted]]
 
 
 @pytest.mark.requirement("OBS-1", "D57")

@@ -13,7 +13,8 @@ from tests.agents.runtime.stage import FINISH, script
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
 from trellis.agents.definition import SafeOutput
 from trellis.agents.garden import AGENTS, memory_seed, plant
-from trellis.agents.run_io import AgentOutput, DraftChange, ModelOptions, RefusalCode, RunLimits, ToolRefusal
+from trellis.agents.refusals import RefusalCode, ToolRefusal
+from trellis.agents.run_io import AgentOutput, DraftChange, ModelOptions, RunLimits
 from trellis.agents.run_io import ProposalDraft as AgentDraft
 from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns

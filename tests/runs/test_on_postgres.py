@@ -4,25 +4,26 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
 
 from tests.runs.conftest import GATEWAY, Steps
-from tests.servers.postgres import PostgresServer
 from trellis.app.wiring import SystemClock
 from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import RunRequest
 from trellis.engine.admin_acts import MIGRATED
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import Actor, JobId, NewJob
-from trellis.engine.lease_runner import LeaseHeartbeat
+from trellis.engine.lease_runner import LeaseHeartbeat, ProcessReport
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
 from trellis.lifecycles import Role
+from trellis.operations.explain import WorkerPresence, worker_presence
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.projector import Projector
 from trellis.storage.objects.open import open_objects
@@ -33,8 +34,8 @@ RUNS_EACH = 4
 
 
 @pytest.fixture
-async def ledger(postgres_server: PostgresServer) -> AsyncGenerator[Ledger]:
-    url = postgres_server.create_database("runs")
+async def ledger(new_postgres_database: Callable[..., str]) -> AsyncGenerator[Ledger]:
+    url = new_postgres_database()
     await migrate(url)
     opened = await open_ledger(url)
     yield opened
@@ -134,4 +135,31 @@ async def test_two_orchestrators_finish_the_runs_of_several_agents(ledger: Ledge
     keys = [info.key for info in (await objects.list("audit/")).items]
     moments = [*((event.ts, event.id) for event in events), *((act.at, act.id) for act in acts)]
     assert sorted(keys) == sorted(ids.audit_key(*one) for one in moments)
+    await objects.close()
+
+
+async def test_an_orchestrator_that_stops_in_order_is_no_lost_worker(ledger: Ledger, tmp_path: Path):
+    """Its heartbeats put it into the list of workers, which alerts about lost workers read."""
+    objects, steps, may_end = await open_objects(f"file://{tmp_path / 'objects'}"), Steps(), asyncio.Event()
+
+    async def waits(context, /):
+        await may_end.wait()
+        return await usual(context)
+
+    usual, steps.acts["execute-agent"] = steps.acts["execute-agent"], waits
+    payload = RunRequest("violin", "manual", {}).to_bytes()
+    run = NewJob(job_id=JobId("run_2026-02-14_080000_000000"), type=TYPE, lifecycle="run", payload=payload)
+    await ledger.submit(GATEWAY, [run])
+    made = services(ledger, objects, steps, "one")
+    orchestrator = made[0]
+    assert isinstance(orchestrator, Orchestrator)
+    while orchestrator.is_idle:
+        await orchestrator.run_once()
+    assert await orchestrator.renew() == 1
+    await ProcessReport(holder=orchestrator, name="run-report").run_once()
+    (worker,) = await ledger.workers()
+    assert json.loads(worker.info or b"") == {"version": program_version(), "drives": True}
+    await orchestrator.drain()
+    (worker,) = await ledger.workers()
+    assert worker_presence(worker, await ledger.now()) is WorkerPresence.DRAINED
     await objects.close()

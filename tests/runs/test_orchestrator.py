@@ -8,7 +8,9 @@ import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
 from trellis.engine.jobs import Actor, Advance, CancelMode, LeaseLost, RequestId, StepApplied, lease_length_s
+from trellis.engine.lease_runner import ProcessReport
 from trellis.lifecycles import Role
+from trellis.operations.explain import WorkerPresence, is_alive, worker_presence
 from trellis.runs.orchestrator import ACCEPT_BATCH_MAX, TYPE, Orchestrator, OrchestratorOptions, StepContext, StepResult
 
 OPTIONS = OrchestratorOptions(concurrency=10, lease_s=30.0, heartbeat_s=10.0)
@@ -267,6 +269,20 @@ async def test_cancel_request_does_not_keep_a_fenced_driver_running(stand: Stand
     await asyncio.gather(driving.task, return_exceptions=True)
     assert driving.task.cancelled()
     assert await stand.state(run) == "running"
+
+
+async def test_an_orchestrator_that_drives_nothing_is_no_lost_worker(stand: Stand):
+    one = orchestrator(stand)
+    report = ProcessReport(holder=one, name="run-report")
+    for _ in range(3):
+        await report.run_once()
+        (listed,) = await stand.ledger.workers()
+        assert worker_presence(listed, await stand.ledger.now()) is WorkerPresence.ALIVE
+        assert not is_alive(listed, await stand.ledger.now()), "no worker of jobs: it is not counted among them"
+        stand.clock.advance(60.0)
+    await one.drain()
+    (listed,) = await stand.ledger.workers()
+    assert worker_presence(listed, await stand.ledger.now()) is WorkerPresence.DRAINED
 
 
 class LastStep:

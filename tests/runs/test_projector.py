@@ -10,6 +10,7 @@ import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand, is_of_rebuild
 from trellis.documents import audit, ids, run_documents
+from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
 from trellis.engine.records import RetentionOptions
@@ -251,9 +252,13 @@ async def test_a_store_that_is_away_longer_than_work_is_kept_loses_no_record(pre
     press.stand.clock.advance(40 * 24 * 3600.0)
     assert (await ledger.retain(RetentionOptions())).jobs == 0
     press.objects.down = 0
-    await press.all(press.projector())
+    projector = press.projector()
+    projector.sealer = AuditSealer(ledger=ledger, actor=projector.actor, objects=press.store, clock=press.stand.clock)
+    await press.all(projector)
     records = await press.folder("audit/")
     assert {ids.audit_key(event.ts, event.id) for event in events} <= records.keys()
+    assert (await ledger.retain(RetentionOptions())).jobs == 0, "it is published and not sealed yet"
+    await projector.release()
     assert (await ledger.retain(RetentionOptions())).jobs == 1
     assert await ledger.job(run_id) is None
 

@@ -105,6 +105,7 @@ async def test_a_proposal_that_expired_or_can_no_longer_be_applied_may_come_agai
     now_other = ProposalContent(action=NOTE.action, target=NOTE.target, content=CITED, target_hash="other")
     fresh = of_run(2, now_other)
     assert await stored(stand.ledger, fresh) == fresh.id, "the first is for a text that is gone"
+    assert isinstance(await stored(stand.ledger, of_run(4, NOTE)), EqualProposal), "not while the first is pending"
     for _ in range(73):
         stand.clock.advance(3600.0)
         await stand.ledger.sweep(Actor(role=Role.SWEEPER, name="test"), SweepOptions(elect=False))

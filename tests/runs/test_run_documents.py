@@ -130,7 +130,7 @@ async def test_a_run_cancelled_before_it_began_publishes_a_manifest_too(stand: S
         assert json.loads(put.body)["error"] == "CANCELLED: the owner changed their mind"
 
 
-@pytest.mark.requirement("OBS-1", "D35")
+@pytest.mark.requirement("OBS-1", "D35", "D70")
 async def test_an_audit_record_has_the_fields_of_the_source_document_and_the_whole_event(stand: Stand):
     _, facts, _ = await finished(stand)
     event = facts.events[2]

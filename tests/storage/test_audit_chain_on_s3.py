@@ -42,6 +42,7 @@ class PostgresTampering:
             "swap two batches": self.swap,
             "edit a payload": self.payload,
             "edit an act": self.act,
+            "delete an act": self.delete_act,
             "edit the head": self.head,
         }
 
@@ -111,6 +112,12 @@ class PostgresTampering:
         rows = await self.sql.fetch("SELECT no FROM trellis.act ORDER BY no")
         number = rng.choice(rows)["no"]
         await self.sql.execute("UPDATE trellis.act SET cause = 'another reason' WHERE no = $1", number)
+        return str(number)
+
+    async def delete_act(self, rng: random.Random) -> str:
+        rows = await self.sql.fetch("SELECT no FROM trellis.act ORDER BY no")
+        number = rng.choice(rows)["no"]
+        await self.sql.execute("DELETE FROM trellis.act WHERE no = $1", number)
         return str(number)
 
     async def head(self, rng: random.Random) -> str:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.servers.ready_python import ready_python
 from tests.storage.test_keys import legal_keys
 from tests.storage.test_store import keys_of
 from trellis.storage.objects import folders
@@ -175,7 +176,7 @@ with Folders(Path(sys.argv[1]), lambda: "living").scratch(b"x") as name:
 async def test_counting_by_if_match_in_many_processes_loses_no_step(tmp_path: Path):
     async with opened(tmp_path) as store:
         await store.put("count", b"0")
-        command = [sys.executable, "-c", _COUNTER, str(tmp_path), "25"]
+        command = [ready_python(), "-c", _COUNTER, str(tmp_path), "25"]
         workers = [await asyncio.create_subprocess_exec(*command, cwd=ROOT) for _ in range(4)]
         assert [await worker.wait() for worker in workers] == [0] * 4
         found = await store.get("count")
@@ -204,7 +205,7 @@ asyncio.run(main())
 
 
 async def test_creating_one_key_in_many_processes_has_one_winner(tmp_path: Path):
-    command = [sys.executable, "-c", _CREATOR, str(tmp_path), "40"]
+    command = [ready_python(), "-c", _CREATOR, str(tmp_path), "40"]
     pipe = asyncio.subprocess.PIPE
     workers = [await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=pipe) for _ in range(4)]
     won = [line for worker in workers for line in (await worker.communicate())[0].decode().split()]

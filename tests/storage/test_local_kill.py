@@ -4,11 +4,11 @@ import asyncio
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.servers.ready_python import ready_python
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import CREATE, PutStored, if_match
 
@@ -87,7 +87,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("verb", ["create", "overwrite", "match"])
 def test_killed_at_any_system_call_a_put_is_whole_or_did_not_happen(tmp_path: Path, verb: str, when: str):
     told = subprocess.run(
-        [sys.executable, "-c", _NURSERY, tmp_path, verb, when], cwd=ROOT, capture_output=True, text=True, check=True
+        [ready_python(), "-c", _NURSERY, tmp_path, verb, when], cwd=ROOT, capture_output=True, text=True, check=True
     )
     ends = [tuple(map(int, line.split())) for line in told.stdout.splitlines()]
     assert [code for _, code in ends] == [-signal.SIGKILL] * (len(ends) - 1) + [0]
@@ -113,7 +113,7 @@ async def test_killed_at_random_moments_no_object_is_torn_and_none_that_was_stor
     rng, number = random.Random(7), 0
     for _ in range(12):
         writer = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _WRITES_ON, str(tmp_path), str(number), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+            ready_python(), "-c", _WRITES_ON, str(tmp_path), str(number), cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
         assert writer.stdout is not None
         for _ in range(rng.randrange(1, 12)):

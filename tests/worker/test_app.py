@@ -46,13 +46,11 @@ def made(app: App | None, type_: str = "t", payload: Any = None, **settings: Any
     return new_job(type_, payload, settings, app=app, new_id=lambda: "made-id")  # type: ignore[arg-type]
 
 
-@pytest.mark.requirement("RUN-9")
 def test_no_caller_can_use_the_idempotency_scope_of_scheduled_jobs():
     with pytest.raises(OptionInvalid, match="Trellis' own"):
         made(None, idempotency_scope=SCHEDULE_SCOPE)
 
 
-@pytest.mark.requirement("RUN-9")
 def test_a_handler_declares_schedules_of_its_type_in_either_order_of_the_decorators():
     app = App()
 
@@ -160,6 +158,9 @@ def test_the_bounds_themselves_are_accepted_and_a_test_may_go_below_them():
     App().job("t", lease_s=30, heartbeat_s=10)
     App().job("t", lease_s=120, heartbeat_s=30)
     App(testing=True).job("t", lease_s=0.3, heartbeat_s=0.1)
+    for lease_s, heartbeat_s in ((29.9, 9.9), (120.1, 30)):
+        with pytest.raises(OptionInvalid):
+            App().job("t", lease_s=lease_s, heartbeat_s=heartbeat_s)
 
 
 def test_an_application_with_real_bounds_refuses_to_include_test_leases():

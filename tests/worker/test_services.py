@@ -181,7 +181,7 @@ async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_u
     @app.job("t")
     async def handler(ctx: Context) -> None: ...
 
-    assert await stand.ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
+    assert await stand.ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "bus-publisher", lease_s=5.0) is not None
     await stand.submit("t")
     await stand.run_until_idle(app)
     retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=60.0, unread_s=600.0))
@@ -192,7 +192,7 @@ async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_u
         said.append([record.message for record in caplog.records if record.name == "trellis.service"])
         stand.clock.advance(250.0)
     assert [len(messages) for messages in said] == [0, 1, 0, 1]
-    assert "kept_for_follower follower='projector' unread_since=" in said[1][0]
+    assert "kept_for_follower follower='bus-publisher' unread_since=" in said[1][0]
     assert "removed_unread jobs=1" in said[3][0]
     assert "trellis followers" in said[1][0]
     assert "trellis followers" in said[3][0]

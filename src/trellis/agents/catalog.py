@@ -34,7 +34,7 @@ INDEX_KEY = "agents/index.json"
 INDEX_BYTES_MAX = 4 * 1024 * 1024
 INDEX_PROBLEMS_MAX = 5
 """Problems kept in the index for a malformed agent; `problem_count` has the number of all."""
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 """Increases with the form of an entry and with the validation rules."""
 
 
@@ -61,7 +61,7 @@ class AgentIndex(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = INDEX_VERSION
+    version: Literal[2] = INDEX_VERSION
     updated_at: AwareDatetime | None
     agents: tuple[IndexEntry, ...]
 

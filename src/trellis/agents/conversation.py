@@ -41,15 +41,8 @@ from trellis.agents.errors import (
     TokensExceeded,
     ToolCallsExceeded,
 )
-from trellis.agents.run_io import (
-    JournalOnce,
-    ModelOptions,
-    RefusalCode,
-    RunLimits,
-    TokenUsage,
-    ToolRefusal,
-    canonical_json,
-)
+from trellis.agents.refusals import RefusalCode, ToolRefusal
+from trellis.agents.run_io import JournalOnce, ModelOptions, RunLimits, TokenUsage, canonical_json
 from trellis.agents.tools import DESCRIPTIONS, MALFORMED, Reply, Toolbox
 from trellis.engine import tracing
 from trellis.engine.call_times import CallKind, CallOutcome, CallTimes
@@ -171,6 +164,7 @@ class JournalledModel(WrapperModel):
         left_s: Callable[[], float],
         not_listed: Callable[[str], None],
         so_far: Callable[[], str],
+        advice: Callable[[], str | None],
         options: ModelOptions,
         times: CallTimes,
         counter: TokenCounter = count_tokens,
@@ -182,6 +176,7 @@ class JournalledModel(WrapperModel):
         self._left_s = left_s
         self._not_listed = not_listed
         self._so_far = so_far
+        self._advice = advice
         self._options = options
         self._times = times
         self._counter = counter
@@ -198,7 +193,8 @@ class JournalledModel(WrapperModel):
         """The journaled answer to this request; made now if there is none."""
         if self.number >= self._steps_max:
             so_far = self._so_far() + _last_invalid_call(messages)
-            raise StepsExceeded(limit=self._steps_max, advice=_steps_advice(self._steps_max), so_far=so_far)
+            advice = self._advice() or _steps_advice(self._steps_max)
+            raise StepsExceeded(limit=self._steps_max, advice=advice, so_far=so_far)
         self.number += 1
         entry = ENTRY.format(number=self.number)
         form = request_form(self.model_name, messages, model_settings, model_request_parameters)
@@ -306,7 +302,8 @@ class JournalledModel(WrapperModel):
         called = [part.tool_name for part in response.parts if isinstance(part, ToolCallPart)]
         self._calls += len(called)
         if self._calls > self._limits.tool_calls_max:
-            raise ToolCallsExceeded(used=self._calls, limit=self._limits.tool_calls_max)
+            advice, so_far = self._advice() or CIRCLES, self._so_far()
+            raise ToolCallsExceeded(used=self._calls, limit=self._limits.tool_calls_max, advice=advice, so_far=so_far)
         listed = {tool.name for tool in (*parameters.function_tools, *parameters.output_tools)}
         for name in called:
             if name not in listed:
@@ -317,6 +314,7 @@ class JournalledModel(WrapperModel):
             raise TokensExceeded(used=used, limit=self._limits.tokens_max)
 
 
+CIRCLES = "its instructions let it run in circles"
 NO_COMPLETION = "it answered, but not with a chat completion in JSON; check that the address is that of its API"
 _BROKEN = "ModelConnectionError"
 

@@ -1,12 +1,12 @@
 """Agent definitions: parses and validates the file `_agent.md`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar, cast
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -27,6 +27,7 @@ from trellis.agents.frontmatter import (
 )
 from trellis.engine.cron import EXPECTED as CRON_EXPECTED
 from trellis.engine.cron import cron_problem
+from trellis.engine.jobs import TYPE_PATTERN
 from trellis.storage.memory.layout import ReadMode
 from trellis.storage.objects.canonical_json import sha256, timestamp
 
@@ -36,6 +37,7 @@ from trellis.storage.objects.canonical_json import sha256, timestamp
 # check `problems` before they use a value: a file with problems never yields a definition.
 
 Choice = TypeVar("Choice", bound=StrEnum)
+Item = TypeVar("Item")
 Number = TypeVar("Number", int, float)
 
 SUGGESTION_SIMILARITY_MIN = 0.7
@@ -98,28 +100,37 @@ class FieldReader:
 
     def choices(self, name: str, choices: type[Choice], *, required: bool = True) -> tuple[Choice, ...]:
         """Values of an enumeration, each at most once."""
-        expected = f"a list of {', '.join(choices)}"
+        return self.items(name, lambda value: self._chosen(name, value, choices), tuple(choices), required=required)
+
+    def items(
+        self, name: str, read: Callable[[Scalar], Item | None], known: Sequence[str], *, required: bool = True
+    ) -> tuple[Item, ...]:
+        """The items of a list, each at most once.
+
+        `read` returns an item, or reports a problem and returns None. `known` is what messages say the items may be.
+        """
+        expected = f"a list of {', '.join(known)}"
         field = self._field(name, expected, required=required)
         if field is None or (not required and _is_empty(field)):
             return ()
         if not isinstance(field.value, SequenceNode):
-            self.wrong(name, field.line, "this is no list", f"{expected}, such as [{next(iter(choices))}]")
+            self.wrong(name, field.line, "this is no list", f"{expected}, such as [{known[0]}]")
             return ()
-        items = cast("list[Node]", field.value.value)
-        if required and not items:
+        nodes = cast("list[Node]", field.value.value)
+        if required and not nodes:
             self.wrong(name, field.line, "the list is empty", expected)
-        chosen: list[Choice] = []
-        for item in items:
-            if not isinstance(item, ScalarNode):
-                self.wrong(name, line_of(item), "an item is no single word", f"one of {', '.join(choices)}")
+        items: list[Item] = []
+        for node in nodes:
+            if not isinstance(node, ScalarNode):
+                self.wrong(name, line_of(node), "an item is no single word", f"one of {', '.join(known)}")
                 continue
-            value = scalar_of(item)
-            choice = self._chosen(name, value, choices)
-            if choice in chosen:
+            value = scalar_of(node)
+            item = read(value)
+            if item in items:
                 self.wrong(name, value.line, f"{quoted_for_message(value.text)} comes twice", "it once")
-            elif choice is not None:
-                chosen.append(choice)
-        return tuple(chosen)
+            elif item is not None:
+                items.append(item)
+        return tuple(items)
 
     def moment(self, name: str) -> datetime:
         """An ISO 8601 time with its offset. A date alone means midnight UTC."""
@@ -323,6 +334,35 @@ class TriggerEvent(StrEnum):
 
     INBOX_ITEM_CREATED = "inbox.item.created"
     PROPOSAL_APPLIED = "proposal.applied"
+    JOB_ENDED = "job.ended"
+    RUN_COMPLETED = "run.completed"
+    RUN_FAILED = "run.failed"
+    SOURCE_CHANGED = "source.changed"
+
+
+EVENT_TRIGGERS_MAX = 20
+"""The most items of `triggers.events`."""
+EVENT_TRIGGER_FORMS = (
+    *("inbox.item.created", "inbox.item.created:ACTION", "proposal.applied"),
+    *("job.ended:TYPE", "run.completed:AGENT", "run.failed:AGENT", "source.changed"),
+)
+"""What may stand in `triggers.events`, as messages show it."""
+ENTRY_ACTIONS = ("run", "job", *sorted(one for one in SafeOutput if one.startswith("propose-")))
+"""What an inbox entry may ask for (`intent.action`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventTrigger:
+    """An event that starts a run of an agent, written `event` or `event:of`.
+
+    `of` narrows it: to inbox entries of an action, jobs of a type, or runs of another agent. None means all.
+    """
+
+    event: TriggerEvent
+    of: str | None = None
+
+    def __str__(self) -> str:
+        return self.event.value if self.of is None else f"{self.event.value}:{self.of}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -331,7 +371,7 @@ class Triggers:
 
     manual: bool = True
     cron: str | None = None
-    events: tuple[TriggerEvent, ...] = ()
+    events: tuple[EventTrigger, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -453,9 +493,11 @@ def _checked_definition(front: FrontMatter, data: bytes, slug: str | None) -> Ag
 
 def _definition(form: FieldReader, instructions: str, digest: str) -> AgentDefinition:
     """Read every field, in the order in which problems are reported."""
+    name = form.text("name", chars_max=NAME_CHARS_MAX)
+    slug = form.matching("slug", SLUG, SLUG_EXPECTED)
     return AgentDefinition(
-        name=form.text("name", chars_max=NAME_CHARS_MAX),
-        slug=form.matching("slug", SLUG, SLUG_EXPECTED),
+        name=name,
+        slug=slug,
         version=form.matching("version", _SEMVER, "a semantic version such as 1.0.0"),
         description=form.text("description", chars_max=DESCRIPTION_CHARS_MAX, lines=True).strip(),
         model=form.matching("model", _MODEL, "the name of a model such as offline"),
@@ -467,7 +509,7 @@ def _definition(form: FieldReader, instructions: str, digest: str) -> AgentDefin
         created_by=form.text("created_by", chars_max=NAME_CHARS_MAX),
         temperature=form.number("temperature", float, low=0.0, high=1.0, default=TEMPERATURE_DEFAULT),
         max_steps=form.number("max_steps", int, low=1, high=MAX_STEPS_MAX, default=MAX_STEPS_DEFAULT),
-        triggers=_triggers(form.form("triggers")),
+        triggers=_triggers(form.form("triggers"), slug),
         context=_context(form.form("context")),
         instructions=instructions,
         sha256=digest,
@@ -482,15 +524,52 @@ def _tools(form: FieldReader) -> tuple[Tool, ...]:
     return tools
 
 
-def _triggers(form: FieldReader) -> Triggers:
+def _triggers(form: FieldReader, slug: str) -> Triggers:
     manual = form.flag("manual", default=True)
     cron = form.optional_text("cron", CRON_EXPECTED)
     problem = cron_problem(cron.text) if cron else None
     if cron and problem:
         form.wrong("cron", cron.line, f"{quoted_for_message(cron.text)}: {problem}", CRON_EXPECTED)
-    events = form.choices("events", TriggerEvent, required=False)
+    events = form.items("events", partial(_event_trigger, form, slug), EVENT_TRIGGER_FORMS, required=False)
+    if len(events) > EVENT_TRIGGERS_MAX:
+        form.wrong("events", form.line("events"), f"it has {len(events)} items", f"at most {EVENT_TRIGGERS_MAX}")
     form.close()
     return Triggers(manual=manual, cron=" ".join(cron.text.split()) if cron else None, events=events)
+
+
+def _event_trigger(form: FieldReader, slug: str, value: Scalar) -> EventTrigger | None:
+    """One item of `triggers.events` of the agent `slug`; None if it is wrong, which is reported."""
+    word, colon, of = value.text.partition(":")
+    known = set(TriggerEvent)
+    if word not in known:
+        hint = _nearest_name(word.lower(), known)
+        wrong = f"{quoted_for_message(value.text)} is not known"
+        suggestion = None if hint is None else f"{hint}{colon}{of}"
+        form.wrong("events", value.line, wrong, f"one of {', '.join(EVENT_TRIGGER_FORMS)}", suggestion)
+        return None
+    trigger = EventTrigger(TriggerEvent(word), of if colon else None)
+    expected = _event_trigger_problem(trigger, slug)
+    if expected is not None:
+        form.wrong("events", value.line, f"{quoted_for_message(value.text)} does not fit", expected)
+        return None
+    return trigger
+
+
+def _event_trigger_problem(trigger: EventTrigger, slug: str) -> str | None:
+    """What should stand there instead of an event trigger of the agent `slug`; None if it is right."""
+    event, of = trigger.event, trigger.of
+    if event in {TriggerEvent.PROPOSAL_APPLIED, TriggerEvent.SOURCE_CHANGED}:
+        return None if of is None else f"{event.value} alone"
+    if event is TriggerEvent.INBOX_ITEM_CREATED:
+        fits = of is None or of in ENTRY_ACTIONS
+        return None if fits else f"{event.value} alone, or followed by : and one of {', '.join(ENTRY_ACTIONS)}"
+    if event is TriggerEvent.JOB_ENDED:
+        fits = of is not None and re.fullmatch(TYPE_PATTERN, of)
+        return None if fits else f"{event.value}:TYPE with the type of the jobs, such as {event.value}:import"
+    if of == slug:
+        return f"{event.value}: and the slug of another agent; the runs of an agent never start runs of itself"
+    fits = of is not None and SLUG.fullmatch(of)
+    return None if fits else f"{event.value}:AGENT with the slug of another agent ({SLUG_EXPECTED})"
 
 
 def _context(form: FieldReader) -> ContextOptions:

@@ -5,13 +5,14 @@ agent's own folder. Sizes are bounded. Text contains only visible characters. Ci
 that were read. Unknown fields are dropped and reported, so a model cannot set a priority, a status or an id.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from trellis.agents.definition import SafeOutput, Tool
-from trellis.agents.run_io import CallRefused, DraftChange, ProposalDraft, RefusalCode, ToolRefusal
+from trellis.agents.refusals import CallRefused, RefusalCode, ToolRefusal
+from trellis.agents.run_io import DraftChange, ProposalDraft
 from trellis.agents.sources import ANNOTATION_KINDS, Annotation
 from trellis.engine.text import is_storable
 from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, FLAG_REF_CHARS_MAX, verify
@@ -128,8 +129,7 @@ def _draft(given: Mapping[str, Any], context: DraftingContext) -> ProposalDraft:
         _check_update(draft, context)
     else:
         draft = replace(draft, section=None, loop_id=None, resolution=None)
-    citations, flags, not_found = _citations(given.get("citations"), context.read)
-    draft = replace(draft, citations=citations, flags=flags, not_found=not_found)
+    draft = _with_citations(draft, given.get("citations"), context)
     same = [(one.action, one.target, one.change, one.text, one.loop_id) for one in context.drafts]
     if (draft.action, draft.target, draft.change, draft.text, draft.loop_id) in same:
         raise CallRefused(RefusalCode.DUPLICATE, "the same proposal was made in this run already")
@@ -231,10 +231,22 @@ def _check_update(draft: ProposalDraft, context: DraftingContext) -> None:
                 raise CallRefused(RefusalCode.UPDATE_INVALID, "; ".join(counted))
 
 
-def _citations(
-    value: object, read: tuple[NlmSource, ...]
-) -> tuple[tuple[Citation, ...], tuple[str, ...], tuple[Citation, ...]]:
-    """The citations that are found in the sources read, flags about the others, and the others, shortened."""
+def _with_citations(draft: ProposalDraft, value: object, context: DraftingContext) -> ProposalDraft:
+    """The draft with the citations that are found in the sources read, flags about the others, and the others."""
+    claimed = _claimed_citations(value)
+    unread = tuple(source for source in context.sources if source not in context.read)
+    verified = verify(NlmAnswer(text="", citations=claimed), context.read, unread=unread)
+    lost = [one for one in claimed if not _is_found(one, context.read)]
+    return replace(
+        draft,
+        citations=verified.citations,
+        flags=verified.flags,
+        not_found=_shortened(one for one in lost if not _is_found(one, unread)),
+        not_read=_shortened(one for one in lost if _is_found(one, unread)),
+    )
+
+
+def _claimed_citations(value: object) -> tuple[Citation, ...]:
     if value is None:
         value = []
     if not isinstance(value, list):
@@ -247,10 +259,16 @@ def _citations(
         if not isinstance(ref, str) or not isinstance(excerpt, str) or not is_storable(ref + excerpt):
             raise CallRefused(RefusalCode.FIELD_INVALID, "each citation needs ref and excerpt, both text")
         claimed.append(Citation(ref[:FLAG_REF_CHARS_MAX], excerpt[: EXCERPT_CHARS_MAX + 1]))
-    verified = verify(NlmAnswer(text="", citations=tuple(claimed)), read)
-    alone = ((one, verify(NlmAnswer(text="", citations=(one,)), read).citations) for one in claimed)
-    lost = [Citation(one.ref, one.excerpt[:NOT_FOUND_CHARS_MAX]) for one, found in alone if not found]
-    return verified.citations, verified.flags, tuple(dict.fromkeys(lost))[:NOT_FOUND_MAX]
+    return tuple(claimed)
+
+
+def _is_found(citation: Citation, sources: tuple[NlmSource, ...]) -> bool:
+    return bool(verify(NlmAnswer(text="", citations=(citation,)), sources).citations)
+
+
+def _shortened(citations: Iterable[Citation]) -> tuple[Citation, ...]:
+    short = (Citation(one.ref, one.excerpt[:NOT_FOUND_CHARS_MAX]) for one in citations)
+    return tuple(dict.fromkeys(short))[:NOT_FOUND_MAX]
 
 
 def _short_repr(value: object) -> str | None:

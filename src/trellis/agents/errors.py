@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from trellis.agents.refusals import ToolRefusal
 from trellis.engine.errors import TrellisError
 
 # Errors of agents' files. A missing or malformed file is a return value where callers expect it.
@@ -80,6 +81,8 @@ class AgentRunError(AgentError):
     code = "INTERNAL_ERROR"
     retries: ClassVar[bool] = False
     """Whether the step is retried (D7). Answered requests are then replayed, not repeated."""
+    refused: tuple[ToolRefusal, ...] = ()
+    """The tool calls that were refused to the model before the run ended."""
 
 
 class ModelUnknown(AgentRunError):
@@ -135,4 +138,4 @@ class TokensExceeded(LimitExceeded):
 
 
 class ToolCallsExceeded(LimitExceeded):
-    """The agent called tools {used} times and {limit} is the limit of a run; its instructions let it run in circles."""
+    """The agent called tools {used} times and {limit} is the limit of a run; {advice}{so_far}."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field, TypeAdapter
 
 from trellis.agents.definition import SafeOutput
+from trellis.agents.refusals import ToolRefusal
 from trellis.agents.sources import AgentSource, Annotation
 from trellis.nlm.provider import Citation, NlmAnswer, NlmQuestion
 from trellis.storage.memory.layout import DeepPart, ReadMode
@@ -107,33 +108,6 @@ class DraftChange(StrEnum):
     CLOSE = "close"
 
 
-class RefusalCode(StrEnum):
-    """Why a tool refused a call."""
-
-    TOOL_NOT_LISTED = "tool_not_listed"
-    ACTION_NOT_ALLOWED = "action_not_allowed"
-    TARGET_NOT_ALLOWED = "target_not_allowed"
-    FIELD_MISSING = "field_missing"
-    FIELD_INVALID = "field_invalid"
-    FIELD_DROPPED = "field_dropped"
-    TOO_LARGE = "too_large"
-    TEXT_UNSAFE = "text_unsafe"
-    UPDATE_INVALID = "update_invalid"
-    TOO_MANY = "too_many"
-    DUPLICATE = "duplicate"
-    NOT_FOUND = "not_found"
-    NOT_READABLE = "not_readable"
-
-
-class CallRefused(Exception):
-    """A tool call asks for more than is allowed. The model gets the code and the detail."""
-
-    def __init__(self, code: RefusalCode, detail: str) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.detail = detail
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposalDraft:
     """A draft of a proposal. Every citation is found in a source that the run read."""
@@ -149,6 +123,8 @@ class ProposalDraft:
     flags: tuple[str, ...] = ()
     not_found: Annotated[tuple[Citation, ...], Field(exclude_if=lambda quoted: not quoted)] = ()
     """What the model quoted and no source has, for the person who decides."""
+    not_read: Annotated[tuple[Citation, ...], Field(exclude_if=lambda quoted: not quoted)] = ()
+    """What the model quoted from a source that has it, but that the agent did not read in this run."""
     section: str | None = None
     loop_id: str | None = None
     resolution: str | None = None
@@ -168,17 +144,6 @@ class ProposalDraft:
     def to_dict(self) -> dict[str, Any]:
         """The form in JSON."""
         return _DRAFT.dump_python(self, mode="json")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ToolRefusal:
-    """A refused tool call and the reason, as told to the model."""
-
-    tool: str
-    code: RefusalCode
-    detail: str
-    action: str | None = None
-    target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Callable
 
 from trellis.agents.definition import AgentDefinition
+from trellis.agents.errors import AgentRunError
 from trellis.agents.models import check_model, open_model
 from trellis.agents.run_io import AgentContext, AgentOutput, JournalOnce, ModelOptions, RunLimits, ToolServices
 from trellis.agents.tools import Toolbox
@@ -56,12 +57,17 @@ async def run_agent(
             left_s=left_s,
             not_listed=toolbox.not_listed,
             so_far=toolbox.so_far,
+            advice=toolbox.advice,
             options=models,
             times=times,
         )
-        summary = await conversation.run_conversation(
-            definition, talk, model=journalled, toolbox=toolbox, limits=limits
-        )
+        try:
+            summary = await conversation.run_conversation(
+                definition, talk, model=journalled, toolbox=toolbox, limits=limits
+            )
+        except AgentRunError as error:
+            error.refused = tuple(toolbox.refused)
+            raise
     return AgentOutput(
         proposals=tuple(toolbox.drafts),
         summary=summary,

@@ -12,16 +12,14 @@ from trellis.agents import drafts
 from trellis.agents.definition import AgentDefinition, SafeOutput, Tool
 from trellis.agents.drafts import REASONING_CHARS_MAX, SUMMARY_CHARS_MAX
 from trellis.agents.errors import JournalDiffers, OutOfTime
+from trellis.agents.refusals import ADVICE, CallRefused, RefusalCode, ToolRefusal
 from trellis.agents.run_io import (
     AgentContext,
-    CallRefused,
     DraftChange,
     JournalOnce,
     ProposalDraft,
-    RefusalCode,
     RunLimits,
     ToolCall,
-    ToolRefusal,
     ToolServices,
     canonical_json,
 )
@@ -239,6 +237,12 @@ class Toolbox:
             more = f" and {len(self.drafts) - DRAFTS_SHOWN_MAX} more" if len(self.drafts) > DRAFTS_SHOWN_MAX else ""
             told.append(f"what it drafted before is not proposed: {shown[:SO_FAR_CHARS_MAX]}{more}")
         return "".join(f"; {one.rstrip('.')}" for one in told)
+
+    def advice(self) -> str | None:
+        """What to change if the last call of the run was refused; None if it was not."""
+        if not self.refused or not self.calls or self.calls[-1].ok:
+            return None
+        return f"its last call was refused, so more of them would not help: {ADVICE[self.refused[-1].code]}"
 
     def refuse(self, refusal: ToolRefusal) -> None:
         if len(self.refused) < REFUSED_MAX:

@@ -1,16 +1,19 @@
 """Explains a job to a caller: why it is where it is, what happens next, and what can be done about it."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trellis.agents.errors import AgentNotFound
+from trellis.agents.refusals import refusal_advice, refusal_text
 from trellis.api.context import ApiContext
 from trellis.auth.ownership import sees_all
+from trellis.documents.run_documents import refused_calls
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Job, JobFilter, JobPlace
+from trellis.engine.records import Event, Job, JobFilter, JobPlace
 from trellis.lifecycles import LIFECYCLES, Trigger
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
@@ -29,7 +32,8 @@ HOLDERS_MAX = 5
 async def explanation(context: ApiContext, job: Job, again: "Successor | None") -> JobExplanation:
     """The explanation of a job that the caller may read. `again` is the job that retries it."""
     ledger = context.ledger
-    explained = explain(job, tuple(await ledger.events(job.job_id)), await _surroundings(context, job))
+    events = tuple(await ledger.events(job.job_id))
+    explained = _with_refused_calls(explain(job, events, await _surroundings(context, job)), job, events)
     if again is not None:
         explained = _with_retry(explained, again)
     if job.lifecycle == RUN.name and (wait := await open_wait(ledger, job)) is not None:
@@ -62,6 +66,22 @@ async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
     page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=HOLDERS_PAGE)
     held = [other.job_id for other in page.jobs if other.place in {JobPlace.LEASED, JobPlace.READY}]
     return tuple(held[:HOLDERS_MAX])
+
+
+def _with_refused_calls(explained: JobExplanation, job: Job, events: Sequence[Event]) -> JobExplanation:
+    """The explanation of a failed run, with the calls that were refused to its model and what to change."""
+    refused = refused_calls(events) if job.lifecycle == RUN.name else []
+    if not refused:
+        return explained
+    why = [f"Its model was refused {refusal_text(one).rstrip('.')}." for one in refused]
+    advice = dict.fromkeys(advice for one in refused if (advice := refusal_advice(one)) is not None)
+    look = f"trellis runs show {job.job_id}\tsee its steps and every refused call"
+    return replace(
+        explained,
+        why=(*explained.why, *why),
+        next=(*explained.next, *(f"Before the agent runs again: {one}." for one in advice)),
+        you_can=(look, *explained.you_can),
+    )
 
 
 def _with_retry(explained: JobExplanation, again: "Successor") -> JobExplanation:

@@ -170,8 +170,8 @@ class LocalJobs:
     async def waits(self, jobs: Sequence[Job], now: datetime) -> dict[JobId, str]:
         """What each of these jobs waits for, in a few words; those that wait for nothing are left out."""
         holds = await self._holds(jobs)
-        told = {job.job_id: holds.get(job.job_id) or _waits_for(job, now) for job in jobs}
-        return {job_id: text for job_id, text in told.items() if text}
+        reasons = {job.job_id: holds.get(job.job_id) or _waits_for(job, now) for job in jobs}
+        return {job_id: text for job_id, text in reasons.items() if text}
 
     async def _holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
         """What jobs on topics wait for, and which ready jobs wait for the rate of their type.
@@ -306,9 +306,11 @@ class LocalJobs:
 
             submitter, topics = acting_or_gateway(actor, job.lifecycle), self._context.topics()
             key = request.change(job.job_id)
-            made = await requeue_as_new_job(ledger, submitter, job, topics, request.request_id, cause=reason, key=key)
-            shape = _shape(job, BUS_JOB.initial.name, 1).model_copy(update={"job_id": made.job_id})
-            return Changed(answer=shape, replayed=not made.created)
+            new_job = await requeue_as_new_job(
+                ledger, submitter, job, topics, request.request_id, cause=reason, key=key
+            )
+            shape = _shape(job, BUS_JOB.initial.name, 1).model_copy(update={"job_id": new_job.job_id})
+            return Changed(answer=shape, replayed=not new_job.created)
         (answer,) = await ledger.requeue(
             actor, [job.job_id], request.request_id, limit=1, cause=reason, key=request.change(job.job_id)
         )

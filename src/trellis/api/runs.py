@@ -26,12 +26,12 @@ from trellis.engine.errors import InvalidTransition
 from trellis.engine.jobs import Actor, CancelMode, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace
+from trellis.engine.subscription import PROJECTOR
 from trellis.http.pages import read_pages
 from trellis.http.shapes import Page, RunDetail, RunListed, RunManifest, RunStarted, RunStatus, StepFile, Stopped
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
 from trellis.runs.orchestration import TriggerKind
-from trellis.runs.projector import SUBSCRIBER_NAME as PROJECTOR
 from trellis.runs.waits import open_wait
 from trellis.storage.objects.canonical_json import timestamp
 

@@ -80,8 +80,10 @@ class LocalSchedules:
         self, name: str, changes: Mapping[str, Any], *, paused: bool | None = None, reason: str | None = None
     ) -> ScheduleDetail:
         """Change fields of a schedule of jobs, or pause or resume it. Raises ScheduleNotFound."""
-        made = {field: _policy(field, value) if field in POLICIES else value for field, value in changes.items()}
-        return await self._detail(await self._jobs().change(name, made, paused=paused, reason=reason))
+        checked_changes = {
+            field: _policy(field, value) if field in POLICIES else value for field, value in changes.items()
+        }
+        return await self._detail(await self._jobs().change(name, checked_changes, paused=paused, reason=reason))
 
     async def pause(self, name: str, *, reason: str | None = None) -> ScheduleDetail:
         """Fire no instant of a schedule of jobs until it is resumed."""
@@ -101,11 +103,9 @@ class LocalSchedules:
         return ScheduleRun(name=name, job_id=await self._jobs().run(name))
 
     async def run_once(self, name: str, request: IdempotentRequest) -> Changed[ScheduleRun]:
-        """The same for a request with an idempotency key."""
-        key = None if request.key is None else request.key.key
-        jobs = self._jobs()
-        before = key is not None and await jobs.ran_before(name, request=key)
-        return Changed(answer=ScheduleRun(name=name, job_id=await jobs.run(name, request=key)), replayed=before)
+        """The same for a request with an idempotency key. Raises IdempotencyMismatch."""
+        ran = await self._jobs().run_under_key(name, request.change(name))
+        return Changed(answer=ScheduleRun(name=name, job_id=ran.job_id), replayed=not ran.created)
 
     def _jobs(self) -> JobSchedules:
         """The schedules of jobs. The instance is opened only to submit a job on a topic."""

@@ -15,6 +15,7 @@ from trellis.operations.alerts import ALERTS
 from trellis.operations.explain import served_types, worker_presence
 from trellis.operations.job_documents import json_value
 from trellis.operations.metrics import ledger_gauges
+from trellis.operations.runbooks import runbook_command
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.worker.app import checked_type
 
@@ -78,8 +79,8 @@ class LocalSystem:
     async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> Page[AlertShape]:
         """Open alerts, then resolved ones while they are kept, each newest first."""
         self._context.check_read(READ)
-        found = await self._context.ledger.alerts(limit=limit, only_open=only_open)
-        return Page[AlertShape](items=[_alert(one) for one in found], next_cursor=None)
+        alerts = await self._context.ledger.alerts(limit=limit, only_open=only_open)
+        return Page[AlertShape](items=[_alert(one) for one in alerts], next_cursor=None)
 
     async def metrics(self) -> str:
         """Queues, workers and followers in Prometheus' text format. A gateway adds what its process has counted."""
@@ -108,7 +109,7 @@ def _alert(alert: Alert) -> AlertShape:
         last_seen_at=timestamp(alert.last_seen_at),
         resolved_at=None if alert.resolved_at is None else timestamp(alert.resolved_at),
         action="" if declared is None else declared.action,
-        runbook="" if declared is None else declared.page,
+        runbook="" if declared is None else runbook_command(declared.page),
     )
 
 

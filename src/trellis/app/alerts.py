@@ -26,6 +26,9 @@ DAY_S = 24 * 3600.0
 CERTIFICATES = ("tls_cert_file", "gateway_ca_file", "bus_ca_file")
 """Settings that name a file with certificates."""
 
+APPRISE_MAX = 20
+"""Most URLs of Apprise. Each has jobs of its own."""
+
 FailingAgents = Callable[[], Awaitable[Sequence[str]]]
 
 
@@ -74,10 +77,12 @@ def alert_services(
             report_types=tuple(channel.type for channel in channels),
         ),
     )
-    return [evaluator, *([_reporter(ledger, name, channels, clock)] if channels else [])]
+    return [evaluator, *([_reporter(settings, ledger, name, channels, clock)] if channels else [])]
 
 
-def _reporter(ledger: Ledger, name: str, channels: Sequence[ReportChannel], clock: Clock) -> AlertReporter:
+def _reporter(
+    settings: Settings, ledger: Ledger, name: str, channels: Sequence[ReportChannel], clock: Clock
+) -> AlertReporter:
     worker = Actor(role=Role.WORKER, name=name)
     rng = random.Random()  # noqa: S311 - spreads retries, nothing secret
     driver = ReportDriver(
@@ -86,6 +91,7 @@ def _reporter(ledger: Ledger, name: str, channels: Sequence[ReportChannel], cloc
         clock=clock,
         channels={channel.type: channel for channel in channels},
         draw=rng.random,
+        gateway=settings.gateway,
     )
     first, *others = (channel.type for channel in channels)
     return AlertReporter(
@@ -103,9 +109,13 @@ def report_channels(settings: Settings) -> list[ReportChannel]:
     """Opens the configured channels. Raises SettingsInvalid, ExtraMissing."""
     channels: list[ReportChannel] = []
     if settings.alert_webhook is not None and settings.alert_key_file is not None:
+        settings.check_alert_webhook()
         channels.append(_webhook(settings, settings.alert_webhook.get_secret_value(), settings.alert_key_file))
     if settings.alert_apprise is not None:
-        channels.append(AppriseChannel(urls=tuple(settings.alert_apprise.get_secret_value().split())))
+        urls = settings.alert_apprise.get_secret_value().split()
+        if len(urls) > APPRISE_MAX:
+            raise SettingsInvalid(source="alert_apprise", detail=f"it may have at most {APPRISE_MAX} URLs")
+        channels += [AppriseChannel(url=url, number=number) for number, url in enumerate(urls, start=1)]
     return channels
 
 

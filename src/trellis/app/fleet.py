@@ -21,6 +21,8 @@ from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
 from trellis.nlm.open import DEFAULT as DEFAULT_NLM
+from trellis.nlm.open import open_provider
+from trellis.nlm.provider import NlmProvider
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
@@ -176,6 +178,17 @@ def nlm_key(settings: Settings) -> SecretStr | None:
     Raises SettingsInvalid if the key may not be sent there.
     """
     return None if settings.nlm == DEFAULT_NLM else settings.key_for("nlm_base_url")
+
+
+def open_settings_provider(settings: Settings, *, clock: Clock) -> NlmProvider:
+    """Opens the NLM provider of the settings. Raises SettingsInvalid."""
+    return open_provider(
+        settings.nlm,
+        clock=clock,
+        base_url=settings.nlm_base_url,
+        model=settings.nlm_model,
+        key=nlm_key(settings),
+    )
 
 
 def gateway_address(settings: Settings) -> str:

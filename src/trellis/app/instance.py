@@ -19,7 +19,7 @@ from trellis.app.fleet import (
     gateway_address,
     kernel_of,
     local_folders,
-    nlm_key,
+    open_settings_provider,
     reachable_host,
     storage_locations,
     topics_of,
@@ -48,14 +48,14 @@ from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.jobs import Actor, JobId
-from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions
+from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions, ProcessReport
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
 from trellis.engine.service import Retention, Service, Sweeper, serve
+from trellis.engine.subscription import FeedSubscriber
 from trellis.inbox import InboxService, InboxSettler
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.operations.alert_reports import AlertReporter
@@ -72,6 +72,7 @@ from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, R
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
+from trellis.runs.source_changes import SourceChanges
 from trellis.runs.timetable import Timetable
 from trellis.storage.memory.bare_repository import check_belonging, repository_id
 from trellis.storage.memory.layout import AlreadyApplied, Committed, TokenCounter, count_tokens, open_tokenizer
@@ -360,8 +361,10 @@ class Instance:
         return [
             orchestrator,
             LeaseHeartbeat(holder=orchestrator, name="run-heartbeat"),
+            ProcessReport(holder=orchestrator, name="run-report"),
             queue,
             LeaseHeartbeat(holder=queue, name="queue-heartbeat"),
+            ProcessReport(holder=queue, name="queue-report"),
             projector,
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
@@ -377,6 +380,13 @@ class Instance:
                 ledger=self.ledger,
                 actor=self.actor(Role.CONTROL_PLANE),
                 clock=clock,
+                catalog=self.catalog,
+                layer=layer,
+            ),
+            SourceChanges(
+                ledger=self.ledger,
+                actor=self.actor(Role.CONTROL_PLANE),
+                objects=self.objects,
                 catalog=self.catalog,
                 layer=layer,
             ),
@@ -396,16 +406,16 @@ class Instance:
 
     def services_of(self, roles: frozenset[str] | None) -> list[Service[Any]]:
         """Builds the services of these roles, or all. Settings of alerts matter only to a process that evaluates them."""
-        made = self.services(alerts=roles is None or ALERTS_ROLE in roles)
-        return [service for service in made if roles is None or role_of(service.name) in roles]
+        services = self.services(alerts=roles is None or ALERTS_ROLE in roles)
+        return [service for service in services if roles is None or role_of(service.name) in roles]
 
     def services_of_run(self, run_id: JobId) -> list[Service[Any]]:
         """Builds what one run needs. Other runs, queue jobs, schedules, alerts and retention are left to other processes.
 
         The process has the settings of somebody's shell, not those that the operator of the instance chose.
         """
-        made = self.services(alerts=False)
-        services = [one for one in made if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
+        all_services = self.services(alerts=False)
+        services = [one for one in all_services if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
         for service in services:
             if isinstance(service, Orchestrator):
                 service.only = run_id
@@ -472,7 +482,7 @@ class Instance:
         for service in services:
             if isinstance(service, Orchestrator | QueueOrchestrator | AlertReporter):
                 await service.drain()
-            elif isinstance(service, Projector | AgentHealth | BusCollector):
+            elif isinstance(service, FeedSubscriber | BusCollector):  # so that another process can follow at once
                 await service.release()
 
     async def plant(self) -> None:
@@ -524,13 +534,7 @@ async def open_instance(
         objects = await open_objects(found.objects, credentials=s3_credentials(os.environ))
         try:
             await objects.probe()
-            provider = open_provider(
-                settings.nlm,
-                clock=SystemClock(),
-                base_url=settings.nlm_base_url,
-                model=settings.nlm_model,
-                key=nlm_key(settings),
-            )
+            provider = open_settings_provider(settings, clock=SystemClock())
             memory = await asyncio.to_thread(open_memory, found.memory, counter=counter)
             if uses_memory:
                 repository = await asyncio.to_thread(repository_id, memory.path, new_id)

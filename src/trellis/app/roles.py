@@ -2,12 +2,15 @@
 
 HELPERS = {
     "run-heartbeat": "orchestrator",
+    "run-report": "orchestrator",
     "agent-gate": "orchestrator",
     "queue-orchestrator": "orchestrator",
     "queue-heartbeat": "orchestrator",
+    "queue-report": "orchestrator",
     "schedule-registrar": "schedules",
     "job-schedules": "schedules",
     "event-triggers": "schedules",
+    "source-changes": "schedules",
     "bus-collector": "retention",
     "alert-reports": "alerts",
 }

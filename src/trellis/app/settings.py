@@ -1,7 +1,7 @@
 """Settings: `TRELLIS_*` environment variables or keys of `trellis.toml`, read once at startup into a frozen object.
 
 The environment overrides the file. An unknown key in the file is refused, with the nearest known name. An unknown
-variable only causes a warning, because other programs set variables too.
+variable only causes a warning, because other programs set variables too. A setting that is empty is refused in both.
 """
 
 import difflib
@@ -400,6 +400,11 @@ class Settings(pydantic.BaseModel):
         if not self.token_may_go_to("gateway_ca_file"):
             raise self._would_leak(f"the authority {self.gateway_ca_file}", "gateway_ca_file", "token")
 
+    def check_alert_webhook(self) -> None:
+        """Raises SettingsInvalid if the key of alert reports may not sign what goes to the configured webhook."""
+        if not self._secret_may_go_to("alert_webhook", given=(), in_file="alert_key_file"):
+            raise self._would_leak("a webhook for alerts", "alert_webhook", "key")  # its URL may be a secret
+
     def key_for(self, address: str) -> pydantic.SecretStr | None:
         """Returns the key for the server in this setting (`model_base_url`, `nlm_base_url`).
 
@@ -468,13 +473,15 @@ def read_settings(
             if key in values:
                 raise SettingsInvalid(source=str(file), detail=detail)
     named = _from_environment(environment, warn or _log_warning)
+    _refuse_empty({f"{file}, {key}": value for key, value in values.items() if key not in named})
+    _refuse_empty({f"{PREFIX}{key.upper()}": value for key, value in named.items()})
     try:
         settings = Settings.model_validate({**values, **named})
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False)[0]
         # `from None`: pydantic's own message contains the values, and some are secrets.
-        told = _sentence(problem["type"], problem["msg"], problem.get("ctx", {}))
-        raise SettingsInvalid(**_problem_of(problem["loc"], told, problem["input"], named, file)) from None
+        sentence = _sentence(problem["type"], problem["msg"], problem.get("ctx", {}))
+        raise SettingsInvalid(**_problem_of(problem["loc"], sentence, problem["input"], named, file)) from None
     return settings.noting(file, frozenset(values) - frozenset(named))
 
 
@@ -533,6 +540,17 @@ def _refuse_unknown(values: Mapping[str, Any], *, source: str, written: Callable
     for key in values:
         if key not in Settings.model_fields:
             raise SettingsInvalid(source=source, detail=_unknown(key, written))
+
+
+def _refuse_empty(values: Mapping[str, Any]) -> None:
+    """Refuses empty text, by where it is written.
+
+    It is no default: an empty token or gateway would let a command act with other rights, or on another ledger, than
+    whoever set the variable expects.
+    """
+    for source, value in values.items():
+        if isinstance(value, str) and not value.strip():
+            raise SettingsInvalid(source=source, detail="it is set but empty; give it a value, or unset it")
 
 
 def _unknown(key: str, written: Callable[[str], str]) -> str:

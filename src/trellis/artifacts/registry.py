@@ -340,8 +340,8 @@ class ArtifactRegistry:
             return await self._cleaned_up(actor, stored.answer, replayed=True)
         before = await self.ledger.now() - timedelta(days=days)
         oldest = await self._finalized_before(before, limit + 1)
-        found = [await self.row(job.job_id) for job in oldest[:limit]]
-        rows = tuple(row for row in found if row is not None and row.state == FINALIZED)
+        artifacts = [await self.row(job.job_id) for job in oldest[:limit]]
+        rows = tuple(row for row in artifacts if row is not None and row.state == FINALIZED)
         more = len(oldest) > limit
         if dry_run or not rows:
             return CleanupReport(older_than_days=days, dry_run=dry_run, rows=rows, more=more)

@@ -2,7 +2,7 @@
 
 The data are columns (actions) and one row per role (what that role may do). A row refuses what it does not name. A role
 without a row raises at import, so that a new role cannot be granted or refused by being forgotten. HTTP, the Python API
-and the bus all call `permit`. A refusal names the rule that refused.
+and the intake of the bus call `permit`; a sender on the bus is a submitter. A refusal names the rule that refused.
 """
 
 from collections.abc import Mapping, Sequence

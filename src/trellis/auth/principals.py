@@ -239,6 +239,12 @@ def sender_name(sender_id: str) -> str:
     return f"{BUS}{sender_id}"
 
 
+def bus_sender(sender_id: str) -> Principal:
+    """A sender on the bus as a principal. Its packets carry no token: every sender is a submitter and nothing else."""
+    roles = frozenset({Role.SUBMITTER})
+    return Principal(name=sender_name(sender_id), roles=roles, because="every sender on the bus is a submitter")
+
+
 def party_of(name: str) -> str:
     """The group that shares workflows with the owner of this recorded name: its tenant, else the owner alone."""
     found = _QUALIFIED.fullmatch(name)

@@ -159,10 +159,14 @@ class BusServices:
         return [*services, self.renewals, self.reconciler, self.publisher] if self._reconciles else services
 
     async def start(self) -> None:
-        """Subscribe to the bus. Subscriptions take effect as soon as the bus is reachable."""
+        """Subscribe to the bus. Subscriptions take effect as soon as the bus is reachable.
+
+        Both roles listen to what workers report. So while the only scheduler is restarted, running jobs keep their
+        leases and ended ones are recorded. Otherwise they would be taken back after a lease, and done twice.
+        """
         await self.workers.listen(self.parts.bus)
+        await self.results.start()
         if self._schedules:
-            await self.results.start()
             await self.intake.start()
 
     async def stop(self) -> None:

@@ -1,38 +1,59 @@
 """`trellis alerts`: what needs an operator."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LimitOption, command
+from trellis.cli.commands import LIMIT_DEFAULT, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.engine.alerts import ALERTS_MAX
 from trellis.http.operation_shapes import AlertShape
+from trellis.operations.runbooks import SUFFIX, runbook, runbook_names, runbook_title
 
 OpenOption = Annotated[bool, typer.Option("--open", help="Only alerts that are open.")]
 STYLES = {"open": "red", "resolved": "dim"}
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put this command into the program."""
-    command(program, "alerts", section="Ledger", gateway=True)(alerts)
+    """Put these commands into the program."""
+    help_ = "What needs an operator: list alerts, print the page that helps."
+    made = group(program, "alerts", section="Ledger", help_=help_, lists=True)
+    command(made, "list", gateway=True)(list_alerts)
+    command(made, "runbook")(print_runbook)
 
 
-async def alerts(cli: Cli, only_open: OpenOption = False, limit: LimitOption = LIMIT_DEFAULT) -> None:  # noqa: FBT002 - a flag
+async def list_alerts(cli: Cli, only_open: OpenOption = False, limit: LimitOption = LIMIT_DEFAULT) -> None:  # noqa: FBT002 - a flag
     """List what needs an operator: open alerts, then those resolved lately.
 
-    A process with the role `alerts` of `trellis up` raises and resolves them. The page in the last column of --json has the commands
-    that help.
+    A process with the role `alerts` of `trellis up` raises and resolves them. The command in the last column prints the page that
+    helps.
     """
     wanted = values.limit(limit, ALERTS_MAX)
     async with cli.api() as api:
-        found = (await api.system.alerts(only_open=only_open, limit=wanted)).items
-    cli.out.listing(found, COLUMNS, empty="No alert is open, and none was resolved lately.")
+        shown = (await api.system.alerts(only_open=only_open, limit=wanted)).items
+    cli.out.listing(shown, COLUMNS, empty="No alert is open, and none was resolved lately.")
 
 
+def print_runbook(
+    cli: Cli,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The runbook; without it, all names.")] = None,
+) -> None:
+    """Print the page of an alert or of an alerting rule, with the commands that help; without a name, list the pages."""
+    if name is None:
+        cli.out.listing([{"name": one, "title": runbook_title(one)} for one in runbook_names()], PAGES, empty="")
+    else:
+        page = runbook(name)
+        cli.out.answer({"name": name.removesuffix(SUFFIX), "text": page}, page.rstrip())
+
+
+PAGES = (
+    ListingColumn[Mapping[str, str]](title="RUNBOOK", cell=lambda page: page["name"]),
+    ListingColumn[Mapping[str, str]](title="ABOUT", cell=lambda page: page["title"]),
+)
 COLUMNS = (
     ListingColumn[AlertShape](title="ALERT", cell=lambda alert: alert.name),
     ListingColumn[AlertShape](title="STATUS", cell=lambda alert: Text(alert.state, style=STYLES[alert.state])),

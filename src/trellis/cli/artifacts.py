@@ -49,15 +49,15 @@ async def list_artifacts(
     """List finalized artifacts, newest first; those of jobs that are not complete are not shown."""
     wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
     async with cli.api() as api:
-        now = await cli.ledger_time(api)
         chosen = None if kind is None else kind.value
         found = (await api.artifacts.list(type_=chosen, job_id=job, limit=wanted)).items
+        now = await cli.ledger_time(api)
     if cli.out.ids_alone(ids, [one.artifact_id for one in found]):
         return
     columns = [
         ListingColumn[Mapping[str, Any]](title="ARTIFACT", cell=lambda one: one["artifact_id"]),
         ListingColumn[Mapping[str, Any]](title="TYPE", cell=lambda one: one["type"]),
-        age_column("FINALIZED", now, of="finalized_at"),
+        age_column(now, of="finalized_at"),
         ListingColumn[Mapping[str, Any]](
             title="OF", cell=lambda one: f"{one['agent_slug']}: job {one['job_id']}", gives_way=True
         ),
@@ -80,14 +80,15 @@ async def download(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --output.")] = False,  # noqa: FBT002
 ) -> None:
     """The stored bytes of an artifact, unchanged; their SHA-256, on standard error, is the one in its job's result.
 
-    With --json the SHA-256 and the size are printed instead of the bytes.
+    With --json the SHA-256 and the size are printed instead of the bytes. A file that exists is overwritten only with --force.
     """
     async with cli.api() as api:
         body = await api.artifacts.content(id_)
-    write_download(cli, id_, body, output)
+    write_download(cli, id_, body, output, force=force)
 
 
 async def discard(
@@ -135,14 +136,10 @@ def print_discarded(cli: Cli, artifact_id: str) -> None:
         cli.out.line(f"{artifact_id} discarded")
 
 
-def write_download(cli: Cli, artifact_id: str, body: bytes, output: Path | None) -> None:
+def write_download(cli: Cli, artifact_id: str, body: bytes, output: Path | None, *, force: bool) -> None:
     """Write the bytes of an artifact to a file or to standard output, and report their SHA-256."""
     if output is not None:
-        try:
-            output.write_bytes(body)
-        except OSError as error:
-            expected = f"it cannot be written ({error.strerror}); name a file in a folder that you may write"
-            raise OptionInvalid(option="--output", value=str(output), expected=expected) from None
+        _write_file(output, body, force=force)
     digest = sha256(body)
     if cli.out.as_json:
         file = None if output is None else str(output)
@@ -151,6 +148,19 @@ def write_download(cli: Cli, artifact_id: str, body: bytes, output: Path | None)
     if output is None:
         cli.out.raw(body)
     cli.out.note(f"sha256 {digest}, {len(body)} bytes" + (f", in {output}" if output else ""))
+
+
+def _write_file(output: Path, body: bytes, *, force: bool) -> None:
+    """Write a new file, or with `force` any; raises OptionInvalid. A device or a pipe holds nothing to lose."""
+    try:
+        with output.open("wb" if force or (output.exists() and not output.is_file()) else "xb") as file:
+            file.write(body)
+    except FileExistsError:
+        expected = "the file exists already; name another one, or give --force to overwrite it"
+        raise OptionInvalid(option="--output", value=str(output), expected=expected) from None
+    except OSError as error:
+        expected = f"it cannot be written ({error.strerror}); name a file in a folder that you may write"
+        raise OptionInvalid(option="--output", value=str(output), expected=expected) from None
 
 
 def print_cleanup(cli: Cli, ids: Sequence[str], *, days: int, dry_run: bool, more: bool) -> None:

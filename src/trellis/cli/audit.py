@@ -41,6 +41,12 @@ async def verify(
         str | None,
         typer.Option("--head", metavar="HASH", help="A head that was kept elsewhere: the chain must extend it."),
     ] = None,
+    unproven: Annotated[
+        str | None,
+        typer.Option(
+            "--unproven", metavar="HASH", help="The hash of the records older than the chain, as it was printed before."
+        ),
+    ] = None,
     limit: LimitOption = LIMIT_DEFAULT,
 ) -> int:
     """Check that no audit record was changed, removed, inserted or reordered since it was sealed.
@@ -49,17 +55,17 @@ async def verify(
     record comes first. It only reads, and may run beside a working instance. Exit 1 if anything is wrong.
     """
     wanted = values.limit(limit, LIMIT_MAX)
-    if anchor is not None and _SHA256.fullmatch(anchor) is None:
-        raise OptionInvalid(
-            option="--head", value=anchor[:70], expected="64 hexadecimal digits, as `audit head` prints"
-        )
+    for option, value, command_ in (("--head", anchor, "audit head"), ("--unproven", unproven, "audit verify")):
+        if value is not None and _SHA256.fullmatch(value) is None:
+            expected = f"64 hexadecimal digits, as `{command_}` prints"
+            raise OptionInvalid(option=option, value=value[:70], expected=expected)
     with counting(cli.out) as progress:
         async with cli.open() as ledger, cli.objects() as objects, _nlm_ledger(cli) as of_backend:
             ledgers = [
                 AuditedLedger(chain=INSTANCE_CHAIN, ledger=ledger),
                 AuditedLedger(chain=NLM_CHAIN, ledger=of_backend),
             ]
-            report = await verify_audit(ledgers, objects, anchor=anchor, on_progress=progress)
+            report = await verify_audit(ledgers, objects, anchor=anchor, unproven=unproven, on_progress=progress)
     _print(cli, report, wanted)
     return 0 if report.ok else 1
 
@@ -86,6 +92,7 @@ def _print(cli: Cli, report: AuditReport, limit: int) -> None:
         "sealed": report.sealed,
         "unsealed": report.unsealed,
         "unproven": report.unproven,
+        "unproven_sha256": report.unproven_sha256,
         "restarts": list(report.restarts),
         "violations": report.found,
     }
@@ -105,9 +112,11 @@ def _print(cli: Cli, report: AuditReport, limit: int) -> None:
             f"{counted(report.unproven, 'record')} not judged: older than the chain, or of NLM jobs whose ledger"
             " (TRELLIS_NLM_LEDGER) cannot be opened here"
         )
-    told = counted(report.found, "violation") if report.found else "no violation"
+    if report.unproven_sha256 is not None:
+        cli.out.note(f"the older records have the hash {report.unproven_sha256}; --unproven HASH compares it")
+    violations = counted(report.found, "violation") if report.found else "no violation"
     sealed = f"{counted(report.blocks, 'block')}, {counted(report.sealed, 'record')} sealed, {report.unsealed} not yet"
-    cli.out.line(f"{sealed}: {told}", style="green" if report.ok else "bold red")
+    cli.out.line(f"{sealed}: {violations}", style="green" if report.ok else "bold red")
 
 
 VIOLATION_COLUMNS = (
@@ -133,11 +142,11 @@ async def head(
     changed.
     """
     async with cli.open() as ledger:
-        found = await ledger.audit_head()
-    if found is None or not found.number:
+        newest = await ledger.audit_head()
+    if newest is None or not newest.number:
         raise Refused(detail="Nothing is sealed yet: `trellis up` seals what it publishes, every ten seconds.")
-    facts = {"number": found.number, "sha256": found.sha256, "position": found.position}
-    facts["at"] = None if found.at is None else found.at.isoformat()
+    facts = {"number": newest.number, "sha256": newest.sha256, "position": newest.position}
+    facts["at"] = None if newest.at is None else newest.at.isoformat()
     if sign:
         statement = signed_statement(token_key(cli.url, cli.settings), STATEMENT, facts)
         cli.out.record({**facts, "jws": statement}) if cli.out.as_json else cli.out.line(statement)

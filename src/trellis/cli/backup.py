@@ -1,6 +1,5 @@
 """`trellis backup` and `trellis restore`: an embedded instance in one file."""
 
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +10,8 @@ from trellis.app.wiring import development_key_path, make_development_key
 from trellis.cli.commands import ReasonOption, command
 from trellis.cli.invocation import Cli, refuse_missing, sqlite_path
 from trellis.cli.output import as_record, counting
-from trellis.cli.program import PACKAGE
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import Actor
 from trellis.engine.private_files import read_private, write_private
 from trellis.lifecycles import Role
@@ -48,9 +47,7 @@ async def backup(cli: Cli, file: FileArgument, keys: KeysOption = None, reason: 
     refuse_missing(cli.url, unused_gateway=None if cli.ledger or cli.data else cli.settings.gateway)
     places, actor = _places(cli), cli.operator("backup")
     with counting(cli.out) as progress:
-        report = await take_backup(
-            places, file, actor, version=installed_version(PACKAGE), reason=reason, on_progress=progress
-        )
+        report = await take_backup(places, file, actor, version=program_version(), reason=reason, on_progress=progress)
     key = development_key_path(cli.url)
     if keys is not None:
         write_private(keys, read_private(key).decode("ascii"))
@@ -116,8 +113,8 @@ async def restore(
     if report.jobs is None:
         cli.out.line("the backup is whole", style="green")
         return
-    told = f"{report.violations} violations, as when it was saved" if report.violations else "no violation"
-    cli.out.line(f"restored: {report.jobs:,} jobs, {report.events or 0:,} events, {told}", style="green")
+    violations = f"{report.violations} violations, as when it was saved" if report.violations else "no violation"
+    cli.out.line(f"restored: {report.jobs:,} jobs, {report.events or 0:,} events, {violations}", style="green")
     if keys is None:
         cli.out.note("its key was not restored and a new one was made: tokens issued before are not valid here")
 

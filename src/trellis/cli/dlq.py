@@ -62,14 +62,14 @@ async def list_letters(
     """
     where, wanted, failed = _filter(type_, reason, correlation, lifecycle), values.limit(limit, LIMIT_MAX), 0
     async with cli.api() as api:
-        now = await cli.ledger_time(api)
         found = await api.dead_letters.list(**where, limit=wanted, cursor=cursor)
+        now = await cli.ledger_time(api)
         if isinstance(api, LocalApi) and not reason and lifecycle != LEASED_JOB.name:
             failed = await api.dead_letters.count_failed(type_=type_, correlation_id=correlation, limit=COUNTED_MAX)
     columns = [
         ListingColumn[Mapping[str, Any]](title="JOB", cell=lambda letter: letter["job_id"]),
         ListingColumn[Mapping[str, Any]](title="REASON", cell=lambda letter: Text(letter["reason_code"], style="red")),
-        age_column("DIED", now, of="at"),
+        age_column(now, of="at"),
         ListingColumn[Mapping[str, Any]](
             title="TYPE: ERROR", cell=lambda letter: f"{letter['type']}: {letter['last_error']}", gives_way=True
         ),

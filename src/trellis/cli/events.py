@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.api.local import LocalApi
     from trellis.http.client import GatewayClient
     from trellis.http.operation_shapes import EventListed
-    from trellis.http.shapes import JobWhole
+    from trellis.http.shapes import EventShape, JobWhole
 
 FOLLOW_PAUSE_S = 0.25
 GATEWAY_PAUSE_S = 1.0
@@ -66,9 +66,9 @@ async def events(
         raise InputError(detail="--since goes with --type or --correlation; the feed goes on with --after.")
     async with cli.api() as api:
         if job is not None:
-            found = await _found(cli, api, LIMIT_MAX, job_id=job)
-            print_events(cli.out, found, EVENT_COLUMNS)
-            await _print_cancel_request(cli, api, found)
+            job_events = await _found(cli, api, LIMIT_MAX, job_id=job)
+            print_events(cli.out, job_events, EVENT_COLUMNS)
+            await _print_cancel_request(cli, api, job_events)
         elif looked_up:
             where = {"type_": event_type, "correlation_id": correlation, "since": moment, "lifecycle": kind}
             print_events(cli.out, await _found(cli, api, wanted, **where), FEED_COLUMNS)
@@ -94,8 +94,8 @@ async def _print_cancel_request(cli: Cli, api: "GatewayClient | LocalApi", event
     if not events or LIFECYCLES[events[-1].lifecycle].by_name[events[-1].target].phase is not Phase.HELD:
         return
     with suppress(TrellisError):  # whoever may read the events may not read every job
-        found = await api.jobs.get(events[-1].job_id)
-        job = found if isinstance(found, BaseModel) else found.job
+        answer = await api.jobs.get(events[-1].job_id)
+        job = answer if isinstance(answer, BaseModel) else answer.job
         if job.cancel_requested:
             cli.out.note(f"asked to stop {asked_to_stop(job)}; it has not ended yet")
 
@@ -143,15 +143,16 @@ async def _follow(cli: Cli, api: "GatewayClient | LocalApi", after: str | None, 
 
 def event_rows(items: "Sequence[Event | EventListed]") -> list[Event]:
     """Events as the ledger has them, also those that a gateway told."""
-    return [one if isinstance(one, Event) else _event_row(one) for one in items]
+    return [one if isinstance(one, Event) else event_row(one, one.lifecycle) for one in items]
 
 
-def _event_row(told: "EventListed") -> Event:
+def event_row(told: "EventShape", lifecycle: str) -> Event:
+    """An event of a gateway's document, as the ledger has it."""
     step = told.payload
     return Event(
         id=told.id,
         job_id=JobId(told.job_id),
-        lifecycle=told.lifecycle,
+        lifecycle=lifecycle,
         type=told.type,
         ts=datetime.fromisoformat(told.ts),
         role=Role(step["role"]),
@@ -185,8 +186,13 @@ def print_events(out: Output, found: Sequence[Event], columns: Sequence[ListingC
 
 
 def _offset(moment: datetime, first: datetime) -> str:
-    seconds = (moment - first).total_seconds()
+    seconds = (_millisecond(moment) - _millisecond(first)).total_seconds()
     return f"{seconds:.3f}s" if seconds < 1000 else f"{seconds / 60:.0f}min"
+
+
+def _millisecond(moment: datetime) -> datetime:
+    """The time as a gateway has it: without the part of a millisecond that only the ledger knows."""
+    return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
 _WHAT = ListingColumn[Event](title="EVENT", cell=lambda event: event.type)
@@ -204,5 +210,7 @@ EVENT_COLUMNS = (
 FEED_COLUMNS = (
     ListingColumn[Event](title="JOB", cell=lambda event: event.job_id),
     _WHAT,
+    _TRY,
+    _BY,
     ListingColumn[Event](title="NOTE", cell=event_note, gives_way=True),
 )

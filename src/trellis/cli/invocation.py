@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +21,7 @@ from trellis.auth.principals import Principal
 from trellis.cli.output import Output
 from trellis.cli.telemetry import configure_logging
 from trellis.client import Trellis
+from trellis.engine.admin_acts import this_node
 from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid, Refused
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
@@ -40,6 +41,9 @@ if TYPE_CHECKING:  # HTTP and the application are imported only when they are us
 
 LEDGER_FILE = "trellis.db"
 """File name of the ledger in a `--data` folder."""
+
+_AT_GATEWAY = {"id": "give --key, which lets you repeat the submit safely, or --topic, where an id is yours to choose"}
+"""What to do at a gateway instead of giving an option that only a ledger takes."""
 
 OWNER_ROLES = LOCAL_ROLES | {Role.OWNER, Role.CONTROL_PLANE}
 """Roles of the local owner, who needs no token."""
@@ -118,7 +122,7 @@ class Cli:
         """Raise OptionInvalid for an option that only a ledger supports, if the command goes through a gateway."""
         for name, value in options.items():
             if value is not None and self.gateway_url is not None:
-                expected = "it is not for a gateway; give --ledger, or leave it out"
+                expected = f"it is not for a gateway; {_AT_GATEWAY.get(name, 'give --ledger, or leave it out')}"
                 raise OptionInvalid(option=f"--{name.replace('_', '-')}", value=value, expected=expected)
 
     @asynccontextmanager
@@ -148,15 +152,18 @@ class Cli:
                 reader=reader,
                 permit=self._permit,
                 acting=self._acting,
-                name=self.person,
+                name=self.process,
             ) as api:
                 yield api
 
-    async def ledger_time(self, api: "GatewayClient | LocalApi") -> datetime | None:
-        """The time of the ledger; None over HTTP, where it is unknown."""
+    async def ledger_time(self, api: "GatewayClient | LocalApi") -> datetime:
+        """The time of the ledger; through a gateway, when it sent its last response, to the second.
+
+        A gateway, or a proxy before it, that does not say when leaves this machine's clock.
+        """
         from trellis.api.local import LocalApi
 
-        return await api.now() if isinstance(api, LocalApi) else None
+        return await api.now() if isinstance(api, LocalApi) else api.responded_at or datetime.now(UTC)
 
     def _permit(self, rule: str) -> Actor:
         """The caller as an actor, if this rule allows it; raises NotAllowed."""
@@ -174,12 +181,13 @@ class Cli:
 
     @property
     def person(self) -> str:
-        """The name under which the ledger records events."""
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError):
-            user = "cli"
-        return process_name(user)
+        """The name under which the ledger records what a person does here: `anna@laptop`, the same in every command."""
+        return f"{user_name()}@{this_node()}"
+
+    @property
+    def process(self) -> str:
+        """The name of this process, for what it executes itself: `anna@laptop:4711`."""
+        return process_name(user_name())
 
     def require(self, *roles: Role, action: str) -> None:
         """Refuse early what a token does not allow; without a token the ledger decides."""
@@ -235,7 +243,7 @@ class Cli:
 
         refuse_missing(self.url)
         identify(self.url, self.settings)
-        async with open_instance(self.settings, self.url, name=self.person) as instance:
+        async with open_instance(self.settings, self.url, name=self.process) as instance:
             yield instance
 
     @asynccontextmanager
@@ -270,6 +278,14 @@ class Cli:
 def readable(ledger: Ledger, principal: Principal) -> Ledger:
     """The ledger as this principal may read it: all jobs, or only its own."""
     return ledger if sees_all(principal, "jobs.read") else cast("Ledger", OwnReads(ledger=ledger, principal=principal))
+
+
+def user_name() -> str:
+    """The name of the user on this machine."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "cli"
 
 
 def program_name() -> str:

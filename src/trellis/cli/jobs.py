@@ -8,32 +8,29 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.text import Text
 
+from trellis.api.jobs import WholeJob
 from trellis.api.local import LocalApi
 from trellis.cli import values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
-from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, print_events
+from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import InvalidTransition
-from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback, traceback_in
-from trellis.engine.jobs import (
-    JobId,
-    Priority,
-    ReasonCode,
-)
-from trellis.engine.records import Job, JobPlace, Signal
+from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
+from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
+from trellis.engine.records import DeadLetter, Event, Job, JobPlace, Signal
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.operations.dead_letters import LEASED_DEAD, QUEUE_DEAD
 from trellis.operations.explain import duration
 from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
-    from trellis.api.jobs import WholeJob
     from trellis.http.client import GatewayClient
     from trellis.http.operation_shapes import JobListed
-    from trellis.http.shapes import EventShape, JobShape, SignalShape
+    from trellis.http.shapes import JobShape, JobWhole, SignalShape
 
 SECTION = "Jobs"
 PAGE_MAX = 500
@@ -88,7 +85,7 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
     wanted = values.limit(limit, LIMIT_MAX)
     waits: dict[str, str | None] = {}
     async with cli.api(lifecycle=chosen_lifecycle) as api:
-        now, found = await cli.ledger_time(api), list["Job | JobListed"]()
+        jobs = list["Job | JobListed"]()
         while wanted > 0:
             asked = min(wanted, PAGE_MAX)
             page = await api.jobs.list(**where, correlation_id=correlation, limit=asked, cursor=cursor)
@@ -100,12 +97,13 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
                 for job in page.items:
                     cli.out.record({**_listed(job), "waits_for": waits.get(job.job_id)})
             else:
-                found += page.items
+                jobs += page.items
                 waits |= await _waits(api, page.items)
             if cursor is None:
                 break
+        now = await cli.ledger_time(api)
     if not ids and not cli.out.as_json:
-        cli.out.listing([as_record(job) for job in found], _columns(now, waits), empty="No job is like that.")
+        cli.out.listing([as_record(job) for job in jobs], _columns(now, waits), empty="No job is like that.")
     if cursor is not None:
         cli.out.note(f"there are more: --cursor {cursor}")
 
@@ -123,14 +121,13 @@ def _listed(job: "Job | JobListed") -> dict[str, Any]:
     return {name: value for name, value in as_record(job).items() if name not in {"payload", "progress"}}
 
 
-def _columns(now: datetime | None, waits: Mapping[str, str | None]) -> list[ListingColumn[Mapping[str, Any]]]:
-    """The columns of a listing. Through a gateway the ledger's time is unknown."""
+def _columns(now: datetime, waits: Mapping[str, str | None]) -> list[ListingColumn[Mapping[str, Any]]]:
     return [
         ListingColumn[Mapping[str, Any]](title="JOB", cell=lambda job: job["job_id"]),
         ListingColumn[Mapping[str, Any]](title="TYPE", cell=lambda job: job["type"], gives_way=True),
         ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda job: state_text(job["lifecycle"], job["status"])),
         ListingColumn[Mapping[str, Any]](title="TRY", cell=_tries, right=True),
-        age_column("SUBMITTED", now),
+        age_column(now),
         ListingColumn[Mapping[str, Any]](
             title="WAITS FOR", cell=lambda job: waits.get(job["job_id"]) or "", gives_way=True
         ),
@@ -140,10 +137,11 @@ def _columns(now: datetime | None, waits: Mapping[str, str | None]) -> list[List
 def _tries(job: Mapping[str, Any]) -> str:
     """The number of the present attempt and of those allowed; 0 of a job that ended before anybody claimed it.
 
-    A gateway does not tell the epoch: there the events are counted, of which a submit and a cancel are two.
+    An older gateway does not tell the epoch: then the events are counted, of which a submit and a cancel are two.
     """
     has_ended = LIFECYCLES[job["lifecycle"]].by_name[job["status"]].phase is Phase.ENDED
-    never_began = has_ended and job.get("epoch", job["version"] - 2) <= 0
+    epoch = job.get("epoch")
+    never_began = has_ended and (job["version"] - 2 if epoch is None else epoch) <= 0
     return f"{0 if never_began else job['attempt']}/{job['max_attempts']}"
 
 
@@ -154,30 +152,35 @@ async def show(cli: Cli, id_: JobArgument) -> None:
             print_whole(cli, await api.jobs.get(id_), await api.now())
             return
         job, events = await api.jobs.get(id_), (await api.jobs.events(id_, limit=LIMIT_MAX)).items
-        signals = await gateway_signals(api, id_)
+        signals, letter, now = (
+            await gateway_signals(api, id_),
+            await _gateway_letter(api, job),
+            await cli.ledger_time(api),
+        )
     record = as_record(job)
     if cli.out.as_json:
         told = {"events": [as_record(event) for event in events], "signals": [as_record(one) for one in signals]}
         cli.out.record({**record, **told})
         return
-    known = [(name, value) for name, value in record.items() if value is not None]
-    cli.out.facts((name, one if isinstance(one, str) else json_.dumps(one, ensure_ascii=False)) for name, one in known)
-    cli.out.line()
-    columns: list[ListingColumn[EventShape]] = [
-        ListingColumn(title="TIME", cell=lambda event: event.ts),
-        ListingColumn(title="EVENT", cell=lambda event: event.type),
-        ListingColumn(title="TO", cell=lambda event: str(event.payload.get("to"))),
-        ListingColumn(title="BY", cell=lambda event: event.actor),
-        ListingColumn(title="CAUSE", cell=lambda event: event.cause or "", gives_way=True),
-    ]
-    cli.out.listing(events, columns, empty="")
-    _print_failure(cli, traceback_in([event.payload.get("data") for event in events]))
-    _print_signals(cli, [read_signal(id_, one) for one in signals])
+    rows = [event_row(event, job.lifecycle) for event in events]
+    whole = WholeJob(
+        job=read_job(job, rows),
+        result=None if job.result is None else json_.dumps(job.result).encode(),
+        events=rows,
+        signals=[read_signal(id_, one) for one in signals],
+        letter=letter,
+    )
+    print_whole(cli, whole, now, document_facts(job))
     print_context_hint(cli, record)
 
 
-def print_whole(cli: Cli, whole: "WholeJob", now: datetime) -> None:
-    """Print a job with everything that the ledger has about it."""
+def print_whole(
+    cli: Cli, whole: WholeJob, now: datetime, of_document: Sequence[tuple[str, str | Text]] | None = None
+) -> None:
+    """Print a job with everything that the ledger, or the document of a gateway, has about it.
+
+    `of_document` are the facts that only the document of a gateway has; None for a job of the ledger.
+    """
     job, events, result, letter = whole.job, whole.events, whole.result, whole.letter
     if cli.out.as_json:
         record = as_record(job)
@@ -189,7 +192,9 @@ def print_whole(cli: Cli, whole: "WholeJob", now: datetime) -> None:
         cli.out.record(record)
         return
     facts = _facts(job, now)
-    if job.lifecycle == BUS_JOB.name:
+    if of_document is not None:
+        facts += of_document
+    elif job.lifecycle == BUS_JOB.name:
         facts += bus_job_facts(job, events, whole.signals)
     if letter is not None:
         facts.append(("dead letter", f"{letter.reason_code.value} at {letter.stage.value}: {letter.last_error}"))
@@ -226,6 +231,83 @@ def read_signal(job_id: str, signal: "SignalShape") -> Signal:
     """A log line of a gateway's document, as the ledger has it."""
     data, at = json_.dumps(signal.data).encode(), datetime.fromisoformat(signal.ts)
     return Signal(job_id=JobId(job_id), type=signal.type, ts=at, data=None if signal.data is None else data)
+
+
+async def _gateway_letter(client: "GatewayClient", job: "JobWhole") -> DeadLetter | None:
+    """The dead letter of a job through a gateway; None if it has none, or the caller may not read it."""
+    from trellis.http.errors import GatewayRefused  # HTTP is imported only when it is used
+
+    if job.status not in {LEASED_DEAD, QUEUE_DEAD}:
+        return None
+    try:
+        letter = await client.dead_letters.get(job.job_id)
+    except GatewayRefused:
+        return None
+    return DeadLetter(
+        job_id=JobId(letter.job_id),
+        type=letter.type,
+        state=letter.status,
+        reason_code=ReasonCode(letter.reason_code),
+        stage=Stage(letter.stage),
+        last_error=letter.last_error,
+        attempts=letter.attempts,
+        last_owner=letter.last_owner,
+        last_lease_expires_at=_moment(letter.last_lease_expires_at),
+        correlation_id=letter.correlation_id,
+        at=datetime.fromisoformat(letter.at),
+        version=letter.version,
+        lifecycle=letter.lifecycle,
+    )
+
+
+def document_facts(job: "JobWhole") -> list[tuple[str, str | Text]]:
+    """What the documents of queue jobs and of jobs on topics have beside the fields of every job."""
+    from trellis.http.shapes import JobWhole  # loaded where there is a document
+
+    beside = {name: value for name, value in job.model_dump(mode="json").items() if name not in JobWhole.model_fields}
+    known = [(name, value) for name, value in beside.items() if value not in (None, "", [], {})]
+    return [(name, one if isinstance(one, str) else json_.dumps(one, ensure_ascii=False)) for name, one in known]
+
+
+def read_job(told: "JobWhole", events: Sequence[Event]) -> Job:
+    """A job of a gateway's document, as the ledger has it. An older gateway tells neither place nor epoch."""
+    record, phase = as_record(told), LIFECYCLES[told.lifecycle].by_name[told.status].phase
+    place = {Phase.ENDED: JobPlace.ENDED, Phase.HELD: JobPlace.LEASED}.get(phase, JobPlace.READY)
+    return Job(
+        job_id=JobId(told.job_id),
+        lifecycle=told.lifecycle,
+        type=told.type,
+        state=told.status,
+        place=place if told.place is None else JobPlace(told.place),
+        priority=Priority[told.priority.upper()],
+        generation=told.generation,
+        attempt=told.attempt,
+        max_attempts=record["max_attempts"],
+        version=told.version,
+        epoch=Epoch(told.epoch if told.epoch is not None else max((event.epoch for event in events), default=0)),
+        deaths=0,
+        created_at=datetime.fromisoformat(told.created_at),
+        updated_at=datetime.fromisoformat(told.updated_at),
+        due_at=_moment(told.due_at),
+        deadline_at=_moment(told.deadline_at),
+        owner=told.owner,
+        lease_expires_at=_moment(told.lease_expires_at),
+        cancel_requested=told.cancel_requested,
+        cancel_asked_by=told.cancel_asked_by,
+        cancel_asked_at=_moment(told.cancel_asked_at),
+        cancel_cause=told.cancel_cause,
+        cancel_due_at=_moment(told.cancel_due_at),
+        concurrency_key=told.concurrency_key,
+        correlation_id=told.correlation_id,
+        parent_id=None if told.parent_id is None else JobId(told.parent_id),
+        compensates=None if told.compensates is None else JobId(told.compensates),
+        payload=None if told.payload is None else json_.dumps(told.payload).encode(),
+        progress=None if told.progress is None else json_.dumps(told.progress).encode(),
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
 
 
 def signal_lines(signal: Signal) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Commands about the ledger itself: migrate, verify, sweep, followers, doctor, version."""
 
+import asyncio
 import os
 import platform
 import random
@@ -34,6 +35,7 @@ from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.cli.problems import remedy_for, without_password
 from trellis.engine.errors import LedgerMissing, NotAllowed, OptionInvalid, Refused, SettingsInvalid, TrellisError
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.private_files import is_open_to_others
@@ -56,6 +58,8 @@ from trellis.operations.doctor import (
     letters_finding,
     python_finding,
     queue_findings,
+    store_finding,
+    version_findings,
     work_findings,
 )
 from trellis.operations.explain import counted, duration
@@ -67,7 +71,8 @@ SECTION = "Ledger"
 LETTERS_COUNTED = 100
 GATEWAY_S = 5.0
 """How long the doctor waits for a gateway."""
-PACKAGE = "trellis-engine"
+STORE_S = 10.0
+"""How long the doctor waits for the object store."""
 NLM_DEGRADED = "degraded"
 NO_NLM = "until then queue jobs are tried again, and fail when their tries are over"
 
@@ -131,19 +136,19 @@ async def _print_plan(cli: Cli) -> None:
         raise OptionInvalid(option="--plan", value=cli.url, expected=expected)
     from trellis.ledgers.postgres.migrate import plan_migration  # only PostgreSQL has a plan
 
-    found = await plan_migration(cli.url)
+    plan = await plan_migration(cli.url)
     if cli.out.as_json:
-        cli.out.record(as_record(found))
+        cli.out.record(as_record(plan))
         return
-    if not found.pending:
-        cli.out.line(f"version {found.version}: nothing to migrate")
+    if not plan.pending:
+        cli.out.line(f"version {plan.version}: nothing to migrate")
         return
-    cli.out.line(f"version {found.version_before} → {found.version}")
-    for one in found.pending:
+    cli.out.line(f"version {plan.version_before} → {plan.version}")
+    for one in plan.pending:
         read = ", ".join(f"{table} ({rows:,} rows)" for table, rows in one.scans.items())
         cli.out.line(f"  {one.name}" + (f": reads {read}, about {one.estimated_s:.1f} s" if read else ""))
-    if found.locks:
-        cli.out.note(f"other sessions wait meanwhile for: {', '.join(found.locks)}")
+    if plan.locks:
+        cli.out.note(f"other sessions wait meanwhile for: {', '.join(plan.locks)}")
 
 
 # --- verify ----------------------------------------------------------------------------------------------------------
@@ -276,14 +281,14 @@ async def doctor(
     Exit 1 if anything is an error; warnings alone exit 0.
     """
     cli = replace(cli, warns=False)
-    found = [python_finding(sys.version_info[:3])]
+    findings = [python_finding(sys.version_info[:3])]
     settings: Settings | None = None
     try:
         settings = cli.settings
     except TrellisError as error:
-        found.append(_failed("settings", error, None))
+        findings.append(_failed("settings", error, None))
     remedy = "correct the variable or take it away"
-    found += [
+    findings += [
         Finding(check="settings", severity=FindingSeverity.WARNING, detail=text, remedy=remedy)
         for text in unknown_variables(os.environ)
     ]
@@ -291,23 +296,23 @@ async def doctor(
     if settings is not None or cli.ledger is not None or cli.data is not None:
         url = cli.url
         gateway = await _gateway(cli) if settings is not None else []
-        found += gateway
-        found += await _ledger_findings(url, beside_gateway=bool(gateway))
+        findings += gateway
+        findings += await _ledger_findings(url, beside_gateway=bool(gateway))
         if settings is not None:
-            found += [] if gateway else _token(url, settings)
-            found += _exposed(url, settings)
-            found += await _aside(url, settings)
+            findings += [] if gateway else _token(url, settings)
+            findings += _exposed(url, settings)
+            findings += await _objects(url, settings)
             from trellis.cli.bus_checks import bus_findings  # only this check needs the bus
 
-            found += await bus_findings(settings, url)
-            found += await _nlm(settings)
+            findings += await bus_findings(settings, url)
+            findings += await _nlm(settings)
             from trellis.cli.machine_checks import machine_findings  # only the doctor needs it
 
-            found += await machine_findings(settings, url)
-    cli.out.listing(sorted(found, key=lambda one: _ORDER.index(one.severity)), CHECK_COLUMNS, empty="")
+            findings += await machine_findings(settings, url)
+    cli.out.listing(sorted(findings, key=lambda one: _ORDER.index(one.severity)), CHECK_COLUMNS, empty="")
     if settings_too:
         _show_settings(cli, settings)
-    return 1 if has_errors(found) else 0
+    return 1 if has_errors(findings) else 0
 
 
 def _show_settings(cli: Cli, settings: Settings | None) -> None:
@@ -345,18 +350,16 @@ async def _gateway(cli: Cli) -> list[Finding]:
             token = await _token_at(client, url)
     except TrellisError as error:
         return [error_finding(check, str(error), remedy_for(error, in_doctor=True))]
-    told = (
-        f"{url} answers; its version is {health.version or 'unknown'}, this program's is {installed_version(PACKAGE)}"
-    )
+    detail = f"{url} answers; its version is {health.version or 'unknown'}, this program's is {program_version()}"
     if health.status == "ok":
-        return [Finding(check=check, severity=FindingSeverity.OK, detail=told), token]
-    found = Finding(
+        return [Finding(check=check, severity=FindingSeverity.OK, detail=detail), token]
+    finding = Finding(
         check=check,
         severity=FindingSeverity.WARNING,
-        detail=f"{told}; it is {health.status}",
+        detail=f"{detail}; it is {health.status}",
         remedy=f"curl {url}/system/health says which part",
     )
-    return [found, token]
+    return [finding, token]
 
 
 async def _token_at(client: "GatewayClient", url: str) -> Finding:
@@ -389,21 +392,23 @@ async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
     except TrellisError as error:
         return [_failed("ledger", error, url)]
     try:
-        found = await ledger.inspect()
-        found += work_findings(await ledger.queues(), await ledger.workers(), await ledger.now())
+        findings = await ledger.inspect()
+        workers = await ledger.workers()
+        findings += work_findings(await ledger.queues(), workers, await ledger.now())
+        findings += version_findings(workers, program_version(), await ledger.now())
         letters = await ledger.dead_letters(JobFilter(), limit=LETTERS_COUNTED)
-        found.append(letters_finding(len(letters), LETTERS_COUNTED))
-        found += await _queue_jobs(ledger)
+        findings.append(letters_finding(len(letters), LETTERS_COUNTED))
+        findings += await _queue_jobs(ledger)
         followers, now = await ledger.followers(), await ledger.now()
-        found += follower_findings(followers, now)
-        found += driving_findings(await ledger.queues(), followers, now)
-        found.append(clock_finding(datetime.now(UTC), await ledger.now()))
-        found += _operator(url)
+        findings += follower_findings(followers, now)
+        findings += driving_findings(await ledger.queues(), followers, now)
+        findings.append(clock_finding(datetime.now(UTC), await ledger.now()))
+        findings += _operator(url)
     except TrellisError as error:
         return [_failed("ledger", error, url)]
     finally:
         await ledger.close()
-    return found
+    return findings
 
 
 async def _queue_jobs(ledger: Ledger) -> list[Finding]:
@@ -456,8 +461,11 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
     return [Finding(check="privacy", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
 
 
-async def _aside(url: str, settings: Settings) -> list[Finding]:
-    """Documents that the projector could not publish. A missing store is not created."""
+async def _objects(url: str, settings: Settings) -> list[Finding]:
+    """Whether the object store can be written and read, and documents that the projector could not publish.
+
+    A missing store is not created.
+    """
     from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
     from trellis.documents import ids
     from trellis.storage.objects.address import read_address, s3_credentials
@@ -474,13 +482,17 @@ async def _aside(url: str, settings: Settings) -> list[Finding]:
     except TrellisError as error:
         return [_failed("published", error, url)]
     try:
-        page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
+        async with asyncio.timeout(STORE_S):
+            await objects.probe()
+            page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
     except TrellisError as error:
-        return [_failed("published", error, url)]
+        return [store_finding(objects.url, str(error))]
+    except TimeoutError:
+        return [store_finding(objects.url, f"it does not answer within {STORE_S:g} s")]
     finally:
         await objects.close()
     names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]
-    return [aside_finding(names, LETTERS_COUNTED)]
+    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED)]
 
 
 async def _nlm(settings: Settings) -> list[Finding]:
@@ -566,7 +578,7 @@ CHECK_COLUMNS = (
 def version(cli: Cli) -> None:
     """Print the versions of the program and of its libraries."""
     rows = {
-        "trellis": installed_version(PACKAGE),
+        "trellis": program_version(),
         "python": platform.python_version(),
         "sqlite": apsw.sqlite_lib_version(),
         "apsw": apsw.apsw_version(),

@@ -1,8 +1,12 @@
-"""Checks of `trellis doctor` for this machine: free space, key files, and the provider of grounded answers."""
+"""Checks of `trellis doctor` for this machine: free space, key files, and the servers of models and grounded answers."""
 
 import asyncio
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trellis.app.settings import PREFIX, Settings
 from trellis.cli.invocation import sqlite_path
@@ -10,6 +14,9 @@ from trellis.engine.errors import KeyUnusable, TrellisError
 from trellis.engine.private_files import read_private
 from trellis.engine.records import Finding, FindingSeverity
 from trellis.operations.doctor import disk_finding, error_finding
+
+if TYPE_CHECKING:  # only some checks need a provider
+    from trellis.nlm.provider import NlmProvider
 
 KEY_FILES = ("token_key_file", "callback_key_file", "bus_key_file", "alert_key_file")
 """Settings that name a file with a secret."""
@@ -19,7 +26,8 @@ PROVIDER_S = 5.0
 
 async def machine_findings(settings: Settings, url: str) -> list[Finding]:
     """Findings about this machine. Only what is configured is checked, and nothing is written."""
-    return [*disk_findings(settings, url), *key_findings(settings), *await provider_findings(settings)]
+    servers = [*await provider_findings(settings), *await model_findings(settings)]
+    return [*disk_findings(settings, url), *key_findings(settings), *servers]
 
 
 def disk_findings(settings: Settings, url: str) -> list[Finding]:
@@ -33,18 +41,18 @@ def disk_findings(settings: Settings, url: str) -> list[Finding]:
         paths += [sqlite_path(settings.nlm_ledger_of(url)), read_address(where.objects), where.memory]
     except TrellisError:
         pass  # errors in them are reported by other checks
-    found: dict[int, Finding] = {}
+    by_device: dict[int, Finding] = {}
     for path in (one for one in paths if isinstance(one, Path)):
         there = next((one for one in (path, *path.absolute().parents) if one.exists()), None)
-        if there is not None and (device := there.stat().st_dev) not in found:
+        if there is not None and (device := there.stat().st_dev) not in by_device:
             usage = shutil.disk_usage(there)
-            found[device] = disk_finding(str(there), free=usage.free, total=usage.total)
-    return list(found.values())
+            by_device[device] = disk_finding(str(there), free=usage.free, total=usage.total)
+    return list(by_device.values())
 
 
 def key_findings(settings: Settings) -> list[Finding]:
     """Key files that cannot be read, or that others can read or replace."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name in KEY_FILES:
         path: Path | None = getattr(settings, name)
         if path is None:
@@ -54,39 +62,69 @@ def key_findings(settings: Settings) -> list[Finding]:
             read_private(path)
         except KeyUnusable as error:
             remedy = f"let {variable} name a file that belongs to this user and that others cannot read (chmod 600)"
-            found.append(error_finding(check, str(error.data["reason"]), remedy))
+            findings.append(error_finding(check, str(error.data["reason"]), remedy))
         else:
             detail = f"{path} ({variable}) belongs to this user and others cannot read it"
-            found.append(Finding(check=check, severity=FindingSeverity.OK, detail=detail))
-    return found
+            findings.append(Finding(check=check, severity=FindingSeverity.OK, detail=detail))
+    return findings
 
 
 async def provider_findings(settings: Settings) -> list[Finding]:
     """Whether the provider that this machine's settings name would answer; none for the built-in one."""
-    from trellis.app.fleet import nlm_key
+    from trellis.app.fleet import open_settings_provider
     from trellis.app.wiring import SystemClock
-    from trellis.nlm.open import DEFAULT, open_provider
+    from trellis.nlm.open import DEFAULT
 
     if settings.nlm == DEFAULT:
         return []
-    check, remedy = "nlm provider", f"correct {PREFIX}NLM and the settings beside it, or start its server"
+    remedy = f"correct {PREFIX}NLM and the settings beside it, or start its server"
+    opened = partial(open_settings_provider, settings, clock=SystemClock())
+    return [await _server_finding(ServerToAsk("nlm provider", settings.nlm, remedy, opened))]
+
+
+async def model_findings(settings: Settings) -> list[Finding]:
+    """Whether the server of agents' `openai:` models answers and accepts the key; none if no server is set.
+
+    It is asked for the list of its models, which costs no tokens.
+    """
+    from trellis.app.wiring import SystemClock
+    from trellis.nlm.open import open_provider
+
+    if settings.model_base_url is None:
+        return []
+    remedy = f"correct {PREFIX}MODEL_BASE_URL and {PREFIX}MODEL_KEY, or start the server; until then such runs fail"
+    address = settings.model_base_url
+
+    def opened() -> "NlmProvider":
+        key = settings.key_for("model_base_url")
+        return open_provider("openai", clock=SystemClock(), base_url=address, model="any", key=key)
+
+    return [await _server_finding(ServerToAsk("agents' models", address, remedy, opened))]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerToAsk:
+    """A server whose health is asked for, and how the finding about it reads."""
+
+    check: str
+    shown: str
+    remedy: str
+    open: "Callable[[], NlmProvider]"
+
+
+async def _server_finding(server: ServerToAsk) -> Finding:
+    """Whether a server would answer, within a bounded time."""
     try:
-        provider = open_provider(
-            settings.nlm,
-            clock=SystemClock(),
-            base_url=settings.nlm_base_url,
-            model=settings.nlm_model,
-            key=nlm_key(settings),
-        )
+        provider = server.open()
     except TrellisError as error:
-        return [error_finding(check, str(error), remedy)]
+        return error_finding(server.check, str(error), server.remedy)
     try:
         async with asyncio.timeout(PROVIDER_S):
             health = await provider.health()
     except TimeoutError:
-        return [error_finding(check, f"{settings.nlm} does not answer within {PROVIDER_S:g} s", remedy)]
+        return error_finding(server.check, f"{server.shown} does not answer within {PROVIDER_S:g} s", server.remedy)
     finally:
         await provider.close()
     if not health.ok:
-        return [error_finding(check, f"{settings.nlm} would not answer: {health.detail}", remedy)]
-    return [Finding(check=check, severity=FindingSeverity.OK, detail=f"{settings.nlm} would answer")]
+        return error_finding(server.check, f"{server.shown} would not answer: {health.detail}", server.remedy)
+    return Finding(check=server.check, severity=FindingSeverity.OK, detail=f"{server.shown} would answer")

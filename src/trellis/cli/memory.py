@@ -20,10 +20,10 @@ WideOption = Annotated[bool, typer.Option("--wide", help="With the facts; withou
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    made = group(program, "memory", section="Agents", help_="Memory of agents: list, read, history.", lists=True)
-    command(made, "list", gateway=True)(list_memories)
-    command(made, "read", gateway=True)(read)
-    command(made, "history", gateway=True)(history)
+    memory = group(program, "memory", section="Agents", help_="Memory of agents: list, read, history.", lists=True)
+    command(memory, "list", gateway=True)(list_memories)
+    command(memory, "read", gateway=True)(read)
+    command(memory, "history", gateway=True)(history)
 
 
 async def list_memories(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:

@@ -43,8 +43,8 @@ async def metrics(
     if grafana or rules or reference:
         from trellis.operations import dashboards
 
-        made = dashboards.reference() if reference else dashboards.alerting_rules_text(runbooks)
-        typer.echo(json.dumps(dashboards.grafana_dashboard(), indent=2) + "\n" if grafana else made, nl=False)
+        text = dashboards.reference() if reference else dashboards.alerting_rules_text(runbooks)
+        typer.echo(json.dumps(dashboards.grafana_dashboard(), indent=2) + "\n" if grafana else text, nl=False)
         return
     async with cli.api() as api:
         typer.echo(await api.system.metrics(), nl=False)

@@ -304,10 +304,8 @@ def brief(seconds: float) -> str:
     return f"{seconds}s"
 
 
-def age_column(title: str, now: datetime | None, *, of: str = "created_at") -> ListingColumn[Mapping[str, Any]]:
-    """A column with the age of records; with their time, under this title, if the ledger's time is unknown."""
-    if now is None:
-        return ListingColumn(title=title, cell=lambda record: record[of])
+def age_column(now: datetime, *, of: str = "created_at") -> ListingColumn[Mapping[str, Any]]:
+    """A column with the age of records."""
     return ListingColumn(title="AGE", cell=lambda record: age(datetime.fromisoformat(record[of]), now), right=True)
 
 

@@ -31,10 +31,10 @@ FileOption = Annotated[
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    made = group(program, "policy", section="Jobs", help_="The safety policy: check, explain, simulate.")
-    command(made, "check")(check)
-    command(made, "explain", gateway=True)(explain)
-    command(made, "simulate", gateway=True)(simulate)
+    policy = group(program, "policy", section="Jobs", help_="The safety policy: check, explain, simulate.")
+    command(policy, "check")(check)
+    command(policy, "explain", gateway=True)(explain)
+    command(policy, "simulate", gateway=True)(simulate)
 
 
 def check(cli: Cli, file: FileArgument) -> None:

@@ -26,7 +26,7 @@ from trellis.engine.errors import (
     SettingsInvalid,
     TrellisError,
 )
-from trellis.http.errors import GatewayUnavailable, TokenNotTaken
+from trellis.http.errors import Forbidden, GatewayRefused, GatewayUnavailable, TokenNotTaken
 
 NOT_JSON = "it is not JSON"
 """How the detail of PayloadInvalid begins if the text of a payload cannot be parsed."""
@@ -37,9 +37,13 @@ INTERRUPTED = 130
 _FAILED_INPUT = (JobNotFound, IdempotencyMismatch)
 """Valid requests that fail because of the ledger's content."""
 
+_ASK_FOR_RIGHTS = (
+    "Whoever administers the gateway makes a token: `trellis token issue {}` on its machine."
+    " Set TRELLIS_TOKEN or TRELLIS_TOKEN_FILE to it."
+)
 _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
     (GatewayUnavailable, "Check the address (--gateway, TRELLIS_GATEWAY) and that `trellis up` runs there."),
-    (TokenNotTaken, "Set TRELLIS_TOKEN or TRELLIS_TOKEN_FILE to a token of `trellis token issue`."),
+    (TokenNotTaken, _ASK_FOR_RIGHTS.format("--role ROLE")),
     (JobNotFound, "`trellis jobs` lists what is there; --ledger or --data names another ledger."),
     (LoginNotAllowed, "Whoever administers the database grants it; `trellis migrate` does not."),
     (
@@ -72,8 +76,9 @@ def exit_code(error: TrellisError) -> int:
 
 def message_for_person(error: TrellisError) -> str:
     """The message with command line options in place of API parameters."""
-    if isinstance(error, IdempotencyMismatch) and error.data.get("key") == error.data.get("job_id", ""):
-        taken = f"Job {error.data['job_id']} was submitted before with another request"
+    facts = error.problem if isinstance(error, GatewayRefused) else error.data
+    if isinstance(error, IdempotencyMismatch) and facts.get("key") == facts.get("job_id", ""):
+        taken = f"Job {facts['job_id']} was submitted before with another request"
         return f"{taken}; choose another --id, or send the same request."
     key = error.data.get("idempotency_key") if isinstance(error, GatewayUnavailable) else None
     if key is None:
@@ -89,11 +94,24 @@ def remedy_for(error: TrellisError, *, in_doctor: bool = False) -> str:
     ways = [next((text for kind, text in _REMEDIES if isinstance(error, kind)), "")]
     if isinstance(error, PayloadInvalid):
         ways = [_payload_remedy(str(error.data.get("type")), str(error.data.get("detail")))]
+    if isinstance(error, Forbidden):
+        ways = [_rights_remedy(error)]
     if isinstance(error, ExtraMissing):
         return ""
     if not in_doctor:
         ways += [text for kind, text in _DOCTOR_KNOWS if isinstance(error, kind)]
     return " ".join(way for way in ways if way)
+
+
+def _rights_remedy(error: Forbidden) -> str:
+    """What somebody can do whom a gateway refuses: get a token with a role that has the right."""
+    from trellis.auth.matrices import RULES  # imported only for an error message
+
+    rule = RULES.get(str(error.problem.get("rule")))
+    roles = () if rule is None else rule.holders
+    if "bound to" in str(error) or "for its own only" in str(error):
+        return "The token reaches only what is its own; whoever administers the gateway can give you another one."
+    return _ASK_FOR_RIGHTS.format(f"--role {' or '.join(roles)}" if roles else "--role ROLE")
 
 
 def _payload_remedy(type_: str, detail: str) -> str:

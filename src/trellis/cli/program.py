@@ -3,10 +3,11 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import groupby
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -14,7 +15,6 @@ from typer.core import TyperGroup
 from trellis.cli.commands import DataOption, DebugOption, LedgerOption
 
 PROGRAM = "trellis"
-PACKAGE = "trellis-engine"
 VERSION = "--version"
 COMPLETING = "_TRELLIS_COMPLETE"
 """Set by a shell that requests completion."""
@@ -51,7 +51,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "restore": ("backup", "Ledger", "Make the instance of a backup again, in this folder or in the folder..."),
         "rebuild": ("rebuild", "Ledger", "Rebuild a lost ledger or object store from the other one."),
         "metrics": ("metrics", "Ledger", "Print the ledger's metrics in Prometheus' text format: queues, ages,..."),
-        "alerts": ("alerts", "Ledger", "List what needs an operator: open alerts, then those resolved lately."),
+        "alerts": ("alerts", "Ledger", "What needs an operator: list alerts, print the page that helps."),
         "slo": ("slo", "Ledger", "Show the service level objectives, and whether each is met."),
         "followers": ("ledgers", "Ledger", "Subscribers of the event feed, and how far each is behind."),
         "token": ("tokens", "Ledger", "Access tokens: issue one, make a key, record an issuer."),
@@ -70,31 +70,61 @@ Only the module of the requested command is imported, which halves a command's s
 none. A test compares the headings and lines with the commands.
 """
 
-ON_THIS_MACHINE: Mapping[str, str] = MappingProxyType(
+GATEWAY = "--gateway"
+
+
+class OnThisMachine(NamedTuple):
+    """A command that takes no --gateway."""
+
+    because: str
+    """What the command does that no gateway can do for it, as a sentence without its subject."""
+    instead: str = "Leave --gateway out."
+    """What to do instead of naming a gateway."""
+
+
+_OF_THE_LEDGER = OnThisMachine(
+    "works on the ledger and its stores, not through a gateway",
+    "Run it on the machine of the ledger, or name the ledger with --ledger URL or --data DIR.",
+)
+_OF_A_KEY = OnThisMachine(
+    "reads or makes a key that stays on this machine", "Run it on the machine that has the key, without --gateway."
+)
+
+ON_THIS_MACHINE: Mapping[str, OnThisMachine] = MappingProxyType(
     {
-        **dict.fromkeys(("init", "demo"), "makes an instance in a folder"),
-        **dict.fromkeys(("up", "worker"), "is a process that works on the ledger or the bus"),
+        **dict.fromkeys(("init", "demo"), OnThisMachine("makes an instance in a folder of this machine")),
         **dict.fromkeys(
-            ("migrate", "verify", "sweep", "doctor", "rebuild", "backup", "restore"),
-            "operates the ledger and its stores",
+            ("up", "worker"),
+            OnThisMachine(
+                "is a process that works on the ledger or the bus",
+                "Name the ledger with --ledger URL or --data DIR, and the bus with TRELLIS_BUS.",
+            ),
         ),
-        **dict.fromkeys(("followers list", "followers leave-behind"), "operates the ledger and its stores"),
-        **dict.fromkeys(
-            ("audit verify", "audit head", "retention plan", "retention run"), "operates the ledger and its stores"
+        **dict.fromkeys(("migrate", "verify", "sweep", "rebuild", "backup", "restore"), _OF_THE_LEDGER),
+        **dict.fromkeys(("followers list", "followers leave-behind"), _OF_THE_LEDGER),
+        **dict.fromkeys(("audit verify", "audit head", "retention plan", "retention apply"), _OF_THE_LEDGER),
+        "doctor": OnThisMachine(
+            "checks this machine: its settings, and the ledger and the gateway that they name",
+            "Set TRELLIS_GATEWAY, and the doctor also asks that gateway; --ledger URL or --data DIR names a ledger.",
         ),
-        **dict.fromkeys(
-            ("token issue", "token key", "token issuer"), "reads or makes a key that stays on this machine"
+        **dict.fromkeys(("token issue", "token key", "token issuer"), _OF_A_KEY),
+        "agents create": OnThisMachine(
+            "writes an agent's file into the object store",
+            "Run it on the machine of the ledger, or name the ledger with --ledger URL or --data DIR.",
         ),
-        "agents create": "writes an agent's file into the object store",
-        "policy check": "reads a file of this machine",
-        **dict.fromkeys(("version", "lifecycles", "completion"), "prints what this program knows"),
+        "alerts runbook": OnThisMachine(
+            "prints a page that comes with the program", "GET /runbooks/NAME of the gateway has the same page."
+        ),
+        "policy check": OnThisMachine("reads a file of this machine"),
+        **dict.fromkeys(("version", "lifecycles", "completion"), OnThisMachine("prints what this program knows")),
     }
 )
 """Commands that take no --gateway, each with the reason. Every other command works through a gateway too."""
 
 
+@cache
 def commands_of(module: str) -> Mapping[str, Any]:
-    """The commands that a module defines, by name."""
+    """The commands that a module defines, by name. They are made once in a process: `main` may be called many times."""
     part = typer.Typer(rich_markup_mode=None)
     import_module(f"trellis.cli.{module}").add_to(part)
     return typer.main.get_group(part).commands
@@ -138,9 +168,9 @@ class Program(TyperGroup):
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - the shape of a callback
     if wanted:
-        from importlib.metadata import version as installed_version
+        from trellis.engine.extras import program_version
 
-        typer.echo(f"{PROGRAM} {installed_version(PACKAGE)}")
+        typer.echo(f"{PROGRAM} {program_version()}")
         raise typer.Exit
 
 
@@ -175,6 +205,12 @@ def make_program() -> typer.Typer:
     return program
 
 
+@cache
+def _root_command() -> Any:
+    """The program as the library runs it, made once in a process."""
+    return typer.main.get_command(make_program())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return the exit code of the process."""
     chosen = list(sys.argv[1:] if arguments is None else arguments)
@@ -183,8 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         completion_init()
     try:
-        program = typer.main.get_command(make_program())
-        answer = program.main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
+        answer = _root_command().main(args=chosen, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:
         return _misused(error)
     except typer.Abort:
@@ -201,7 +236,24 @@ def _misused(error: typer.TyperException) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         typer.echo(error.format_message())
         return 0 if context is None or context.parent is None else error.exit_code
+    if context is not None and getattr(error, "option_name", None) == GATEWAY:
+        _explain_no_gateway(context)
+        return error.exit_code
     typer.echo(f"error: {error.format_message()}", err=True)
     if context is not None:
         typer.echo(f"  → {context.command_path} --help", err=True)
     return error.exit_code
+
+
+def _explain_no_gateway(context: typer.Context) -> None:
+    """Print why this command takes no --gateway, and what to do instead."""
+    path = context.command_path.removeprefix(PROGRAM).strip()
+    below: Mapping[str, Any] = {} if context.parent is None else getattr(context.command, "commands", {})
+    paths = [f"{path} {name}" for name in below] or [path]
+    if all(one in ON_THIS_MACHINE for one in paths):
+        known = ON_THIS_MACHINE[paths[0]]
+        message, remedy = f"`{PROGRAM} {path}` takes no {GATEWAY}, because it {known.because}.", known.instead
+    else:
+        message = f"{GATEWAY} is an option of single commands, not of `{context.command_path}`."
+        remedy = f"Give it after the command, such as `{PROGRAM} jobs {GATEWAY} URL`, or set TRELLIS_GATEWAY."
+    typer.echo(f"error: {message}\n  → {remedy}", err=True)

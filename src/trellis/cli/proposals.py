@@ -17,13 +17,13 @@ ProposalArgument = Annotated[str, typer.Argument(metavar="ID", help="The proposa
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    made = group(
+    proposals = group(
         program, "proposals", section="Agents", help_="Proposals of agents: list, show, approve, reject.", lists=True
     )
-    command(made, "list", gateway=True)(list_proposals)
-    command(made, "show", gateway=True)(show_proposal)
-    command(made, "approve", gateway=True)(approve)
-    command(made, "reject", gateway=True)(reject)
+    command(proposals, "list", gateway=True)(list_proposals)
+    command(proposals, "show", gateway=True)(show_proposal)
+    command(proposals, "approve", gateway=True)(approve)
+    command(proposals, "reject", gateway=True)(reject)
 
 
 async def list_proposals(
@@ -40,12 +40,12 @@ async def list_proposals(
     """
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, PROPOSAL.name)
     async with cli.api() as api:
-        now = await cli.ledger_time(api)
         try:
             found = (await api.proposals.list(status=status, limit=wanted, conflicts=not ids)).items
         except TrellisError as error:  # without the object store, the proposals are still listed
             found = (await api.proposals.list(status=status, limit=wanted)).items
             cli.out.note(f"conflicts are not known: {error}")
+        now = await cli.ledger_time(api)
     if not cli.out.ids_alone(ids, [one.id for one in found]):
         show_proposals(cli, [one.model_dump(mode="json") for one in found], now)
 

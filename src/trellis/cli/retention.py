@@ -21,7 +21,7 @@ def add_to(program: typer.Typer) -> None:
         program, "retention", section="Ledger", help_="What is kept of ended jobs: see what would go, let it go now."
     )
     command(retention, "plan")(plan)
-    command(retention, "run")(run)
+    command(retention, "apply")(apply)
 
 
 async def plan(cli: Cli) -> None:
@@ -60,7 +60,7 @@ COLUMNS = (
 )
 
 
-async def run(
+async def apply(
     cli: Cli,
     reason: ReasonOption = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Jobs per transaction.")] = 500,
@@ -72,7 +72,7 @@ async def run(
     """
     actor = cli.operator("remove finished work")
     refuse_missing(cli.url)
-    options = replace(cli.settings.retention, batch=batch, cause=reason or "trellis retention run")
+    options = replace(cli.settings.retention, batch=batch, cause=reason or "trellis retention apply")
     removed = RetentionReport()
     ledger = await open_ledger(cli.url)
     try:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from trellis.agents import sources
+from trellis.agents.refusals import refusal_advice, refusal_text
 from trellis.cli import values
 from trellis.cli.bus_jobs import print_context_hint
 from trellis.cli.invocation import Cli, program_name
@@ -59,7 +60,9 @@ def print_ended(cli: Cli, status: dict[str, Any], steps: Sequence[Mapping[str, A
                 cli.out.line(
                     f"  it has no sources: put texts (.md, .txt) into agents/{slug}/sources/ of its object store"
                 )
-        if status.get("refused_actions"):
+        for refusal in status.get("refused", ()):
+            cli.out.line(f"  refused: {_refused(refusal)}", style="yellow")
+        if status.get("refused_actions") and not status.get("refused"):
             number = counted(status["refused_actions"], "action")
             cli.out.line(f"  {number} of its model refused: {program_name()} runs show {status['run_id']}")
     return 0 if status["status"] == "completed" else 1
@@ -93,9 +96,9 @@ def _already_proposed_text(equal: Mapping[str, Any]) -> str:
 
 
 def _refused(refusal: Mapping[str, Any]) -> str:
-    """The text for a tool call that was refused to the model."""
-    what = " ".join(str(refusal[name]) for name in ("tool", "action", "target") if refusal.get(name))
-    return f"{what}: {refusal['detail']}"
+    """The text for a tool call that was refused to the model: which, why, and what to change."""
+    advice = refusal_advice(refusal)
+    return refusal_text(refusal) + (f" → {advice}" if advice else "")
 
 
 def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -103,16 +106,13 @@ def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [refusal for step in steps for refusal in step["result"].get("refused") or ()]
 
 
-def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
-    """Print runs as a listing.
-
-    `now` is None over HTTP, where the ledger's time is unknown. Zero counts are left empty.
-    """
+def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime) -> None:
+    """Print runs as a listing. Zero counts are left empty."""
     columns = [
         ListingColumn[Mapping[str, Any]](title="RUN", cell=lambda run: run["run_id"]),
         ListingColumn[Mapping[str, Any]](title="AGENT", cell=lambda run: run["agent_slug"]),
         ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda run: state_text(RUN.name, run["status"])),
-        age_column("REQUESTED", now),
+        age_column(now),
         ListingColumn[Mapping[str, Any]](title="PROPOSALS", cell=lambda run: _number(run["proposals"]), right=True),
         ListingColumn[Mapping[str, Any]](
             title="REPEATED", cell=lambda run: _number(run["already_proposed"]), right=True
@@ -209,8 +209,14 @@ def print_decision(cli: Cli, proposal: str, state: str) -> int:
 # Nothing is cut, because the decision is about all of it. Characters that are invisible or reorder the text are escaped
 # as `\u202e`, and a line says that there are some.
 
-GROUNDS = frozenset({"reasoning", "citations", "flags", "not_found"})
+GROUNDS = frozenset({"reasoning", "citations", "flags", "not_found", "not_read"})
 """Fields of the content that give a proposal's reasons."""
+QUOTATIONS = (
+    ("citations", "Sources", "|"),
+    ("not_found", "Not found in what the agent read", "?"),
+    ("not_read", "In a source that the agent did not read in this run: compare the words there yourself", "?"),
+)
+"""The lists of quotations in a proposal's reasons: the field, its title on the page, and the mark of each line."""
 SHOWN = GROUNDS | {"summary", "change", "updates", "grounds", "expected_version"}
 """Fields of the content that have their own place on the page; the others are listed by name."""
 
@@ -225,12 +231,12 @@ def what(document: Mapping[str, Any]) -> str:
     return f"{document['agent_slug']}: {document['action']} {document['target']}: {document['content'].get('summary')}"
 
 
-def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: datetime | None) -> None:
-    """Print proposals as a listing. `now` is None over HTTP, where the ledger's time is unknown."""
+def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: datetime) -> None:
+    """Print proposals as a listing."""
     columns = [
         ListingColumn[Mapping[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
         ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda one: one["status"]),
-        age_column("CREATED", now),
+        age_column(now),
         ListingColumn[Mapping[str, Any]](title="FLAGS", cell=_flags),
         ListingColumn[Mapping[str, Any]](title="WHAT", cell=what, gives_way=True),
     ]
@@ -323,8 +329,8 @@ def _show_change(cli: Cli, content: Mapping[str, Any]) -> None:
 
 
 def _show_sources(cli: Cli, ground: Mapping[str, Any]) -> None:
-    """Print each source with the words quoted from it, then the words that the agent quoted and no source has."""
-    for name, title, mark in (("citations", "Sources", "|"), ("not_found", "Not found in what the agent read", "?")):
+    """Print each source with the words quoted from it, then the quotations that are no evidence, and why."""
+    for name, title, mark in QUOTATIONS:
         if ground.get(name):
             cli.out.line()
             cli.out.line(title, style="bold" if name == "citations" else "bold yellow")

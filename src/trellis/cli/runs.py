@@ -27,6 +27,7 @@ from trellis.cli.run_output import (
 )
 from trellis.cli.telemetry import configure_logging, configure_tracing
 from trellis.cli.values import params_of
+from trellis.documents import ids
 from trellis.documents.run_documents import is_archived
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import duration
@@ -131,8 +132,8 @@ async def list_runs(
     """List runs, newest first. A run is archived when it has ended: nothing of it changes any more."""
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, RUN.name)
     async with cli.api() as api:
-        now = await cli.ledger_time(api)
         found = (await api.runs.list(agent=agent, status=status, archived=archived, limit=wanted)).items
+        now = await cli.ledger_time(api)
     if not cli.out.ids_alone(ids_, [one.run_id for one in found]):
         show_runs(cli, [one.model_dump(mode="json") for one in found], now)
 
@@ -142,12 +143,19 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
     async with cli.api() as api:
         found = await api.runs.get(id_)
         done = await api.runs.steps(id_)
-    steps = [{name: getattr(step, name, None) for name in STEP_FIELDS} for step in done]
+    steps = [
+        {**{name: getattr(step, name, None) for name in STEP_FIELDS}, "file": ids.step_file(step.step)} for step in done
+    ]
     files = [step.model_dump(mode="json") for step in done]
     made = made_by(files)
     proposals = [{name: one[name] for name in ("id", "action", "target")} for one in made["proposals"]]
     made = {"summary": made["summary"], "proposals": proposals}
-    record = {**found.model_dump(mode="json"), **made, "steps": steps, "refused": refusals(files)}
+    record = {
+        **found.model_dump(mode="json"),
+        **made,
+        "steps": steps,
+        "refused": refusals(files) or found.refused,
+    }
     if cli.out.as_json:
         cli.out.record(record)
         return
@@ -159,9 +167,8 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
             ListingColumn[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
             ListingColumn[dict[str, Any]](title="TOOK", cell=took, right=True),
             ListingColumn[dict[str, Any]](title="CALLS", cell=calls_text, wraps=True),
+            ListingColumn[dict[str, Any]](title="FILE", cell=lambda step: step["file"], gives_way=True),
         ]
-        if steps[0]["file"] is not None:
-            columns.append(ListingColumn[dict[str, Any]](title="FILE", cell=lambda step: step["file"], gives_way=True))
         cli.out.listing(steps, columns, empty="")
 
 

@@ -42,7 +42,7 @@ async def list_schedules(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api() as api:
-        found = (await api.schedules.list()).items[:wanted]
+        schedules = (await api.schedules.list()).items[:wanted]
     columns = [
         ListingColumn[ScheduleShape](title="NAME", cell=lambda row: row.name),
         ListingColumn[ScheduleShape](title="STARTS", cell=_target),
@@ -52,7 +52,7 @@ async def list_schedules(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
         ListingColumn[ScheduleShape](title="BEGAN", cell=_last, gives_way=True),
     ]
     empty = "No schedules. `trellis schedules add` makes one; an agent declares one as `triggers.cron`."
-    cli.out.listing(found, columns, empty=empty)
+    cli.out.listing(schedules, columns, empty=empty)
 
 
 async def show(cli: Cli, name: NameArgument) -> None:
@@ -90,7 +90,7 @@ async def add(  # noqa: PLR0917 - the options of a command
     """
     body = None if payload is None else values.payload(type_ or topic or name, payload)
     async with cli.api() as api:
-        made = await api.schedules.add(
+        schedule = await api.schedules.add(
             name,
             cron=cron,
             tz=tz,
@@ -104,22 +104,22 @@ async def add(  # noqa: PLR0917 - the options of a command
             paused=paused,
             reason=reason,
         )
-    _print(cli, made)
+    _print(cli, schedule)
 
 
 async def pause(cli: Cli, name: NameArgument, reason: ReasonOption = None) -> None:
     """Fire no instant of a schedule of jobs until it is resumed."""
     async with cli.api() as api:
-        made = await api.schedules.pause(name, reason=reason)
-    cli.out.answer({"name": made.name, "paused": made.paused}, f"{made.name} is paused")
+        schedule = await api.schedules.pause(name, reason=reason)
+    cli.out.answer({"name": schedule.name, "paused": schedule.paused}, f"{schedule.name} is paused")
 
 
 async def resume(cli: Cli, name: NameArgument, reason: ReasonOption = None) -> None:
     """Fire a schedule of jobs again, from now on; instants of the pause are not made up for."""
     async with cli.api() as api:
-        made = await api.schedules.resume(name, reason=reason)
-    line = f"{made.name} fires next at {_moment(made.next_at)}"
-    cli.out.answer({"name": made.name, "paused": made.paused}, line)
+        schedule = await api.schedules.resume(name, reason=reason)
+    line = f"{schedule.name} fires next at {_moment(schedule.next_at)}"
+    cli.out.answer({"name": schedule.name, "paused": schedule.paused}, line)
 
 
 async def run(cli: Cli, name: NameArgument) -> None:

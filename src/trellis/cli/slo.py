@@ -7,7 +7,7 @@ from trellis.cli.commands import command
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.http.operation_shapes import SloShape
-from trellis.operations.explain import duration
+from trellis.operations.slo import window_text
 
 STYLES = {"met": "green", "missed": "bold red", "no data": "dim"}
 
@@ -24,8 +24,8 @@ async def slo(cli: Cli) -> None:
     is overspent. A `+` behind the samples: the window has more, and these are the newest.
     """
     async with cli.api() as api:
-        found = (await api.system.slo()).items
-    cli.out.listing(found, COLUMNS, empty="There is no objective.")
+        measurements = (await api.system.slo()).items
+    cli.out.listing(measurements, COLUMNS, empty="There is no objective.")
 
 
 def _amount(value: float | None, unit: str) -> str:
@@ -50,6 +50,6 @@ COLUMNS = (
     ListingColumn[SloShape](title="TARGET", cell=_target, right=True),
     ListingColumn[SloShape](title="BUDGET", cell=_budget, right=True),
     ListingColumn[SloShape](title="SAMPLES", cell=lambda one: f"{one.samples}{'+' if one.partial else ''}", right=True),
-    ListingColumn[SloShape](title="WINDOW", cell=lambda one: duration(one.window_s), right=True),
+    ListingColumn[SloShape](title="WINDOW", cell=lambda one: window_text(one.window_s), right=True),
     ListingColumn[SloShape](title="COUNTS", cell=lambda one: one.counts, wraps=True),
 )

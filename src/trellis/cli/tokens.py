@@ -1,6 +1,5 @@
 """`trellis token issue`: issues a token that is limited to some roles."""
 
-import getpass
 import json
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from trellis.app.wiring import token_key
 from trellis.auth.tokens import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
 from trellis.cli import values
 from trellis.cli.commands import ReasonOption, command, group
-from trellis.cli.invocation import Cli, refuse_missing
+from trellis.cli.invocation import Cli, refuse_missing, user_name
 from trellis.engine.admin_acts import TOKEN_ISSUED, NewAct
 from trellis.engine.errors import KeyUnusable, OptionInvalid
 from trellis.engine.jobs import Actor
@@ -142,11 +141,3 @@ async def home_issuer(
         cli.out.record({"issuer": before})
     else:
         cli.out.line(before or "none is recorded; the first gateway records its own")
-
-
-def user_name() -> str:
-    """The name of the person at this terminal, for tokens without another one."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "cli"

@@ -18,8 +18,7 @@ from trellis.app.wiring import (
 )
 from trellis.auth.tokens import TrustedKey
 from trellis.cli.applications import load_app
-from trellis.cli.invocation import Cli, program_name, sqlite_path
-from trellis.cli.tokens import user_name
+from trellis.cli.invocation import Cli, program_name, sqlite_path, user_name
 from trellis.cli.up_bus import (
     BusProcess,
     bus_probe,

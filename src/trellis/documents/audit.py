@@ -73,12 +73,12 @@ def to_bytes(record: RecordedEvent) -> bytes:
 
 def to_line(record: RecordedEvent) -> bytes:
     """The record as a line of a segment, without the newline."""
-    return made_to_line(document(record))
+    return fields_to_line(document(record))
 
 
-def made_to_line(made: Mapping[str, Any]) -> bytes:
+def fields_to_line(fields: Mapping[str, Any]) -> bytes:
     """A record that was made or read, as a line of a segment."""
-    return _dumps(made)
+    return _dumps(fields)
 
 
 def act_to_bytes(act: AdminAct) -> bytes:
@@ -112,8 +112,8 @@ def _actor_name(role: Role) -> str:
 def body_to_line(body: bytes) -> bytes | None:
     """The record in a separate object, in one line. None if the object is no record as Trellis writes it."""
     try:
-        made = json.loads(body)
-        return _dumps(made) if isinstance(made, dict) and encode(cast("dict[str, Any]", made)) == body else None
+        record = json.loads(body)
+        return _dumps(record) if isinstance(record, dict) and encode(cast("dict[str, Any]", record)) == body else None
     except (ValueError, RecursionError):
         return None
 

@@ -73,7 +73,7 @@ class ChainBlock:
 
     def to_bytes(self) -> bytes:
         """The block as it is stored: the same block always gives the same bytes."""
-        made = {
+        fields = {
             "format": FORMAT,
             "number": self.number,
             "previous": self.previous,
@@ -86,24 +86,24 @@ class ChainBlock:
             **({"late": True} if self.late else {}),
             "records": [[one.event_id, one.day, one.sha256, one.position] for one in self.records],
         }
-        return json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def read(cls, key: str, body: bytes) -> "ChainBlock":
         """Parse a block. Raises RecordInvalid, also for bytes that no block has."""
         try:
-            made = cast("dict[str, Any]", json.loads(body))
-            records = tuple(SealedRecord(*map(_text_or_none, one)) for one in made["records"])  # type: ignore[arg-type]
+            fields = cast("dict[str, Any]", json.loads(body))
+            records = tuple(SealedRecord(*map(_text_or_none, one)) for one in fields["records"])  # type: ignore[arg-type]
             block = cls(
-                number=made["number"],
-                previous=made["previous"],
-                feed=made["feed"],
-                at=made["at"],
-                start=made["from"],
-                end=made["to"],
+                number=fields["number"],
+                previous=fields["previous"],
+                feed=fields["feed"],
+                at=fields["at"],
+                start=fields["from"],
+                end=fields["to"],
                 records=records,
-                restarts=made.get("restarts", False),
-                late=made.get("late", False),
+                restarts=fields.get("restarts", False),
+                late=fields.get("late", False),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RecordInvalid(event=key, problem=f"it is no block of the audit chain: {error}") from error
@@ -249,16 +249,16 @@ class AuditSealer:
         if up_to is None or begins is None or self._queued_to is None:
             return await _events(self.ledger, after, up_to, limit)
         if (after or "") < begins:
-            found, end = await _events(self.ledger, after, min(up_to, begins), limit)
-            if found or (end or "") < begins:
-                return found, end
+            records, end = await _events(self.ledger, after, min(up_to, begins), limit)
+            if records or (end or "") < begins:
+                return records, end
             after = begins  # no event lies between the newest block and what was taken over
         while self._queue and (self._queue[0].position or "") <= (after or ""):
             self._queue.popleft()
         if (after or "") >= self._queued_to:
             return await _events(self.ledger, after, up_to, limit)
-        found = [one for one in islice(self._queue, limit) if (one.position or "") <= up_to]
-        return found, found[-1].position if len(found) == limit else min(up_to, self._queued_to)
+        records = [one for one in islice(self._queue, limit) if (one.position or "") <= up_to]
+        return records, records[-1].position if len(records) == limit else min(up_to, self._queued_to)
 
     async def _take_over(self, head: AuditHead, key: str) -> tuple[ChainBlock, bytes, list[AdminAct]]:
         """The block that another process wrote under the next number, if the ledger confirms it.
@@ -289,16 +289,16 @@ async def _events(
     ledger: Ledger, after: str | None, up_to: str | None, limit: int
 ) -> tuple[list[SealedRecord], str | None]:
     """The next events up to a position, at most `limit`, and the position they reach."""
-    found: list[SealedRecord] = []
-    while up_to is not None and (after or "") < up_to and len(found) < limit:
-        page = await ledger.feed(after, limit=min(PAGE, limit - len(found)))
+    sealed: list[SealedRecord] = []
+    while up_to is not None and (after or "") < up_to and len(sealed) < limit:
+        page = await ledger.feed(after, limit=min(PAGE, limit - len(sealed)))
         places = {event.id: place for event, place in zip(page.events, page.positions, strict=True) if place <= up_to}
         records = await ledger.recorded([event for event in page.events if event.id in places])
-        found += [sealed_event(record, places[record.event.id]) for record in records]
+        sealed += [sealed_event(record, places[record.event.id]) for record in records]
         if len(places) < len(page.events) or not page.events:
-            return found, up_to
+            return sealed, up_to
         after = page.position
-    return found, after
+    return sealed, after
 
 
 async def acts_of_next_block(ledger: Ledger, head: AuditHead, block: ChainBlock) -> list[AdminAct] | None:
@@ -398,8 +398,8 @@ async def last_block(objects: ObjectStore, chain: str) -> tuple[bytes, ChainBloc
         if not page.more:
             break
         after = page.items[-1].key
-    found = None if last is None else await objects.get(last)
-    return None if found is None else (found.body, ChainBlock.read(found.key, found.body))
+    newest = None if last is None else await objects.get(last)
+    return None if newest is None else (newest.body, ChainBlock.read(newest.key, newest.body))
 
 
 def is_block_of(key: str, chain: str) -> bool:

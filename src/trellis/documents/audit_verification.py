@@ -13,13 +13,12 @@ Memory is bounded for any number of records: they are sorted in a temporary file
 """
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, cast
-
-import apsw
 
 from trellis.documents import audit, audit_log, ids
 from trellis.documents.audit_chain import (
@@ -37,7 +36,7 @@ from trellis.engine.admin_acts import RETAINED, AdminAct
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import AuditHead, Event
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.sqlite.connection import Database
+from trellis.ledgers.sqlite.connection import open_scratch_database
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.store import ObjectStore
@@ -47,7 +46,6 @@ PAGE = 500
 READS_AT_ONCE = 16
 LATER = 1 << 62
 """The place of what is not sealed yet: after everything that is."""
-_TEMPORARY_FILE = ""
 FIELDS_SHOWN = 5
 
 
@@ -87,6 +85,9 @@ class AuditReport:
     unproven: int = 0
     """Number of records that no block has and that cannot be judged: they are older than the chain, or of a ledger that
     cannot be opened from here."""
+    unproven_sha256: str | None = None
+    """Hash over the ids and hashes of the records that are older than the chain, without those of NLM jobs. It stays the
+    same while nobody changes, adds or removes one. None if there are none."""
     restarts: tuple[int, ...] = ()
     """Numbers of the blocks with which the chain began again after the object store was lost."""
     found: int = 0
@@ -111,11 +112,13 @@ async def verify_audit(
     objects: ObjectStore,
     *,
     anchor: str | None = None,
+    unproven: str | None = None,
     on_progress: Progress = _no_progress,
 ) -> AuditReport:
     """Compare the chains of these ledgers with the object store and the ledgers.
 
-    `anchor` is the hash of a block that somebody kept: one of the blocks must have it. Raises StoreUnavailable.
+    `anchor` is the hash of a block that somebody kept: one of the blocks must have it. `unproven` is an
+    `unproven_sha256` that somebody kept: it must be the same. Raises StoreUnavailable.
     """
     with closing(_Comparison(objects, on_progress)) as comparison:
         heads = {one.chain: None if one.ledger is None else await one.ledger.audit_head() for one in ledgers}
@@ -130,6 +133,7 @@ async def verify_audit(
         for one in ledgers:
             if one.ledger is not None:
                 await comparison.read_newer_blocks(one.chain, one.ledger)
+        comparison.check_older_records(unproven)
         return comparison.report(unread)
 
 
@@ -157,7 +161,7 @@ class _StoredRecord:
     day: str
     sha256: str
     line: bytes
-    made: dict[str, Any]
+    fields: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -177,12 +181,7 @@ class _Comparison:
     def __init__(self, objects: ObjectStore, on_progress: Progress) -> None:
         self._objects = objects
         self._on_progress = on_progress
-        self._connection = apsw.Connection(_TEMPORARY_FILE)
-        self._db = cast("Database", self._connection)
-        for pragma in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF"):
-            self._db.execute(pragma).fetchall()
-        for table in _TABLES:
-            self._db.execute(table)
+        self._db = open_scratch_database(_TABLES)
         self._chains: dict[str, _Chain] = {}
         self._hashes: set[str] = set()
         self._violations: list[AuditViolation] = []
@@ -190,12 +189,13 @@ class _Comparison:
         self._blocks = self._sealed = self._unsealed = self._records = 0
         self._restarts: list[int] = []
         self._all_rebuilt_listed = True
+        self._unproven_sha256: str | None = None
         self._late = ""
         """When the chain of an instance with earlier records began. Whether those were changed cannot be judged."""
 
     def close(self) -> None:
-        """Close the connection, which deletes the file."""
-        self._connection.close()
+        """Close the database, which deletes its file."""
+        self._db.close()
 
     def _add(self, **facts: Any) -> None:
         self._found += 1
@@ -278,9 +278,9 @@ class _Comparison:
         while number < latest.number:
             number += 1
             key = ids.block_key(name, number)
-            found = await self._objects.get(key)
+            stored = await self._objects.get(key)
             try:
-                block = ChainBlock.read(key, b"" if found is None else found.body)
+                block = ChainBlock.read(key, b"" if stored is None else stored.body)
             except RecordInvalid as error:
                 self._add(place="chain", key=key, block=number, detail=str(error))
                 return
@@ -288,7 +288,7 @@ class _Comparison:
             if problem is not None:
                 self._add(place="chain", key=key, block=number, detail=problem)
                 return
-            previous = sha256(b"" if found is None else found.body)
+            previous = sha256(b"" if stored is None else stored.body)
             for one in block.records:
                 self._db.execute(_AUDIT_QUERIES.forget_stray, (one.event_id, one.day, one.sha256))
         if head is not None and number > head.number and previous != latest.sha256:
@@ -323,6 +323,18 @@ class _Comparison:
             detail = f"no block has the hash {anchor}: this chain does not extend the head that was kept"
             self._add(place="chain", detail=detail, order=-1)
 
+    def check_older_records(self, expected: str | None) -> None:
+        """Hash the records that are older than the chain, and check that it is the hash that somebody kept."""
+        digest, count = hashlib.sha256(), 0
+        for row in self._db.execute(_AUDIT_QUERIES.unproven, {"late": self._late, "elsewhere": NLM_JOB.name}):
+            digest.update(json.dumps(row).encode())
+            count += 1
+        self._unproven_sha256 = digest.hexdigest() if count else None
+        if expected is not None and self._unproven_sha256 != expected:
+            now = f"have the hash {self._unproven_sha256}" if count else "are gone"
+            detail = f"the records that are older than the chain {now}, and the hash that was kept is {expected}"
+            self._add(place="objects", detail=detail)
+
     # --- the object store ----------------------------------------------------------------------------------------
 
     async def read_records(self) -> None:
@@ -349,9 +361,9 @@ class _Comparison:
             page = await self._objects.list(prefix, after=after)
             keys = [info.key for info in page.items if wanted(info.key)]
             for few in (keys[start : start + READS_AT_ONCE] for start in range(0, len(keys), READS_AT_ONCE)):
-                for found in await asyncio.gather(*map(self._objects.get, few)):
-                    if found is not None:
-                        yield found.key, found.body
+                for stored in await asyncio.gather(*map(self._objects.get, few)):
+                    if stored is not None:
+                        yield stored.key, stored.body
             if not page.more:
                 return
             after = page.items[-1].key
@@ -393,8 +405,8 @@ class _Comparison:
 
     def _add_unreadable(self, key: str, event_id: str | None, detail: str) -> None:
         day = key.split("/")[1]
-        found = self._db.execute(_AUDIT_QUERIES.find_other, (event_id or "", day, "")).fetchall()
-        order, position, block = found[0] if found else (LATER, None, None)
+        sealed = self._db.execute(_AUDIT_QUERIES.find_other, (event_id or "", day, "")).fetchall()
+        order, position, block = sealed[0] if sealed else (LATER, None, None)
         facts = {"event_id": event_id, "position": position, "block": block, "order": order}
         self._add(place="objects", key=key, detail=detail, **facts)
 
@@ -403,19 +415,19 @@ class _Comparison:
         self._records += 1
         which = (record.event_id, record.day, self._sealed_hash(record))
         rows = self._db.execute(_AUDIT_QUERIES.find, which).fetchall()
-        self._note_act(record.made, rows[0][4] if rows else None, rows[0][0] if rows else LATER)
+        self._note_act(record.fields, rows[0][4] if rows else None, rows[0][0] if rows else LATER)
         if not rows:
             self._db.execute(
                 _AUDIT_QUERIES.add_stray,
-                (key, *which, record.ts, record.line, cast("str | None", record.made.get("lifecycle"))),
+                (key, *which, record.ts, record.line, cast("str | None", record.fields.get("lifecycle"))),
             )
             return None
         order, feed, met, _, chain = rows[0]
         if met:
             self._add_at(record, "objects", key, "the record is there twice")
         self._db.execute(_AUDIT_QUERIES.mark_met, which)
-        if audit.is_of_act(record.made):
-            self._db.execute(_AUDIT_QUERIES.note_act, (record.ts, record.made["event"] == RETAINED, *which))
+        if audit.is_of_act(record.fields):
+            self._db.execute(_AUDIT_QUERIES.note_act, (record.ts, *which))
         began = self._chains[chain].began.get(feed)
         return None if began is not None and record.ts < began else order
 
@@ -424,34 +436,34 @@ class _Comparison:
 
         A record that is older than the chain may lie there in an older format. It was sealed from the ledger, in today's.
         """
-        if record.ts < self._late and record.made.get("format") == audit.FIRST_FORMAT:
-            today = sha256(audit.made_to_line({**record.made, "format": audit.FORMAT}))
+        if record.ts < self._late and record.fields.get("format") == audit.FIRST_FORMAT:
+            today = sha256(audit.fields_to_line({**record.fields, "format": audit.FORMAT}))
             if self._db.execute(_AUDIT_QUERIES.find, (record.event_id, record.day, today)).fetchall():
                 return today
         return record.sha256
 
-    def _note_act(self, made: dict[str, Any], chain: str | None, order: int = LATER) -> None:
+    def _note_act(self, fields: dict[str, Any], chain: str | None, order: int = LATER) -> None:
         """Note what an administrative act says about the records: what retention removed, what a rebuild wrote.
 
         An act that is neither sealed nor in a ledger belongs to no chain and proves no removal.
         """
-        if not audit.is_of_act(made):
+        if not audit.is_of_act(fields):
             return
-        written = made.get("objects_written")
+        written = fields.get("objects_written")
         if isinstance(written, list):
             keys = cast("list[str]", written)
             self._all_rebuilt_listed &= len(keys) < audit_log.KEYS_MAX
             for key in keys:
                 self._db.execute(_AUDIT_QUERIES.add_rebuilt, (str(key),))
-        if made["event"] == RETAINED and chain is not None:
-            self._note_retention(made, chain, order)
+        if fields["event"] == RETAINED and chain is not None:
+            self._note_retention(fields, chain, order)
 
-    def _note_retention(self, made: dict[str, Any], name: str, order: int) -> None:
+    def _note_retention(self, fields: dict[str, Any], name: str, order: int) -> None:
         """Note which jobs and acts a pass of retention removed from the ledger of this chain."""
-        for job in cast("list[str]", made.get("jobs", [])):
+        for job in cast("list[str]", fields.get("jobs", [])):
             self._db.execute(_AUDIT_QUERIES.add_removed, (str(job), order))
         chain = self._chains[name]
-        chain.acts_before = max(chain.acts_before, str(made.get("acts_before") or ""))
+        chain.acts_before = max(chain.acts_before, str(fields.get("acts_before") or ""))
 
     # --- the ledger ----------------------------------------------------------------------------------------------
 
@@ -601,6 +613,7 @@ class _Comparison:
             sealed=self._sealed,
             unsealed=self._unsealed,
             unproven=unproven,
+            unproven_sha256=self._unproven_sha256,
             restarts=tuple(self._restarts),
             found=self._found,
             violations=tuple(sorted(self._violations, key=lambda one: one.order)),
@@ -626,13 +639,13 @@ def _problem(block: ChainBlock, named_right: bool, number: int, previous: str) -
 def _stored(line: bytes) -> _StoredRecord | None:
     """A record from its line; None if the line is none."""
     try:
-        made = cast("dict[str, Any]", json.loads(line))
-        event_id, ts = made["event_id"], made["ts"]
+        fields = cast("dict[str, Any]", json.loads(line))
+        event_id, ts = fields["event_id"], fields["ts"]
         if not isinstance(event_id, str) or not isinstance(ts, str) or len(ts) < len("YYYY-MM-DD"):
             return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return _StoredRecord(event_id, ts, ts[:10].replace("-", ""), sha256(line), line, made)
+    return _StoredRecord(event_id, ts, ts[:10].replace("-", ""), sha256(line), line, fields)
 
 
 def _segment_key(first: _StoredRecord) -> str:

@@ -4,8 +4,7 @@
 -- name: create_sealed
 CREATE TABLE sealed (
   ord INTEGER PRIMARY KEY, chain TEXT NOT NULL, block INTEGER NOT NULL, feed INTEGER NOT NULL, id TEXT NOT NULL, day TEXT NOT NULL,
-  sha256 TEXT NOT NULL, position TEXT, job TEXT, met INTEGER NOT NULL DEFAULT 0, in_ledger INTEGER NOT NULL DEFAULT 0, ts TEXT,
-  of_retention INTEGER NOT NULL DEFAULT 0
+  sha256 TEXT NOT NULL, position TEXT, job TEXT, met INTEGER NOT NULL DEFAULT 0, in_ledger INTEGER NOT NULL DEFAULT 0, ts TEXT
 );
 
 -- name: create_sealed_record
@@ -58,6 +57,11 @@ SELECT 1 FROM stray LIMIT 1;
 SELECT count(*) FROM stray s WHERE (s.ts < :late OR s.lifecycle = :elsewhere)
   AND NOT EXISTS (SELECT 1 FROM sealed o WHERE o.id = s.id AND o.day = s.day);
 
+-- Of these the ones that are older than the chain.
+-- name: unproven
+SELECT s.id, s.day, s.sha256 FROM stray s WHERE s.ts < :late AND s.lifecycle IS NOT :elsewhere
+  AND NOT EXISTS (SELECT 1 FROM sealed o WHERE o.id = s.id AND o.day = s.day) ORDER BY s.id, s.day, s.sha256;
+
 -- All others.
 -- name: strays
 SELECT key, id, ord FROM (
@@ -76,15 +80,13 @@ SELECT s.ord, s.id, s.day, s.position, s.block FROM sealed s WHERE s.chain = ? A
   AND NOT EXISTS (SELECT 1 FROM removed r WHERE r.job = s.job AND r.ord > s.ord) ORDER BY s.ord LIMIT ?;
 
 -- name: note_act
-UPDATE sealed SET ts = ?, of_retention = ? WHERE id = ? AND day = ? AND sha256 = ?;
+UPDATE sealed SET ts = ? WHERE id = ? AND day = ? AND sha256 = ?;
 
--- Retention removes acts by age. It does not record that it removed only acts of its own: such an act may be missing if no act
--- as old or older is there. The time of an act whose record is missing is not known; that record is reported.
+-- Retention removes acts by age, and records up to which. The time of an act whose record is missing is not known; that record is
+-- reported.
 -- name: missing_acts
 SELECT s.ord, s.id, s.block FROM sealed s WHERE s.chain = :chain AND s.feed = :feed AND s.position IS NULL AND s.in_ledger = 0
-  AND s.ts > :before AND (NOT s.of_retention OR s.ts >= (SELECT min(o.ts) FROM sealed o
-    WHERE o.chain = :chain AND o.feed = :feed AND o.position IS NULL AND o.in_ledger = 1))
-ORDER BY s.ord LIMIT :limit;
+  AND s.ts > :before ORDER BY s.ord LIMIT :limit;
 
 -- name: record_at
 SELECT id, day, sha256 FROM sealed WHERE ord = ?;

@@ -27,8 +27,10 @@ STEP_ENTRY = "step/{number:02}"
 """Journal entry with the bytes of a step's file."""
 OUTPUT_ENTRY = "output"
 """Journal entry with the bytes of output/proposal.json."""
-EXTRA_FIELDS = ("already_proposed", "refused_actions")
-"""Fields of a step about proposals that the agent wanted and that were not created."""
+EXTRA_FIELDS = ("already_proposed", "refused_actions", "refused")
+"""Fields about what the agent wanted and did not get, in the events of steps and of a run that failed."""
+REFUSED_MAX = 10
+"""Refused calls that the event of a failed run has; equal ones count as one."""
 NLM_MS = "nlm_ms"
 """Field of the event of a counted step: how long each answered call of the NLM in it took, in milliseconds."""
 PERSIST_STEP = ids.STEPS.index("persist-results") + 1
@@ -101,7 +103,7 @@ def status(facts: RunFacts) -> bytes:
             "proposals_created": _proposals(done),
             "error": _error(last),
             "version": last.version,
-            **_extra_fields(done),
+            **_extra_fields(facts.events),
         }
     )
 
@@ -126,7 +128,7 @@ def manifest(facts: RunFacts) -> bytes:
             "summary": end.get("summary"),
             "error": _error(last),
             **facts.request.repeats,
-            **_extra_fields(done),
+            **_extra_fields(facts.events),
         }
     )
 
@@ -178,18 +180,37 @@ def _proposals(done: Sequence[Mapping[str, Any]]) -> list[str]:
     return [proposal for step in done for proposal in step.get("proposals_created", ())]
 
 
-def _extra_fields(done: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def refused_fields(refused: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of a failed run's event about the calls that were refused to its model: how many, and which.
+
+    The step of such a run has no file that could have them. Empty if there were none.
+    """
+    if not refused:
+        return {}
+    known = [{name: value for name, value in one.items() if value is not None} for one in refused]
+    each = [one for number, one in enumerate(known) if one not in known[:number]]
+    return {"refused_actions": len(refused), "refused": each[:REFUSED_MAX]}
+
+
+def refused_calls(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The calls that were refused to the model of a run that failed."""
+    return list(_extra_fields(events).get("refused", ()))
+
+
+def _extra_fields(events: Sequence[Event]) -> dict[str, Any]:
     """What the agent wanted without a new proposal: already proposed, or refused. Empty for runs without either."""
     extra: dict[str, Any] = {}
-    for step in done:
-        extra.update({name: step[name] for name in EXTRA_FIELDS if name in step})
+    for event in events:
+        if event.type in {STEP_DONE, FAILED}:
+            data = data_of(event)
+            extra.update({name: data[name] for name in EXTRA_FIELDS if name in data})
     return extra
 
 
 def listing_document(job: Job, events: Sequence[Event]) -> dict[str, Any]:
     """A run in a listing: its state, the number of its proposals, and of wanted changes without a proposal."""
     done = [data_of(event) for event in events if event.type == STEP_DONE]
-    extra = _extra_fields(done)
+    extra = _extra_fields(events)
     return {
         "run_id": job.job_id,
         "agent_slug": (job.concurrency_key or "").removeprefix("run:"),

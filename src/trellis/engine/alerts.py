@@ -5,7 +5,12 @@ Invariants, kept by the database for any number of evaluators:
 - A round resolves an alert only if it has checked that alert's name and subject, and nobody has seen the cause since
   the round began to read. A round that read before an alert was resolved does not raise it again. The ledger numbers
   the rounds that it stores, and a round says after which number it began to read: no clock decides.
-- The jobs that report a change are submitted in the transaction of the change.
+- An evaluator resolves an alert only if it was the last one to see it, or if nobody has seen it for `hold_s`. So
+  evaluators whose settings differ do not raise and resolve it in turns.
+- An alert whose condition an evaluator cannot read stays open as long as that evaluator lives, unless one that has read
+  the condition resolves it.
+- The jobs that report a change are submitted in the transaction of the change, through the channels of that evaluator.
+  An evaluator with other channels submits its own in its next round.
 """
 
 import json
@@ -22,8 +27,10 @@ SUBJECT_CHARS_MAX = 300
 TEXT_CHARS_MAX = 1_000
 REPORT_ATTEMPTS_MAX = 30
 UNSEEN_S = 3_600.0
-UNSEEN_S_MAX = 1e9
-"""So long that no alert has been unseen for it: about 30 years."""
+HOLD_S = 180.0
+WEBHOOK, APPRISE = "trellis.alert.webhook", "trellis.alert.apprise"
+REPORT_TYPE_PREFIX = "trellis.alert."
+"""How the job types of reports begin. They are the platform's own jobs: no alert about the jobs of users counts them."""
 STAGE_STEP_TYPES = ("job_retry_scheduled", "job_nlm_called", "job_succeeded")
 """How queue jobs leave a stage: with an error, with a context that was assembled, with an artifact that was written."""
 
@@ -87,6 +94,8 @@ class AlertMark:
     """The number of the last round that the ledger has stored."""
     has_open: bool
     """Whether an alert is open."""
+    has_unreported: bool = False
+    """Whether an alert has ended, and a channel that reported its beginning has not reported that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,12 +108,15 @@ class AlertRound:
     observed: tuple[AlertObservation, ...]
     report_types: tuple[str, ...] = ()
     """The job types that report changes to people. One job of each type is submitted for every change."""
-    unseen_s: float = UNSEEN_S
-    """An open alert that no evaluator has seen for this long is resolved: its host or its check is gone.
+    unread: tuple[AlertScope, ...] = ()
+    """What the round could not read. Open alerts in it stay open."""
+    hold_s: float = HOLD_S
+    """For how long an alert that another evaluator has seen is not resolved by this one.
 
-    A round that could not read one of its conditions sets UNSEEN_S_MAX: it cannot tell what is gone from what it cannot
-    read.
+    It is longer than evaluators usually pause, because only the other one knows whether its condition is over.
     """
+    unseen_s: float = UNSEEN_S
+    """An open alert that no evaluator has seen for this long is resolved: its host or its check is gone."""
     keep_s: float = 30 * 24 * 3600.0
     """How long a resolved alert is kept."""
 
@@ -122,19 +134,23 @@ def report_job_id(alert_id: str, kind: AlertChangeKind, type_: str) -> JobId:
     return JobId(f"{alert_id}-{kind.value}-{type_.rpartition('.')[2]}")
 
 
-def report_jobs(changes: Sequence[AlertChange], types: Sequence[str]) -> list[NewJob]:
-    """The jobs that report these changes. Their payload only names the alert; the alert itself is read again."""
+def is_in(alert: Alert, scopes: Sequence[AlertScope]) -> bool:
+    """Whether one of these scopes covers the alert."""
+    return any(one.name == alert.name and f"{alert.subject}\n".startswith(one.pattern) for one in scopes)
+
+
+def report_jobs(alert: Alert, kind: AlertChangeKind, types: Sequence[str]) -> list[NewJob]:
+    """The jobs that report this change. Their payload only names the alert; the alert itself is read again."""
     return [
         NewJob(
-            job_id=report_job_id(change.alert.id, change.kind, type_),
+            job_id=report_job_id(alert.id, kind, type_),
             type=type_,
-            payload=json.dumps({"alert_id": change.alert.id, "change": change.kind.value}).encode(),
+            payload=json.dumps({"alert_id": alert.id, "change": kind.value}).encode(),
             priority=Priority.CRITICAL,
             max_attempts=REPORT_ATTEMPTS_MAX,
-            correlation_id=change.alert.id,
+            correlation_id=alert.id,
             id_is_given=True,
-            fingerprint=change.kind.value.encode(),
+            fingerprint=kind.value.encode(),
         )
-        for change in changes
         for type_ in types
     ]

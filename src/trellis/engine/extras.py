@@ -1,12 +1,21 @@
-"""The optional parts of Trellis: its own extras, and plugins that other packages provide."""
+"""The installed package: its version, its optional parts (extras), and plugins that other packages provide."""
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from enum import StrEnum
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import entry_points, version
 from typing import Any
 
 from trellis.engine.errors import ExtraMissing, SettingsInvalid
+
+PACKAGE = "trellis-engine"
+
+
+@cache
+def program_version() -> str:
+    """The version of Trellis that this process runs."""
+    return version(PACKAGE)
 
 
 class Extra(StrEnum):

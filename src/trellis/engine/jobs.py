@@ -15,7 +15,7 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, NewType
 
-from trellis.engine.errors import ConcurrencyKeyMissing, IdReserved
+from trellis.engine.errors import ConcurrencyKeyMissing, IdReserved, OptionInvalid
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -371,9 +371,13 @@ class Renewed:
     cancel: bool
 
 
+REQUEST_KEY_CHARS_MAX = MappingProxyType({"scope": 500, "key": 200, "about": 200})
+FINGERPRINT_BYTES_MAX = 64
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestKey:
-    """The idempotency key of a request that changes the ledger (see `request_keys`)."""
+    """The idempotency key of a request that changes the ledger (see `request_keys`). Raises OptionInvalid if too long."""
 
     scope: str
     key: str
@@ -386,6 +390,16 @@ class RequestKey:
     """Store the answer of a requeue also when no job was requeued. Otherwise the repeated request tries again."""
     answer: bytes | None = None
     """For a move: the answer to store with the step, when the request makes more steps after it."""
+
+    def __post_init__(self) -> None:
+        texts = {"scope": self.scope, "key": self.key, "about": self.about}
+        for name, text in texts.items():
+            if len(text) > REQUEST_KEY_CHARS_MAX[name]:
+                expected = f"at most {REQUEST_KEY_CHARS_MAX[name]} characters, not {len(text)}"
+                raise OptionInvalid(option=f"{name} of a request", value=f"{text[:40]}…", expected=expected)
+        if len(self.fingerprint) > FINGERPRINT_BYTES_MAX:
+            expected = f"at most {FINGERPRINT_BYTES_MAX} bytes"
+            raise OptionInvalid(option="fingerprint of a request", value=len(self.fingerprint), expected=expected)
 
     def part(self, name: str) -> "RequestKey":
         """The key of a further transaction of the same request."""
@@ -455,7 +469,7 @@ class CancelRequested:
 
 RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"
 """The endings of derived ids. Python and PostgreSQL interpret the pattern alike."""
-REPORT_ID_PATTERN = r"\Aalert-[0-9a-f-]{36}-(raised|resolved)-[a-z]+\Z"
+REPORT_ID_PATTERN = r"\Aalert-[0-9a-f-]{36}-(raised|resolved)-[a-z]+(-[0-9]+)?\Z"
 """The ids of jobs that report alerts (`report_job_id` in engine/alerts.py). Whoever took one would keep a report from
 being sent."""
 REPORTING_ROLE = Role.CONTROL_PLANE

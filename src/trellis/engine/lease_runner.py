@@ -6,12 +6,14 @@ renewal hangs.
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from trellis.engine.clock import Clock, within
 from trellis.engine.errors import LedgerError, LedgerUnavailable
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import (
     Actor,
     Claim,
@@ -92,6 +94,8 @@ class LeaseRunner(Generic[StepRunnerT]):
     _looking: "asyncio.Task[None] | None" = None
     _look_again: bool = False
     _fencing: "asyncio.Task[None] | None" = None
+    _is_listed: bool = False
+    """Whether the ledger lists this process among the workers."""
     _claims: Failures = field(default_factory=lambda: Failures("claims", _log))
     _renewals: Failures = field(default_factory=lambda: Failures("renewals", _log))
 
@@ -222,6 +226,16 @@ class LeaseRunner(Generic[StepRunnerT]):
         self._fence_off()
         return len(self._driving)
 
+    async def report(self, **more: bool) -> None:
+        """Tell operators that this process is there, as workers do in their heartbeats, also while it drives nothing."""
+        about = json.dumps({"version": program_version(), "drives": True, **more}).encode()
+        try:
+            await within(self.clock, self.options.heartbeat_s, self.ledger.heartbeat_worker(self.actor, about))
+        except (LedgerError, TimeoutError) as error:
+            _log.info("not_reported", error=str(error))
+        else:
+            self._is_listed = True
+
     async def _keep_fences(self) -> None:
         """Cut each drive at its fence, also while a renewal or a claim is pending.
 
@@ -257,6 +271,8 @@ class LeaseRunner(Generic[StepRunnerT]):
         for mine in driving:
             self._cut(mine)
         await asyncio.gather(*(mine.task for mine in driving), return_exceptions=True)
+        if self._is_listed:  # or it would count as a worker that died
+            await self.report(drained=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,3 +290,19 @@ class LeaseHeartbeat:
         """The heartbeat interval, also while nothing is driven. A failed heartbeat is retried soon."""
         heartbeat_s = self.holder.options.heartbeat_s
         return heartbeat_s if report or self.holder.is_idle else min(heartbeat_s, RENEW_RETRY_S_MIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessReport:
+    """Tells operators that a runner's process is there. Apart from the renewals, so that a slow report delays none."""
+
+    holder: LeaseRunner[Any]
+    name: str
+
+    async def run_once(self) -> None:
+        """Report once, for at most a heartbeat interval."""
+        await self.holder.report()
+
+    def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of a service
+        """The heartbeat interval."""
+        return self.holder.options.heartbeat_s

@@ -262,7 +262,7 @@ def _measured_call(
 
 
 def exposition(samples: Iterable[Sample]) -> bytes:
-    """The samples in Prometheus' text format. Metrics without a sample have their description only."""
+    """The samples in Prometheus' text format. A metric without a sample is left out."""
     from prometheus_client import CollectorRegistry, generate_latest  # 30 ms that no worker should pay at its start
 
     registry = CollectorRegistry(auto_describe=False)
@@ -272,7 +272,7 @@ def exposition(samples: Iterable[Sample]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Collector:
-    """Gives the library one family for each declared metric."""
+    """Gives the library one family for each metric that has a sample, in the order of declaration."""
 
     samples: tuple[Sample, ...]
 
@@ -280,7 +280,8 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         made: dict[Metric, Any] = {}
-        for metric in METRICS:
+        sampled = {sample.metric for sample in self.samples}
+        for metric in (one for one in METRICS if one in sampled):
             if metric.kind is MetricKind.COUNTER:
                 made[metric] = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
             elif metric.kind is MetricKind.GAUGE:

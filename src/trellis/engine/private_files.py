@@ -1,4 +1,4 @@
-"""File modes of what this process creates, and checks on the secret files it reads.
+"""Files that this process creates: their modes, and syncing them. Checks on the secret files that it reads.
 
 Files in a store follow the mode of the store's top folder, as in PostgreSQL's data directory: the group gets what that
 mode gives a group, others get nothing. A new top folder is its owner's alone; `chmod` and `chgrp` share it.
@@ -30,6 +30,15 @@ def share(descriptor: int, mode: int) -> None:
     """Set exactly this mode on a new file or folder shared with a group: the umask may have removed bits."""
     if mode & _GROUP:
         os.fchmod(descriptor, mode)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder to disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def open_beside(path: Path, beside: Path, flags: int) -> int:

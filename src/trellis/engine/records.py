@@ -82,6 +82,8 @@ class Job:
     """
     cancel_asked_at: datetime | None = None
     cancel_cause: str | None = None
+    cancel_due_at: datetime | None = None
+    """While a cancel request is pending: when the sweep ends the job, if its holder has not stopped by then."""
     concurrency_key: str | None = None
     correlation_id: str
     trace: str | None = None

@@ -13,7 +13,7 @@ is to be done at a moment; `trellis.worker.schedules` does it. Invariants:
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
 from itertools import islice, takewhile
@@ -91,7 +91,8 @@ class ScheduleSpec:
     misfire: Misfire = Misfire.ONCE
     overlap: Overlap = Overlap.ALLOW
     jitter_s: float = 0.0
-    """Each instant fires up to so many seconds later. The delay depends on the name and the instant alone."""
+    """Each instant fires up to so many seconds later, and before the next one. The delay depends on the name and the
+    instant alone."""
 
     @property
     def zone(self) -> tzinfo:
@@ -119,11 +120,15 @@ class ScheduleSpec:
         return cls(name=name, **policies, **values)
 
     def fires_at(self, instant: datetime) -> datetime:
-        """When this instant fires: at the instant, plus its jitter. Every process computes the same."""
+        """When this instant fires: at the instant, plus its jitter. Every process computes the same.
+
+        An instant fires before the next one, so a jitter that is longer than the time between them is cut.
+        """
         if not self.jitter_s:
             return instant
+        longest_s = min(self.jitter_s, (self.next_instant(instant) - instant).total_seconds())
         digest = hashlib.sha256(f"{self.name}:{instant_text(instant)}".encode()).digest()
-        return instant + timedelta(seconds=self.jitter_s * int.from_bytes(digest[:4]) / 2**32)
+        return instant + timedelta(seconds=longest_s * int.from_bytes(digest[:4]) / 2**32)
 
     def next_instant(self, after: datetime) -> datetime:
         return next_instant(self.cron, after, self.zone)
@@ -154,9 +159,9 @@ def checked_spec(spec: ScheduleSpec) -> ScheduleSpec:
         if not is_right:
             raise OptionInvalid(option=option, value=str(value)[:KEY_CHARS_MAX], expected=expected)
     _check_concurrency(spec)
-    made = replace(spec, cron=" ".join(spec.cron.split()), jitter_s=float(spec.jitter_s))
-    _check_text(made)
-    return made
+    normal = replace(spec, cron=" ".join(spec.cron.split()), jitter_s=float(spec.jitter_s))
+    _check_text(normal)
+    return normal
 
 
 def _check_concurrency(spec: ScheduleSpec) -> None:
@@ -217,7 +222,7 @@ class DueSchedules:
     """Schedules with something to do at `now`, the ledger's time. `next_at` is when the next of all others is due."""
 
     now: datetime
-    due: tuple[ScheduleRecord, ...] = field(default=())
+    due: tuple[ScheduleRecord, ...] = ()
     next_at: datetime | None = None
 
 
@@ -238,12 +243,12 @@ def instant_key(name: str, instant: datetime) -> str:
 
 def next_fires(record: ScheduleRecord, now: datetime, count: int) -> list[datetime]:
     """When the next instants fire, from `now` on. A paused schedule shows when it would."""
-    found: list[datetime] = []
+    instants: list[datetime] = []
     at = max(now, record.since)
     for _ in range(count):
         at = record.spec.next_instant(at)
-        found.append(record.spec.fires_at(at))
-    return found
+        instants.append(record.spec.fires_at(at))
+    return instants
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +264,16 @@ def decide(record: ScheduleRecord, now: datetime) -> InstantDecision | None:
     spec = record.spec
     open_instants = takewhile(lambda instant: instant > record.since, instants_back(spec.cron, now, spec.zone))
     due = (instant for instant in open_instants if spec.fires_at(instant) <= now)
-    newest_first = list(islice(due, CATCH_UP_MAX))
+    newest_first = list(islice(due, CATCH_UP_MAX + 1))
     if not newest_first:
         return None
     latest = newest_first[0]
     match spec.misfire:
         case Misfire.ONCE:
             return InstantDecision(latest)
+        case Misfire.ALL if len(newest_first) > CATCH_UP_MAX:
+            many = f"more than {CATCH_UP_MAX} instants were missed; this one and those before it are not made up for"
+            return InstantDecision(newest_first[-1], skipped=many)
         case Misfire.ALL:
             return InstantDecision(newest_first[-1])
         case Misfire.SKIP:

@@ -15,6 +15,10 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, FeedPage
 
+PROJECTOR = "projector"
+"""The name under which a projector follows the feed. What it publishes is sealed in the audit chain, so retention waits
+for the chain in a ledger that this name follows."""
+
 _log = log_of("trellis.subscription")
 
 

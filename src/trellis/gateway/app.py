@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version as installed_version
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,6 +14,7 @@ from trellis.app.wiring import SystemClock
 from trellis.auth.tokens import TrustedKey
 from trellis.engine.clock import Clock
 from trellis.engine.errors import NotAllowed
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import JobId
 from trellis.engine.recent_entries import LruCache
 from trellis.gateway import console, docs_page, nlm
@@ -143,7 +143,7 @@ def _routes() -> FastAPI:
     """The routes without an instance."""
     app = FastAPI(
         title="Trellis",
-        version=installed_version("trellis-engine"),
+        version=program_version(),
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,

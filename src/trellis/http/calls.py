@@ -6,6 +6,8 @@ import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -115,6 +117,14 @@ class _RequestAttempts:
     refused: GatewayRefused | None = None
 
 
+def _sent_at(headers: Mapping[str, str]) -> datetime | None:
+    """The time in the header `Date`; None without one, or if it cannot be read."""
+    try:
+        return parsedate_to_datetime(headers.get("date", "")).astimezone(UTC)
+    except ValueError:
+        return None
+
+
 def path_of(*parts: str) -> str:
     """A path on the gateway; raises OptionInvalid for a part that would lead elsewhere."""
     for part in parts:
@@ -140,6 +150,8 @@ class GatewayCalls:
         self.clock, self.options = clock, options
         self.url = str(http.base_url)
         self._has_answered = False
+        self.responded_at: datetime | None = None
+        """When the last response was sent, by the clock of the gateway; None if it did not say."""
 
     async def get(self, shape: type[ShapeT], path: str, **params: Any) -> ShapeT:
         """GET a typed value."""
@@ -202,6 +214,7 @@ class GatewayCalls:
                     raise GatewayNotThere(url=self.url, request=str(ask), reason="the connection was refused") from None
             else:
                 self._has_answered = True
+                self.responded_at = _sent_at(answer.headers)
                 if answer.status < 300 or answer.status in ask.takes:
                     return answer
                 tries.refused = _refused(ask, answer, answer.body)

@@ -9,6 +9,7 @@ import random
 import ssl
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 
 import httpx2
@@ -58,6 +59,11 @@ class GatewayClient:
         self.schedules = Schedules(calls)
         self.system = System(calls)
         self.feed = Feed(calls)
+
+    @property
+    def responded_at(self) -> datetime | None:
+        """When the gateway sent its last response, by its clock and to the second; None before that."""
+        return self._calls.responded_at
 
     def events(
         self,

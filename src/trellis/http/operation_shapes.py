@@ -90,7 +90,8 @@ class WorkerShape(pydantic.BaseModel):
 class AlertShape(pydantic.BaseModel):
     """An alert: something that needs an operator. `subject` is empty if it is about the whole instance.
 
-    `value` and `text` are as last observed; `action` is what to do first, `runbook` the page with the commands.
+    `value` and `text` are as last observed; `action` is what to do first, `runbook` the command that prints
+    the page with more.
     """
 
     id: str

@@ -98,6 +98,8 @@ class RunStatus(pydantic.BaseModel):
     already_proposed: list[AlreadyProposed] = []
     refused_actions: int = 0
     """How many calls of tools were refused to the agent's model; the file of step execute-agent says which and why."""
+    refused: list[dict[str, Any]] = []
+    """Of a run that failed: calls that were refused to its model, with `tool`, `code`, `detail`, `action`, `target`."""
 
 
 class RunDetail(RunStatus):
@@ -155,6 +157,7 @@ class RunManifest(pydantic.BaseModel):
     error: str | None
     already_proposed: list[AlreadyProposed] = []
     refused_actions: int = 0
+    refused: list[dict[str, Any]] = []
 
 
 class Stopped(pydantic.BaseModel):
@@ -475,6 +478,7 @@ class JobDocument(JobShape):
     correlation_id: str
     parent_id: str | None
     compensates: str | None
+    epoch: int | None = pydantic.Field(None, description="How often it was claimed.")
 
 
 class ArtifactShape(pydantic.BaseModel):
@@ -492,6 +496,8 @@ class JobWhole(JobDocument):
     payload: Any
     progress: Any
     result: Any
+    place: Literal["ready", "scheduled", "blocked", "held", "ended"] | None = None
+    concurrency_key: str | None = None
     artifacts: list[ArtifactShape] = pydantic.Field(default_factory=list[ArtifactShape])
     """What its handler named when it succeeded."""
     cancel_asked_by: str | None = None
@@ -500,6 +506,8 @@ class JobWhole(JobDocument):
     """When."""
     cancel_cause: str | None = None
     """Why."""
+    cancel_due_at: str | None = None
+    """While the request is pending: when the job is ended if its holder has not stopped by then."""
 
 
 class QueueJobContext(pydantic.BaseModel):

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from trellis.engine.errors import InvalidTransition, TrellisError
+from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, TrellisError
 from trellis.engine.logs import log_of
 from trellis.http_server.security_headers import SECURITY_HEADERS
 
@@ -112,6 +112,8 @@ def problem_of_error(error: TrellisError) -> Problem:
     told = error.shown if status >= HTTPStatus.INTERNAL_SERVER_ERROR else None
     status_now = error.data.get("source") if isinstance(error, InvalidTransition) else None
     extra = {} if status_now is None else {"status_now": status_now}
+    if isinstance(error, IdempotencyMismatch):
+        extra = {name: error.data[name] for name in ("key", "job_id") if name in error.data}
     return Problem(code, told or str(error), headers=headers, **extra)
 
 

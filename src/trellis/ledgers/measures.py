@@ -132,8 +132,8 @@ def _count_settled(alike: tuple[Any, ...], n: int, now: float) -> None:
 def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters
     created = Counter(
         type_label(job.type, job.lifecycle)
-        for job, made in zip(args[1], answer, strict=True)
-        if isinstance(made, Submitted) and made.created
+        for job, one in zip(args[1], answer, strict=True)
+        if isinstance(one, Submitted) and one.created
     )
     for type_, n in created.items():
         process_metrics.count(SUBMITTED, n, type_)

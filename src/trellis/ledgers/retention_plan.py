@@ -38,7 +38,7 @@ def planned_removals(
     by_state: dict[int, list[PlannedGroup]] = {}
     for group in groups:
         by_state.setdefault(group.code, []).append(group)
-    return [_planned(code, found, keep_s[code], moment) for code, found in sorted(by_state.items())]
+    return [_planned(code, of_state, keep_s[code], moment) for code, of_state in sorted(by_state.items())]
 
 
 def _planned(

@@ -134,16 +134,20 @@ FLAG_REF_CHARS_MAX = 200
 _OUTER = " \"'…"
 
 
-def verify(answer: NlmAnswer, sources: tuple[NlmSource, ...]) -> NlmAnswer:
+def verify(answer: NlmAnswer, sources: tuple[NlmSource, ...], *, unread: tuple[NlmSource, ...] = ()) -> NlmAnswer:
     """The citation check: the answer with only the citations found in its sources.
 
+    A citation of an `unread` source is dropped too; its flag says whether that source contains the text.
     `confident` stays only if nothing had to be dropped.
     """
     places = {source.ref: _SourceText(source) for source in sources}
+    others = {source.ref: _SourceText(source) for source in unread if source.ref not in places}
     kept: list[Citation] = []
     dropped: list[str] = []
     for citation in answer.citations[:CITATIONS_MAX]:
         found = _located(citation, places.get(citation.ref))
+        if found is AnswerFlag.NOT_FOUND and isinstance(_located(citation, others.get(citation.ref)), Citation):
+            found = AnswerFlag.NOT_READ
         if isinstance(found, AnswerFlag):
             dropped.append(f"{found}:{_shown(citation.ref)}")
         elif found not in kept:

@@ -7,6 +7,7 @@ longer than the limit are reduced to the passages that fit the question best, an
 
 import asyncio
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +42,8 @@ RESPONSE_BYTES_MAX = 2_000_000
 ERROR_BYTES_MAX = 20_000
 CONNECT_S = 10.0
 HEALTH_S = 5.0
+HEALTHY = (200, 404, 405, 501)
+"""Statuses of a server that would answer questions. Some have no list of models."""
 CONNECTIONS_MAX = 16
 SOURCE_CHARS_DEFAULT = 80_000
 """About 20,000 tokens of English, a run's budget for sources."""
@@ -118,10 +121,10 @@ class OpenAiProvider:
         return verify(answer, prepared.sources)
 
     async def health(self) -> ProviderHealth:
-        """Whether the server lists its models for this key."""
+        """Whether the server answers and accepts the key. It is asked for its models, a list that not every server has."""
         try:
             async with asyncio.timeout(HEALTH_S):
-                await self._send("GET", "/models", None)
+                await self._send("GET", "/models", None, accepted=HEALTHY)
         except (NlmUnavailable, NlmRefused, NlmGarbage) as error:
             return ProviderHealth(ok=False, detail=str(error))
         except TimeoutError:
@@ -170,15 +173,15 @@ class OpenAiProvider:
         }
         return body | ({"response_format": {"type": "json_object"}} if self._options.json_mode else {})
 
-    async def _send(self, method: str, path: str, content: bytes | None) -> bytes:
-        """The body of a successful response; raises NlmUnavailable, NlmRefused, NlmGarbage."""
+    async def _send(self, method: str, path: str, content: bytes | None, accepted: Collection[int] = (200,)) -> bytes:
+        """The body of a response with one of these statuses; raises NlmUnavailable, NlmRefused, NlmGarbage."""
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._options.key is not None:
             headers["Authorization"] = f"Bearer {self._options.key.get_secret_value()}"
         # `from None` below: the library's errors contain the request, and the request contains the key.
         try:
             async with self._client.stream(method, self._base_url + path, content=content, headers=headers) as response:
-                if response.status_code != 200:
+                if response.status_code not in accepted:
                     reason = self._scrubbed(_message(await _read(response, ERROR_BYTES_MAX, cut=True)))
                     after_s = retry_after_s(response.headers)
                     raise error_of(response.status_code, reason, provider=NAME, retry_after_s=after_s)

@@ -95,7 +95,7 @@ class Language(StrEnum):
 
 
 class AnswerFlag(StrEnum):
-    """Warnings about an answer. `NOT_FOUND` and `TOO_SHORT` are followed by `:` and the ref."""
+    """Warnings about an answer. `NOT_FOUND`, `NOT_READ` and `TOO_SHORT` are followed by `:` and the ref."""
 
     NO_ANSWER = "no_answer"
     """Nothing in the sources answers the question."""
@@ -103,6 +103,8 @@ class AnswerFlag(StrEnum):
     """No citation was left: nothing shows that the sources say this."""
     NOT_FOUND = "citation_not_found"
     """A citation was dropped: its source does not contain that text, or there is no such source."""
+    NOT_READ = "citation_not_read"
+    """A citation was dropped: its source contains that text, but the agent did not read the source in this run."""
     TOO_SHORT = "citation_too_short"
     """A citation was dropped: such a short text would be found anywhere."""
     CITATIONS_CUT = "citations_cut"

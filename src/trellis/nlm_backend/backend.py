@@ -14,7 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from trellis.app.fleet import gateway_address, nlm_key, object_store_url
+from trellis.app.fleet import gateway_address, object_store_url, open_settings_provider
 from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
 from trellis.artifacts.payloads import SNAPSHOT_BYTES_MAX
@@ -24,7 +24,7 @@ from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.clock import Clock
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, Actor
-from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunner, LeaseRunnerOptions
+from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunner, LeaseRunnerOptions, ProcessReport
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import RetentionOptions
@@ -34,7 +34,6 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.net.guard import GuardedClient, OutgoingPolicy
 from trellis.net.targets import read_target
-from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.nlm_backend.app import BackendServices, create_backend_app
@@ -171,6 +170,7 @@ class BackendProcess:
         return [
             self.holder,
             LeaseHeartbeat(holder=self.holder, name="nlm-heartbeat"),
+            ProcessReport(holder=self.holder, name="nlm-report"),
             self.sweeper,
             Retention(ledger=self.ledger, actor=self.sweeper.actor, options=self._retention, name="nlm-retention"),
             *([] if self.projector is None else [self.projector]),
@@ -219,13 +219,7 @@ async def open_backend(
         objects = await _open_objects(settings, ledger_url)
         if objects is not None:
             stack.push_async_callback(objects.close)
-        provider = open_provider(
-            settings.nlm,
-            clock=SystemClock(),
-            base_url=settings.nlm_base_url,
-            model=settings.nlm_model,
-            key=nlm_key(settings),
-        )
+        provider = open_settings_provider(settings, clock=SystemClock())
         stack.push_async_callback(provider.close)
         client = await stack.enter_async_context(GuardedClient(policy, tls=outgoing_tls(settings)))
         yield BackendProcess(

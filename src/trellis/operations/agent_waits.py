@@ -9,9 +9,9 @@ from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.agents.errors import AgentError
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SubscriberRecord
+from trellis.engine.subscription import PROJECTOR
 from trellis.operations.explain import JobExplanation, duration
 from trellis.runs.agent_status import FAILURES_MAX, last_act_on, last_failure
-from trellis.runs.projector import SUBSCRIBER_NAME
 from trellis.runs.waits import UpstreamWait
 
 
@@ -34,7 +34,7 @@ def wait_words(wait: UpstreamWait, now: datetime) -> str:
 
 def projector_words(followers: Iterable[SubscriberRecord], now: datetime) -> Iterator[str]:
     """Says whether a projector runs, and since when it has events to publish."""
-    seen = next((one for one in followers if one.name == SUBSCRIBER_NAME), None)
+    seen = next((one for one in followers if one.name == PROJECTOR), None)
     if seen is None:
         yield "No projector has ever been at work here: start `trellis up --roles projector`."
         return

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+from trellis.engine.alerts import REPORT_TYPE_PREFIX, AlertScope
 from trellis.engine.event_data import data_of
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter, RetentionOptions, SubscriberRecord
 from trellis.engine.service import RETENTION_DEFAULT
+from trellis.engine.subscription import PROJECTOR
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.operations.alerts import (
     AGENT_FAILING,
@@ -27,6 +29,7 @@ from trellis.operations.alerts import (
     Check,
     Checked,
     ConditionMet,
+    decides,
 )
 from trellis.operations.explain import WorkerPresence, counted, duration, worker_presence
 from trellis.operations.slo import measure_dead_rate
@@ -36,13 +39,12 @@ TYPES_MAX = 10 * SUBJECTS_MAX
 IN_A_ROW = 3
 """How many failures in a row make an alert (document 000, 5.4)."""
 STEPS_READ = 100
-"""How many steps out of each stage are searched for a row of failures."""
+"""How many steps of each type are searched for a row of failures."""
 CONTEXT, WRITE = "CONTEXT_ASSEMBLY", "ARTIFACT_WRITE"
 ERROR_EVENT = "job_retry_scheduled"
 """The event of a stage that was left with an error, or given back. Every other step out of a stage is a success."""
 CONTEXT_TIMEOUT = "CONTEXT_TIMEOUT"
 STAGING_REFUSED = "STAGING_REFUSED"
-PROJECTOR = "projector"
 LOST_S = 3_600.0
 """How long a silent worker counts as lost. After that its record only says that it was there."""
 DEAD_WINDOW_S = 3_600.0
@@ -58,6 +60,7 @@ class LedgerConditions:
     thresholds: AlertThresholds
     failing_agents: Callable[[], Awaitable[Sequence[str]]] | None = None
     retention: RetentionOptions = RETENTION_DEFAULT
+    steps_read: int = STEPS_READ
 
     def checks(self) -> tuple[Check, ...]:
         """The checks of every round, in the order in which they run."""
@@ -68,34 +71,43 @@ class LedgerConditions:
         """The checks that count what ended in a window. They cost more, and change slowly."""
         return (self.dead_jobs, self.dead_letters)
 
+    @decides(JOBS_WAIT)
     async def waiting(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
-        """Jobs that nobody claims."""
-        found = await self.ledger.waiting_types(limit=TYPES_MAX)
+        """Jobs that nobody claims. Reports of alerts are left out: an alert about them would only wait with them."""
+        types = await self.ledger.waiting_types(limit=TYPES_MAX)
         met = [
             ConditionMet(
                 subject=one.type,
                 value=one.waited_s,
                 text=f"A job of type {one.type} ({one.lifecycle}) has waited to be claimed for {duration(one.waited_s)}.",
             )
-            for one in found
-            if one.waited_s > self.thresholds.queued_s
+            for one in types
+            if one.waited_s > self.thresholds.queued_s and not one.type.startswith(REPORT_TYPE_PREFIX)
         ]
         return Checked(met={JOBS_WAIT: met})
 
+    @decides(ARTIFACT_WRITES, CONTEXT_TIMEOUTS)
     async def stages(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """Rows of failures of queue jobs, over all jobs."""
-        steps = await self.ledger.stage_steps(each=STEPS_READ)
-        writes = _row([one for one in steps if one.source == WRITE or _code(one) == STAGING_REFUSED], counts=_failed)
-        timeouts = _row(
-            [one for one in steps if one.source == CONTEXT], counts=lambda one: _code(one) == CONTEXT_TIMEOUT
-        )
+        steps = await self.ledger.stage_steps(each=self.steps_read)
+        errors = [one.ts for one in steps if one.type == ERROR_EVENT]
+        # Errors of other stages may fill what is read. What happened before the first of them is not known then.
+        known_since = min(errors) if len(errors) >= self.steps_read else None
+        writes = [one for one in steps if one.source == WRITE or _code(one) == STAGING_REFUSED]
+        contexts = [one for one in steps if one.source == CONTEXT]
+        rows = {
+            ARTIFACT_WRITES: (_row(writes, known_since, counts=_failed), "tries to write an artifact failed in a row"),
+            CONTEXT_TIMEOUTS: (
+                _row(contexts, known_since, counts=lambda one: _code(one) == CONTEXT_TIMEOUT),
+                "context assemblies in a row took too long",
+            ),
+        }
         return Checked(
-            met={
-                ARTIFACT_WRITES: _in_a_row(writes, "tries to write an artifact failed in a row"),
-                CONTEXT_TIMEOUTS: _in_a_row(timeouts, "context assemblies in a row took too long"),
-            }
+            met={name: _in_a_row(row, what) for name, (row, what) in rows.items() if row is not None},
+            unread=tuple(AlertScope(name=name) for name, (row, _) in rows.items() if row is None),
         )
 
+    @decides(PROPOSAL_WAITS)
     async def proposals(self, now: datetime) -> Checked:
         """Proposals that nobody decides."""
         where = JobFilter(lifecycle=PROPOSAL.name, state="pending")
@@ -112,6 +124,7 @@ class LedgerConditions:
         ]
         return Checked(met={PROPOSAL_WAITS: met})
 
+    @decides(WORKER_LOST)
     async def workers(self, now: datetime) -> Checked:
         """Workers that fell silent."""
         met: list[ConditionMet] = []
@@ -123,6 +136,7 @@ class LedgerConditions:
                 met.append(ConditionMet(subject=worker.name, value=silent_s, text=text))
         return Checked(met={WORKER_LOST: met})
 
+    @decides(PROJECTOR_LAG, RETENTION_HELD)
     async def followers(self, now: datetime) -> Checked:
         """Followers of the feed that do not read: the projector soon, any other once it holds retention back."""
         waited_for = [one for one in await self.ledger.followers() if one.waits]
@@ -137,6 +151,7 @@ class LedgerConditions:
             }
         )
 
+    @decides(DEAD_JOBS)
     async def dead_jobs(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """The share of queue jobs that became DEAD in the window of the objective `dead_rate`."""
         measured = await measure_dead_rate(self.ledger)
@@ -148,6 +163,7 @@ class LedgerConditions:
             met.append(ConditionMet(value=percent, text=text))
         return Checked(met={DEAD_JOBS: met})
 
+    @decides(DEAD_LETTERS)
     async def dead_letters(self, now: datetime) -> Checked:
         """The share of jobs that became dead letters in the last hour."""
         counts = await self.ledger.count_events((DEAD, *ENDS), since=now - timedelta(seconds=DEAD_WINDOW_S))
@@ -161,6 +177,7 @@ class LedgerConditions:
             met.append(ConditionMet(value=percent, text=text))
         return Checked(met={DEAD_LETTERS: met})
 
+    @decides(AGENT_FAILING)
     async def agents(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """Agents that were stopped because they kept failing."""
         assert self.failing_agents is not None, "checks() leaves this check out"
@@ -171,15 +188,22 @@ class LedgerConditions:
         return Checked(met={AGENT_FAILING: met})
 
 
-def _row(steps: Sequence[Event], *, counts: Callable[[Event], bool]) -> list[Event]:
-    """The failures that count since the last success, newest first. Other failures neither count nor end the row."""
-    found: list[Event] = []
+def _row(
+    steps: Sequence[Event], known_since: datetime | None, *, counts: Callable[[Event], bool]
+) -> list[Event] | None:
+    """The failures that count since the last success, newest first. Other failures neither count nor end the row.
+
+    None if they are fewer than a row and there may be more: `steps` has all failures after `known_since`.
+    """
+    failures: list[Event] = []
+    is_known = known_since is None
     for step in sorted(steps, key=lambda one: one.ts, reverse=True):
         if step.type != ERROR_EVENT:
+            is_known = known_since is None or step.ts > known_since
             break
         if counts(step):
-            found.append(step)
-    return found
+            failures.append(step)
+    return failures if is_known or len(failures) >= IN_A_ROW else None
 
 
 def _in_a_row(row: Sequence[Event], what: str) -> list[ConditionMet]:

@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from trellis.engine.alerts import Alert, AlertChangeKind, report_job_id
+from trellis.engine.alerts import APPRISE, WEBHOOK, Alert, AlertChangeKind, report_job_id
 from trellis.engine.clock import within
 from trellis.engine.errors import JobError, LedgerError, PermanentError, SettingsInvalid, TransientError
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.jobs import Claimed, JobId
 from trellis.engine.lease_runner import LeaseRunner, LeaseRunnerOptions
 from trellis.engine.logs import log_of
-from trellis.engine.retry_policy import AttemptFacts, ErrorPolicy, Fail, Retry, RetryPolicy, on_error
+from trellis.engine.retry_policy import AttemptFacts, ErrorPolicy, Fail, OnExhausted, Retry, RetryPolicy, on_error
 from trellis.engine.step_runner import DriveStopped, JobDrive, StepRunner
 from trellis.lifecycles import LIFECYCLES, Phase, Trigger
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -38,13 +38,12 @@ from trellis.net.targets import (
     read_target,
 )
 from trellis.operations.alerts import ALERTS
+from trellis.operations.runbooks import runbook_address
 from trellis.storage.objects.canonical_json import timestamp
 
-WEBHOOK = "trellis.alert.webhook"
-APPRISE = "trellis.alert.apprise"
-"""Job types of the reports."""
-ERRORS = ErrorPolicy(retry=RetryPolicy(base_s=5.0, factor=2.0, max_s=900.0, jitter=0.2))
-"""30 attempts (`REPORT_ATTEMPTS_MAX`) take about six hours. Then the report is a dead letter."""
+ERRORS = ErrorPolicy(retry=RetryPolicy(base_s=5.0, factor=2.0, max_s=900.0, jitter=0.2), on_exhausted=OnExhausted.FAIL)
+"""30 attempts (`REPORT_ATTEMPTS_MAX`) take about six hours. Then the report has failed. It is no dead letter, which would
+count among those of users."""
 SEND_S = 20.0
 """How long one try may take. It is shorter than the lease, so that no other process sends meanwhile."""
 EARLY_S = 5.0
@@ -111,10 +110,19 @@ class WebhookChannel:
 
 @dataclass(frozen=True, kw_only=True)
 class AppriseChannel:
-    """Sends reports with Apprise, an optional library that knows mail, chat and paging services by URL."""
+    """Sends reports to one URL of Apprise, an optional library that knows mail, chat and paging services.
 
-    urls: tuple[str, ...]
-    type: str = APPRISE
+    Each URL has reports of its own, so that one which fails repeats none to the others.
+    """
+
+    url: str
+    number: int = 1
+    """Its place among the URLs of the setting, from 1."""
+
+    @property
+    def type(self) -> str:
+        """The job type of its reports: the channel of the second URL is `trellis.alert.apprise-2`."""
+        return APPRISE if self.number == 1 else f"{APPRISE}-{self.number}"
 
     def __post_init__(self) -> None:
         """Raises ExtraMissing, and SettingsInvalid for a URL that no service fits."""
@@ -124,22 +132,24 @@ class AppriseChannel:
         with extra_needed(Extra.APPRISE, "Alerts through Apprise"):
             import apprise
         sender: Any = cast("Any", apprise).Apprise()
-        for number, url in enumerate(self.urls, start=1):
-            if not sender.add(url):
-                # The URL itself has a password or a token in it.
-                raise SettingsInvalid(source="alert_apprise", detail=f"entry {number} is no URL that Apprise knows")
+        if not sender.add(self.url):
+            # The URL itself has a password or a token in it.
+            raise SettingsInvalid(source="alert_apprise", detail=f"entry {self.number} is no URL that Apprise knows")
         return sender
 
     async def send(self, id_: str, document: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a channel
-        """Send a report to every URL. Raises TransientError if one of them did not take it."""
+        """Send a report. Raises TransientError if the service did not take it."""
         title = f"[{document['change']}] {document['name']} {document['subject']}".strip()
-        body = f"{document['text']}\n\n{document['action']} See {document['runbook']}"
+        body = f"{document['text']}\n\n{document['action']} Runbook: {document['runbook']}"
         if not await asyncio.to_thread(self._sender().notify, body=body, title=title):
-            raise TransientError("a service did not take the report; the log of Apprise says which")
+            raise TransientError(f"the service of entry {self.number} of alert_apprise did not take the report")
 
 
-def report_document(alert: Alert, kind: AlertChangeKind) -> dict[str, Any]:
-    """What is sent about a change. `sequence` rises with each change of an alert."""
+def report_document(alert: Alert, kind: AlertChangeKind, gateway: str | None = None) -> dict[str, Any]:
+    """What is sent about a change. `sequence` rises with each change of an alert.
+
+    `runbook` is an address at the gateway of this URL; without one, the command that prints the page.
+    """
     declared = ALERTS.get(alert.name)
     return {
         "id": alert.id,
@@ -154,7 +164,7 @@ def report_document(alert: Alert, kind: AlertChangeKind) -> dict[str, Any]:
         if kind is AlertChangeKind.RAISED or alert.resolved_at is None
         else timestamp(alert.resolved_at),
         "action": "" if declared is None else declared.action,
-        "runbook": "" if declared is None else declared.page,
+        "runbook": "" if declared is None else runbook_address(declared.page, gateway),
     }
 
 
@@ -164,6 +174,8 @@ class ReportDriver(StepRunner):
 
     channels: Mapping[str, ReportChannel]
     draw: Callable[[], float]
+    gateway: str | None = None
+    """The URL of the gateway whose runbooks the reports name."""
     span = "alert.report"
 
     def begin(self, claimed: Claimed) -> "_ReportDrive":
@@ -189,7 +201,8 @@ class _ReportDrive(JobDrive[None, JobError]):
             raise PermanentError("there is no such alert, or this job is not the one that reports it")
         if kind is AlertChangeKind.RESOLVED:
             await self._check_raised_is_over(report_job_id(alert_id, AlertChangeKind.RAISED, type_))
-        sending = self._driver.channels[type_].send(self._job_id, report_document(alert, kind))
+        document = report_document(alert, kind, self._driver.gateway)
+        sending = self._driver.channels[type_].send(self._job_id, document)
         try:
             await within(self._driver.clock, SEND_S, sending)
         except TimeoutError:
@@ -207,7 +220,7 @@ class _ReportDrive(JobDrive[None, JobError]):
         if before is not None and LIFECYCLES[before.lifecycle].by_name[before.state].phase is not Phase.ENDED:
             raise ReportEarly
 
-    async def complete(self, made: None) -> str | None:  # noqa: ARG002 - the shape of a drive
+    async def complete(self, result: None) -> str | None:  # noqa: ARG002 - the shape of a drive
         await self.advance(Trigger.COMPLETE, None)
         return "succeeded"
 

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
+from typing import TypeVar
 
 from trellis.engine.alerts import (
+    HOLD_S,
     SUBJECT_CHARS_MAX,
     TEXT_CHARS_MAX,
-    UNSEEN_S,
-    UNSEEN_S_MAX,
     Alert,
     AlertChange,
     AlertChangeKind,
@@ -32,8 +32,8 @@ from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.operations.runbooks import SUFFIX, runbook_command
 
-RUNBOOKS = "docs/runbooks"
 SUBJECTS_MAX = 20
 """Most subjects of one alert at a time. What exceeds it is left out until another subject is resolved."""
 COUNT_S = 60.0
@@ -58,18 +58,19 @@ class AlertDeclaration:
     action: str
     """What the operator does first."""
     runbook: str
+    """The file of docs/runbooks with the commands that help."""
 
     @property
     def page(self) -> str:
-        """The page with the commands."""
-        return f"{RUNBOOKS}/{self.runbook}"
+        """The name of its runbook, such as `jobs-wait`."""
+        return self.runbook.removesuffix(SUFFIX)
 
 
 def _declared(
     name: str, watches: str, subject: str = "", *, setting: str | None = None, action: str, runbook: str
 ) -> AlertDeclaration:
     return AlertDeclaration(
-        name=name, watches=watches, subject=subject, setting=setting, action=action, runbook=f"{runbook}.md"
+        name=name, watches=watches, subject=subject, setting=setting, action=action, runbook=f"{runbook}{SUFFIX}"
     )
 
 
@@ -96,7 +97,7 @@ ALERTS: Mapping[str, AlertDeclaration] = MappingProxyType(
                 "A job has waited to be claimed for more than five minutes.",
                 "job type",
                 setting="alert_queued_s",
-                action="Check the NLM backend, and that a worker serves the type.",
+                action="Check that a worker serves the type; for queue jobs, also the NLM backend.",
                 runbook="jobs-wait",
             ),
             _declared(
@@ -214,12 +215,26 @@ class Checked:
     met: Mapping[str, Sequence[ConditionMet]]
     subjects: tuple[str, ...] | None = None
     """The check decides only about these subjects: those of its own machine that it has looked at. None: about all."""
-    is_partial: bool = False
-    """Whether something could not be read; then nobody knows about other subjects."""
+    unread: tuple[AlertScope, ...] = ()
+    """What could not be read: nobody knows whether these conditions hold."""
 
 
 Check = Callable[[datetime], Awaitable[Checked]]
-"""Reads the conditions of some alerts at the ledger's time. A TrellisError or OSError means that they are not known."""
+"""Reads the conditions of some alerts at the ledger's time. A TrellisError or OSError means that they are not known.
+
+`decides` names those alerts.
+"""
+CheckT = TypeVar("CheckT", bound=Callable[..., Awaitable[Checked]])
+
+
+def decides(*names: str) -> Callable[[CheckT], CheckT]:
+    """Declare the alerts that a check decides about, so that they stay as they are while it fails."""
+
+    def declare(check: CheckT) -> CheckT:
+        check.alerts = names  # pyright: ignore[reportFunctionMemberAccess]
+        return check
+
+    return declare
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,30 +276,30 @@ class AlertEvaluator:
         began, read_at = await self.ledger.alert_mark(), await self.ledger.now()
         scopes: list[AlertScope] = []
         observed: list[AlertObservation] = []
-        is_whole = True
+        unread: list[AlertScope] = []
         now = self.clock.monotonic()
         is_counting = now - self._counted_at >= COUNT_S
         for check in (*self.checks, *(self.counts if is_counting else ())):
-            if (checked := await self._checked(check, read_at)) is None:
-                is_whole = False
-                continue
-            is_whole = is_whole and not checked.is_partial
+            checked = await self._checked(check, read_at)
+            unread += checked.unread
             subjects = (None,) if checked.subjects is None else checked.subjects
             for name, met in checked.met.items():
                 scopes += [AlertScope(name=name, subject=one and one[:SUBJECT_CHARS_MAX]) for one in subjects]
                 observed += [self._observation(name, one) for one in await self._first(name, met, began)]
         self._counted_at = now if is_counting else self._counted_at
-        if not observed and not began.has_open and now - self._tidied_at < TIDY_S:
+        has_to_report = began.has_unreported and bool(self.options.report_types)
+        if not (observed or began.has_open or has_to_report) and now - self._tidied_at < TIDY_S:
             return AlertReport()
-        made = AlertRound(
+        round_ = AlertRound(
             mark=began.mark,
             scopes=tuple(scopes),
             observed=tuple(observed),
             report_types=self.options.report_types,
             keep_s=self.options.keep_s,
-            unseen_s=UNSEEN_S if is_whole else UNSEEN_S_MAX,
+            unread=tuple(unread),
+            hold_s=max(HOLD_S, 3 * self.options.interval_s),
         )
-        changes = await self.ledger.observe_alerts(self.actor, made)
+        changes = await self.ledger.observe_alerts(self.actor, round_)
         self._tidied_at = now
         for change in changes:
             _log_change(change)
@@ -294,13 +309,14 @@ class AlertEvaluator:
         """The fixed interval."""
         return self.options.interval_s
 
-    async def _checked(self, check: Check, now: datetime) -> Checked | None:
-        """What a check found; None if the conditions could not be read."""
+    async def _checked(self, check: Check, now: datetime) -> Checked:
+        """What a check read. If it fails, none of the alerts that it decides about is known."""
         try:
             return await check(now)
         except (TrellisError, OSError) as error:
             _log.warning("condition_unknown", check=getattr(check, "__name__", "check"), error=str(error))
-            return None
+            names: tuple[str, ...] = getattr(check, "alerts", ())
+            return Checked(met={}, unread=tuple(AlertScope(name=name) for name in names))
 
     async def _first(self, name: str, met: Sequence[ConditionMet], began: AlertMark) -> Sequence[ConditionMet]:
         """At most SUBJECTS_MAX subjects. Those with an open alert come first: what still holds is not resolved."""
@@ -324,7 +340,9 @@ def _log_change(change: AlertChange) -> None:
     alert, declared = change.alert, ALERTS[change.alert.name]
     about = {"alert": alert.name, "subject": alert.subject, "alert_id": alert.id}
     if change.kind is AlertChangeKind.RAISED:
-        _log.warning("alert_raised", **about, text=alert.text, remedy=declared.action, runbook=declared.page)
+        _log.warning(
+            "alert_raised", **about, text=alert.text, remedy=declared.action, runbook=runbook_command(declared.page)
+        )
     else:
         _log.info("alert_resolved", **about)
 

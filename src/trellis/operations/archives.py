@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from trellis.engine.errors import TrellisError
-from trellis.engine.private_files import PRIVATE_FILE, PRIVATE_FOLDER
+from trellis.engine.private_files import PRIVATE_FILE, PRIVATE_FOLDER, sync_folder
 
 MANIFEST = "manifest.jsonl"
 SEAL = "seal.json"
@@ -120,11 +120,7 @@ class ArchiveWriter:
             if self.path.exists():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path)) from None
             self._scratch.rename(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
         return ArchiveReport(files=self.files, bytes=self.bytes, digest=digest)
 
     def close(self) -> None:
@@ -170,20 +166,19 @@ class ArchiveReader:
                 tar = tarfile.TarFile(fileobj=file, mode="r")
             except (tarfile.TarError, EOFError) as error:
                 raise self._damaged("its beginning", "it is no tar file, or an empty one") from error
-            report, manifest = self._read_files(tar, lines)
+            report = self._read_files(tar, lines)
             seal = self._next(tar)
             if seal is None or seal.name != SEAL or seal.size > SEAL_BYTES_MAX:
                 raise self._damaged("its end", "the seal is missing: the archive was cut or added to")
-            self._check_seal(tar, seal, manifest)
+            self._check_seal(tar, seal, report.digest)
             self._check_end(file, seal)
         return report
 
-    def _read_files(self, tar: tarfile.TarFile, lines: IO[bytes]) -> tuple[ArchiveReport, str]:
+    def _read_files(self, tar: tarfile.TarFile, lines: IO[bytes]) -> ArchiveReport:
         files = size = 0
         while (member := self._next(tar)) is not None:
             if member.name == MANIFEST:
-                digest = self._check_manifest(tar, member, lines)
-                return ArchiveReport(files=files, bytes=size, digest=digest), digest
+                return ArchiveReport(files=files, bytes=size, digest=self._check_manifest(tar, member, lines))
             try:
                 place = self.place_of(_checked_name(member))
             except ValueError as error:
@@ -228,6 +223,7 @@ class ArchiveReader:
             raise self._damaged(member.name, f"{left} of its {member.size} bytes are missing")
 
     def _check_manifest(self, tar: tarfile.TarFile, member: tarfile.TarInfo, lines: IO[bytes]) -> str:
+        """Compare the manifest with the lines of the files that were read. Returns its SHA-256."""
         lines.seek(0)
         content = tar.extractfile(member)
         digest = hashlib.sha256()
@@ -236,9 +232,9 @@ class ArchiveReader:
                 recorded = content.readline()
             except (tarfile.TarError, OSError) as error:
                 raise self._damaged(MANIFEST, str(error)) from error
-            found = lines.readline()
-            if recorded != found:
-                raise self._damaged(*_difference(recorded, found))
+            line = lines.readline()
+            if recorded != line:
+                raise self._damaged(*_difference(recorded, line))
             if not recorded:
                 break
             digest.update(recorded)
@@ -282,10 +278,10 @@ def _checked_name(member: tarfile.TarInfo) -> str:
     return member.name
 
 
-def _difference(recorded: bytes, found: bytes) -> tuple[str, str]:
+def _difference(recorded: bytes, stored: bytes) -> tuple[str, str]:
     """The file in which manifest and archive differ, and how."""
     try:
-        known, seen = (str(json.loads(line)["path"]) if line else None for line in (recorded, found))
+        known, seen = (str(json.loads(line)["path"]) if line else None for line in (recorded, stored))
     except (ValueError, KeyError, TypeError):
         return MANIFEST, "a line of it cannot be read"
     if known is None:
@@ -310,7 +306,7 @@ def _written(place: Path | None) -> Generator[IO[bytes] | None]:
 def is_empty(path: Path) -> bool:
     """Whether nothing is at this path but perhaps an empty folder."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return True
-    return stat.S_ISDIR(found.st_mode) and not any(path.iterdir())
+    return stat.S_ISDIR(status.st_mode) and not any(path.iterdir())

@@ -24,6 +24,7 @@ from pathlib import Path
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import Refused, TrellisError
 from trellis.engine.jobs import Actor
+from trellis.engine.private_files import sync_folder
 from trellis.engine.verify import VerifyReport, verify
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S
@@ -220,8 +221,8 @@ def _scratch_beside(cleanup: contextlib.ExitStack, path: Path) -> Path:
         number = left.name.removeprefix(SCRATCH).partition("-")[0]
         if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
             shutil.rmtree(left, ignore_errors=True)
-    made = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=path.parent)
-    return Path(cleanup.enter_context(made))
+    scratch = tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=path.parent)
+    return Path(cleanup.enter_context(scratch))
 
 
 async def check_backup(file: Path, *, digest: str | None, on_progress: Progress) -> RestoreReport:
@@ -256,8 +257,8 @@ async def restore_backup(
     beside = [path.with_name(path.name + end) for path in (places.ledger, places.nlm_ledger) for end in SQLITE_SUFFIXES]
     for path in (places.objects, places.memory, *beside):
         if not is_empty(path):
-            reason = f"{path} exists already; restore into an empty folder, or move it away first"
-            raise BackupRefused(file=file, done="restored", reason=reason)
+            why = f"{path} exists already; restore into an empty folder, or move it away first"
+            raise BackupRefused(file=file, done="restored", reason=why)
     with contextlib.ExitStack() as cleanup, _reported(file, "restored"):
         scratch: dict[str, Path] = {}
         for name, path in places.parts.items():
@@ -273,11 +274,17 @@ async def restore_backup(
         report = _checked(file, archive, about, digest)
         for folder in MEMORY_FOLDERS if scratch[MEMORY].exists() else ():
             (scratch[MEMORY] / folder).mkdir(0o700, parents=True, exist_ok=True)
-        found = await _check_ledgers(file, scratch, actor, reason, report, on_progress, strict=not accept_violations)
+        verification = await _check_ledgers(
+            file, scratch, actor, reason, report, on_progress, strict=not accept_violations
+        )
         await asyncio.to_thread(os.sync)
         _put_in_place(places, scratch)
     return RestoreReport(
-        **asdict(archive), taken_at=report.taken_at, jobs=found.jobs, events=found.events, violations=found.found
+        **asdict(archive),
+        taken_at=report.taken_at,
+        jobs=verification.jobs,
+        events=verification.events,
+        violations=verification.found,
     )
 
 
@@ -297,12 +304,12 @@ def _checked(file: Path, report: ArchiveReport, about: Path, digest: str | None)
     if digest is not None and digest.lower() != report.digest:
         raise BackupDamaged(file=file, place="its digest", reason=f"it is {report.digest}, not {digest}")
     try:
-        found = json.loads(about.read_bytes())
-        taken_at = datetime.fromisoformat(found["taken_at"])
+        contents = json.loads(about.read_bytes())
+        taken_at = datetime.fromisoformat(contents["taken_at"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackupDamaged(file=file, place=ABOUT, reason="it is missing or cannot be read") from error
-    if found.get("format") != FORMAT:
-        reason = f"it has format {found.get('format')}, and this version reads format {FORMAT}"
+    if contents.get("format") != FORMAT:
+        reason = f"it has format {contents.get('format')}, and this version reads format {FORMAT}"
         raise BackupRefused(file=file, done="read", reason=reason)
     return RestoreReport(**asdict(report), taken_at=taken_at)
 
@@ -325,9 +332,9 @@ async def _check_ledgers(
         raise BackupDamaged(file=file, place=LEDGER, reason="it is missing")
     ledger = await open_ledger(f"sqlite:///{scratch[LEDGER]}")
     try:
-        found = await verify(ledger, on_progress=lambda far: on_progress("jobs checked", far.jobs))
-        if strict and not found.ok:
-            first = found.violations[0]
+        verification = await verify(ledger, on_progress=lambda far: on_progress("jobs checked", far.jobs))
+        if strict and not verification.ok:
+            first = verification.violations[0]
             why = (
                 f"the archive is whole, but job {first.job_id} broke a rule when it was saved ({first.detail}); "
                 "--accept-violations restores it as it was"
@@ -337,7 +344,7 @@ async def _check_ledgers(
         await ledger.record_act(actor, NewAct(event=RESTORED, subject=SUBJECT, cause=reason, facts=facts))
     finally:
         await ledger.close()
-    return found
+    return verification
 
 
 def _put_in_place(places: InstancePlaces, scratch: dict[str, Path]) -> None:
@@ -348,12 +355,4 @@ def _put_in_place(places: InstancePlaces, scratch: dict[str, Path]) -> None:
         if path.is_dir():
             path.rmdir()
         scratch[name].rename(path)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(path.parent)

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from trellis.engine import metrics as m
+from trellis.engine.alerts import REPORT_TYPE_PREFIX
 from trellis.engine.metrics import Metric, MetricKind
 
 RATE = "$__rate_interval"
@@ -88,7 +89,7 @@ class AlertingRule:
 RULES: tuple[AlertingRule, ...] = (
     AlertingRule(
         name="TrellisJobsWait",
-        expr=f"max by (type, lifecycle) ({m.AGE.sample}) > 300",
+        expr=f'max by (type, lifecycle) ({m.AGE.sample}{{type!~"{REPORT_TYPE_PREFIX}.+"}}) > 300',
         for_="1m",
         severity="warning",
         summary="A job of type {{ $labels.type }} has been ready for over 5 minutes",
@@ -168,9 +169,9 @@ def alerting_rules(runbooks: str = DOCS) -> dict[str, Any]:
     return {"groups": [{"name": "trellis", "rules": rules}]}
 
 
-RELATIVE_RUNBOOKS = f"""\
-# Made by `trellis metrics --rules`. Each runbook_url is a path in a checkout of Trellis. Write it with the address where
-# your people read these pages instead: `trellis metrics --rules --runbooks https://wiki.example/trellis/{DOCS}`.
+RELATIVE_RUNBOOKS = """\
+# Made by `trellis metrics --rules`. Each runbook_url is a path in a checkout of Trellis. A gateway serves
+# these pages, too: `trellis metrics --rules --runbooks https://gateway.example/runbooks` writes their whole addresses.
 """
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from trellis.engine.alerts import REPORT_TYPE_PREFIX, WEBHOOK
 from trellis.engine.records import Finding, FindingSeverity, Job, JobPlace, QueueDepth, SubscriberRecord, WorkerRecord
 from trellis.engine.service import RETENTION_DEFAULT
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
@@ -11,11 +12,14 @@ from trellis.lifecycles.run import RUN
 from trellis.operations.explain import (
     SERVICE_SLOW_S,
     WORKER_SILENT_S,
+    WorkerPresence,
     counted,
     duration,
     is_alive,
     served_types,
     waits_for,
+    worker_info,
+    worker_presence,
 )
 
 PYTHON_NEEDED = (3, 11)
@@ -28,6 +32,8 @@ GIB = 1024**3
 DISK_BYTES_WARN, DISK_BYTES_ERROR = GIB, GIB // 10
 QUEUE_STATES = ("PENDING", "QUEUED", "RETRY_BACKOFF", "FAILED", "DEAD")
 """States of queue jobs that wait or have failed."""
+NAMES_SHOWN_MAX = 3
+STORE_REMEDY = "let this user write there, or correct TRELLIS_OBJECTS and its credentials: until then runs wait"
 _IN_TROUBLE = ("FAILED", "DEAD")
 
 
@@ -63,8 +69,39 @@ def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord],
     ready = [queue for queue in queues if queue.ready and not queue.paused and _is_for_workers(queue)]
     found += [_unserved(queue) for queue in ready if queue.type not in served]
     found += [_paused(queue) for queue in queues if queue.paused]
+    found += [_unsent(queue) for queue in queues if queue.type.startswith(REPORT_TYPE_PREFIX) and _waits_long(queue)]
     found += [_slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN]
     return found
+
+
+def version_findings(workers: Sequence[WorkerRecord], own: str, now: datetime) -> list[Finding]:
+    """Compares the versions that living processes report with this program's.
+
+    Programs that are older than the report of versions, and workers of other makes, are left out.
+    """
+    reported = {
+        worker.name: str(worker_info(worker)["version"])
+        for worker in workers
+        if worker_presence(worker, now) is WorkerPresence.ALIVE and "version" in worker_info(worker)
+    }
+    others = sorted(f"{name} ({found})" for name, found in reported.items() if found != own)
+    if not others:
+        return [_ok("versions", f"this program is {own}, and so is every living process that reports its version")]
+    named = ", ".join(others[:NAMES_SHOWN_MAX]) + (" and others" if len(others) > NAMES_SHOWN_MAX else "")
+    return [
+        _warning(
+            "versions",
+            detail=f"this program is {own}, but {'one living process is' if len(others) == 1 else f'{len(others)} living processes are'} not: {named}",
+            remedy="finish the upgrade: start this version there too, then stop the other processes with SIGTERM",
+        )
+    ]
+
+
+def store_finding(url: str, problem: str | None) -> Finding:
+    """Reports whether the object store takes a small object, returns it, and removes it."""
+    if problem is None:
+        return _ok("object store", f"{url}: a small object was written, read and removed")
+    return error_finding("object store", f"{url}: {problem}", STORE_REMEDY)
 
 
 def driving_findings(
@@ -221,8 +258,21 @@ def _is_for_workers(queue: QueueDepth) -> bool:
 
 def _waits_for_service(queue: QueueDepth) -> bool:
     """Whether a job that a service of `trellis up` claims has been ready for long."""
-    is_driven = queue.lifecycle in {RUN.name, QUEUE_JOB.name}
-    return is_driven and bool(queue.ready) and not queue.paused and (queue.oldest_ready_s or 0.0) > READY_S_WARN
+    return queue.lifecycle in {RUN.name, QUEUE_JOB.name} and _waits_long(queue)
+
+
+def _waits_long(queue: QueueDepth) -> bool:
+    return bool(queue.ready) and not queue.paused and (queue.oldest_ready_s or 0.0) > READY_S_WARN
+
+
+def _unsent(queue: QueueDepth) -> Finding:
+    """Reports of alerts that nobody sends."""
+    setting = "TRELLIS_ALERT_WEBHOOK" if queue.type == WEBHOOK else "TRELLIS_ALERT_APPRISE"
+    return _warning(
+        f"type {queue.type}",
+        detail=f"{counted(queue.ready, 'report')} of alerts not sent, the oldest for {duration(queue.oldest_ready_s or 0)}",
+        remedy=f"start `trellis up`, or its role alerts, with {setting}",
+    )
 
 
 def _unserved(queue: QueueDepth) -> Finding:

@@ -13,6 +13,7 @@ from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Progress, Role, State, Transition, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
 
 # Jobs on a topic: which worker has the job, what it waits for, and what the safety kernel decided.
 
@@ -242,8 +243,8 @@ def worker_presence(worker: WorkerRecord, now: datetime) -> WorkerPresence:
 
 
 def is_alive(worker: WorkerRecord, now: datetime) -> bool:
-    """Whether a worker sent a heartbeat lately and has not drained."""
-    return worker_presence(worker, now) is WorkerPresence.ALIVE
+    """Whether a worker of jobs sent a heartbeat lately and has not drained. Orchestrators are no such workers."""
+    return worker_presence(worker, now) is WorkerPresence.ALIVE and not worker_info(worker).get("drives")
 
 
 def runs_alone(worker: WorkerRecord) -> str | None:
@@ -423,15 +424,19 @@ def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) ->
     if job.place is JobPlace.SCHEDULED and job.due_at is None:
         yield from _why_not_moved(job, around.now)
     if job.cancel_requested:
-        why = f" ({job.cancel_cause.rstrip('.')})" if job.cancel_cause else ""
-        yield f"{job.cancel_asked_by or 'Somebody'} asked it to stop{why}: its holder learns that with the next heartbeat."
+        yield f"{_cancel_request(job, around.now)}: its holder learns that with the next heartbeat."
     elif job.cancel_asked_by is not None:
-        why = f" ({job.cancel_cause.rstrip('.')})" if job.cancel_cause else ""
-        when = f", {_ago(job.cancel_asked_at, around.now)}" if job.cancel_asked_at else ""
-        yield f"{job.cancel_asked_by} asked it to stop{when}{why}: it ended before its handler noticed."
+        yield f"{_cancel_request(job, around.now)}: it ended before its handler noticed."
     if job.deaths and state.phase is not Phase.ENDED:
         alone = ", so it runs alone: its worker does nothing else meanwhile" if job.runs_alone else ""
         yield f"{counted(job.deaths, 'worker')} died while running it{alone}."
+
+
+def _cancel_request(job: Job, now: datetime) -> str:
+    """Says who asked the job to stop, when and why, as the beginning of a sentence."""
+    why = f" ({job.cancel_cause.rstrip('.')})" if job.cancel_cause else ""
+    when = f", {_ago(job.cancel_asked_at, now)}" if job.cancel_asked_at else ""
+    return f"{job.cancel_asked_by or 'Somebody'} asked it to stop{when}{why}"
 
 
 def _last_step(event: Event, now: datetime) -> str:
@@ -568,6 +573,11 @@ def _while_held(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> 
     if done is not None:
         yield f"When its holder is done it goes to {done.target}."
     left = job.attempt + 1 < job.max_attempts
+    cancel = lifecycle.pull(state.name, Trigger.CANCEL)
+    if job.cancel_requested and cancel is not None:
+        yield f"It is not retried: an error, or the death of its holder, makes it {cancel.target}."
+        yield from _after_cancel_request(job, cancel.target, now)
+        return
     error = lifecycle.pull(state.name, state.on_error) if state.on_error else None
     if error is not None and error.trigger == Trigger.FAIL:
         yield f"An error that its holder does not retry makes it {error.target}."
@@ -576,9 +586,18 @@ def _while_held(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> 
     elif error is not None:
         yield "This is its last attempt: an error ends it."
     yield _if_lost(job, lifecycle, state, left=left, now=now)
-    if job.cancel_requested:
-        cancel = lifecycle.pull(state.name, Trigger.CANCEL)
-        yield f"If its holder does not stop in time, the sweep makes it {cancel.target if cancel else 'stop'}."
+
+
+def _after_cancel_request(job: Job, target: str, now: datetime) -> Iterator[str]:
+    if job.lifecycle == LEASED_JOB.name:
+        yield f"If its handler reads `ctx.cancelled` and returns, it is {target}; a handler that never reads it goes on."
+        yield "If that one returns before the grace period is over, the job ends as the handler ends it."
+    else:
+        yield f"If its holder stops, it is {target}."
+    yield (
+        f"When the grace period is over{_until(job.cancel_due_at, now)}, the sweep makes it {target}; whatever its holder"
+        " does after that is refused."
+    )
 
 
 def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: datetime) -> str:
@@ -606,9 +625,7 @@ def _you_can(
     if last is not None and (artifact := _artifact(lifecycle, last)):
         yield f"trellis artifacts show {artifact}\tread its result"
     if lifecycle.pull(state.name, Trigger.CANCEL):
-        yield f"trellis job cancel {job.job_id}\tend it" + (
-            " (--hard: at once)" if job.place is JobPlace.LEASED else ""
-        )
+        yield _cancel_command(job)
     if lifecycle.pull(state.name, Trigger.REQUEUE):
         yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
     if around.queue is not None and around.queue.paused:
@@ -620,6 +637,12 @@ def _you_can(
     elif job.place is JobPlace.READY and not _serving(job, around):
         yield "trellis worker MODULE:APP\tstart a worker that serves its type"
     yield f"trellis events {job.job_id}\tsee every step"
+
+
+def _cancel_command(job: Job) -> str:
+    if job.cancel_requested:
+        return f"trellis job cancel {job.job_id} --hard\tend it now, without its holder; what that returns is refused"
+    return f"trellis job cancel {job.job_id}\tend it" + (" (--hard: at once)" if job.place is JobPlace.LEASED else "")
 
 
 def _artifact(lifecycle: Lifecycle, last: Event) -> str | None:

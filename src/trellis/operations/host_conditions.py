@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from trellis.engine.alerts import SUBJECT_CHARS_MAX, AlertScope
 from trellis.engine.errors import TrellisError
 from trellis.engine.logs import log_of
-from trellis.operations.alerts import DISK_LOW, EXPIRY, AlertThresholds, Check, Checked, ConditionMet
+from trellis.operations.alerts import DISK_LOW, EXPIRY, AlertThresholds, Check, Checked, ConditionMet, decides
 from trellis.operations.explain import duration
 
 DAY_S = 24 * 3600.0
@@ -52,6 +53,7 @@ class HostConditions:
     def _prefix(self) -> str:
         return f"{self.node}:"
 
+    @decides(DISK_LOW)
     async def disks(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
         """Disks with too little room."""
         return await asyncio.to_thread(self._low_disks)
@@ -64,20 +66,22 @@ class HostConditions:
             if percent < self.thresholds.disk_percent:
                 text = f"The disk of {folder} on {self.node} has {free / GIB:.1f} GiB left, {percent:.1f} % of it."
                 met.append(ConditionMet(subject=f"{self._prefix}{folder}", value=percent, text=text))
-        return self._checked(DISK_LOW, met, free_of, is_partial=len(free_of) < len(set(self.folders)))
+        return self._checked(DISK_LOW, met, free_of, {str(folder) for folder in self.folders} - {*free_of})
 
     def _free(self, folder: Path) -> tuple[int, int]:
         total, _, free = self.usage(_existing(folder))
         return total, free
 
-    def _checked(self, name: str, met: list[ConditionMet], looked_at: Iterable[str], *, is_partial: bool) -> Checked:
+    def _checked(self, name: str, met: list[ConditionMet], looked_at: Iterable[str], unread: Iterable[str]) -> Checked:
         """What a check read. Another process of this machine may look at other folders and settings."""
         subjects = tuple(f"{self._prefix}{one}" for one in looked_at)
-        return Checked(met={name: met}, subjects=subjects, is_partial=is_partial)
+        missing = tuple(AlertScope(name=name, subject=f"{self._prefix}{one}"[:SUBJECT_CHARS_MAX]) for one in unread)
+        return Checked(met={name: met}, subjects=subjects, unread=missing)
 
+    @decides(EXPIRY)
     async def ends(self, now: datetime) -> Checked:
         """Certificates and tokens that end soon, or have ended."""
-        ends, is_partial = await asyncio.to_thread(self._ends)
+        ends, unread = await asyncio.to_thread(self._ends)
         met: list[ConditionMet] = []
         for setting, end in ends.items():
             if end is None:
@@ -87,26 +91,26 @@ class HostConditions:
                 when = f"ends in {duration(left_s)}" if left_s > 0 else f"ended {duration(left_s)} ago"
                 text = f"What TRELLIS_{setting.upper()} names on {self.node} {when}."
                 met.append(ConditionMet(subject=f"{self._prefix}{setting}", value=left_s / DAY_S, text=text))
-        return self._checked(EXPIRY, met, ends, is_partial=is_partial)
+        return self._checked(EXPIRY, met, ends, unread)
 
-    def _ends(self) -> tuple[dict[str, datetime | None], bool]:
-        """When what each setting names ends; and whether something could not be read."""
+    def _ends(self) -> tuple[dict[str, datetime | None], set[str]]:
+        """When what each setting names ends; and the settings of which that could not be read."""
         files = self.certificates or {}
         ends = _each(EXPIRY, {setting: partial(_certificate_end, setting, path) for setting, path in files.items()})
         tokens = _each(EXPIRY, {"token": self.token})
-        is_partial = len(ends) < len(files) or not tokens
-        return ends | {name: _token_end(token) for name, token in tokens.items() if token is not None}, is_partial
+        unread = {*files, "token"} - {*ends, *tokens}
+        return ends | {name: _token_end(token) for name, token in tokens.items() if token is not None}, unread
 
 
 def _each(alert: str, reads: Mapping[str, Callable[[], ReadT]]) -> dict[str, ReadT]:
     """What each read gives, without those that fail: one missing file must not hide the others."""
-    made: dict[str, ReadT] = {}
+    values: dict[str, ReadT] = {}
     for name, read in reads.items():
         try:
-            made[name] = read()
+            values[name] = read()
         except (OSError, TrellisError) as error:
             _log.warning("condition_unknown", alert=alert, subject=name, error=str(error))
-    return made
+    return values
 
 
 def _existing(folder: Path) -> Path:
@@ -123,10 +127,10 @@ def _certificate_end(setting: str, path: Path) -> datetime | None:
     from cryptography import x509  # slow to import, and few instances name a certificate
 
     try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
+        certificates = x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError:
         return None
-    ends = [one.not_valid_after_utc for one in found]
+    ends = [one.not_valid_after_utc for one in certificates]
     return max(ends) if setting.endswith(AUTHORITIES) else ends[0]
 
 

@@ -39,6 +39,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "correlation_id": job.correlation_id,
         "parent_id": job.parent_id,
         "compensates": job.compensates,
+        "epoch": job.epoch,
     }
 
 
@@ -49,9 +50,12 @@ def whole_document(job: Job, result: bytes | None) -> dict[str, Any]:
         "payload": json_value(job.payload),
         "progress": json_value(job.progress),
         "result": json_value(result),
+        "place": job.place.value,
+        "concurrency_key": job.concurrency_key,
         "cancel_asked_by": job.cancel_asked_by,
         "cancel_asked_at": None if job.cancel_asked_at is None else timestamp(job.cancel_asked_at),
         "cancel_cause": job.cancel_cause,
+        "cancel_due_at": None if job.cancel_due_at is None else timestamp(job.cancel_due_at),
     }
 
 

@@ -131,6 +131,11 @@ class SloMeasurement:
     """Whether the window has more samples than one measurement looks at; then these are the newest."""
 
 
+def window_text(window_s: float) -> str:
+    """A window as the documentation writes it: a day is 24 h, a week 7 d."""
+    return f"{window_s / 3600:g} h" if window_s <= DAY_S else f"{window_s / DAY_S:g} d"
+
+
 def measure_rate(objective: Objective, *, good: int, bad: int) -> SloMeasurement:
     """The share of good samples if the value must be above the target, else the share of bad ones."""
     samples = good + bad
@@ -218,11 +223,11 @@ async def measure_completion_rate(ledger: Ledger) -> SloMeasurement:
 
 async def _failed(ledger: Ledger, lifecycle: str, type_: str, since: datetime) -> int:
     """How many failed without having been cancelled. Beyond the newest RUNS_MAX, all count as failed."""
-    found = await ledger.sample_events(lifecycle, [type_], since=since, limit=RUNS_MAX)
+    failures = await ledger.sample_events(lifecycle, [type_], since=since, limit=RUNS_MAX)
     is_cancel = run_documents.was_cancelled if lifecycle == RUN.name else queue_job.is_cancel
-    cancelled = sum(map(is_cancel, found))
-    if len(found) < RUNS_MAX:
-        return len(found) - cancelled
+    cancelled = sum(map(is_cancel, failures))
+    if len(failures) < RUNS_MAX:
+        return len(failures) - cancelled
     return (await ledger.count_events([type_], since=since, lifecycle=lifecycle))[type_] - cancelled
 
 

@@ -1,47 +1,65 @@
-"""Event triggers: runs of the agents whose files name an event in `triggers.events` (RUN-9, D24).
+"""Event triggers: runs of the agents whose files name an event in `triggers.events` (RUN-9, D24, D71).
 
 A subscriber of the feed begins them, one process at a time. Invariants:
 
 - An event begins one run of each agent that names it. The run has the idempotency key `event:{event id}:{agent}`, in a
   scope that no caller can use.
-- A chain of runs that begin each other through events ends: each run carries its depth, at most CHAIN_MAX, and a run
-  that an event began never begins another run of the same agent.
+- An agent is never begun by what its own runs caused. Each run that an event began carries the agents of the runs that
+  led to it and their number (`runs/trigger_chain.py`), so a chain of runs that begin each other ends.
 - An event that begins no run of an agent that names it leaves the administrative act `trigger.skipped` with the reason.
 - Events from before the first subscription begin nothing.
+- Events of jobs and runs are read from the feed only while an agent names such an event.
 """
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from trellis.agents.catalog import Catalog
-from trellis.agents.definition import AgentDefinition, TriggerEvent
+from trellis.agents.definition import AgentDefinition, EventTrigger, TriggerEvent
 from trellis.agents.errors import AgentError
 from trellis.documents.errors import RunError
 from trellis.documents.run_documents import RunRequest
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import InputError
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import CORRELATION_PATTERN
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event, Job, JobFilter
+from trellis.engine.records import Event, Job
 from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions
+from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.inbox_entry import INBOX_ENTRY
+from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.proposal import PROPOSAL
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs.orchestration import EVENT_KEY, OrchestrationLayer, TriggerKind
+from trellis.runs.trigger_chain import TriggerOrigin, entry_of, origin_of
+from trellis.storage.objects.canonical_json import sha256
 
 SUBSCRIBER_NAME = "event-triggers"
-CHAIN_MAX = 5
-"""The most runs that may begin each other through events."""
 SKIPPED = "trigger.skipped"
 TRIGGER_OF_EVENT = MappingProxyType(
-    {"inbox.received": TriggerEvent.INBOX_ITEM_CREATED, "proposal.applied": TriggerEvent.PROPOSAL_APPLIED}
+    {
+        "inbox.received": TriggerEvent.INBOX_ITEM_CREATED,
+        "proposal.applied": TriggerEvent.PROPOSAL_APPLIED,
+        "run.completed": TriggerEvent.RUN_COMPLETED,
+        "run.failed": TriggerEvent.RUN_FAILED,
+    }
 )
-"""The word in an agent's file, by the type of the ledger's event."""
-CHAIN_RUNS_MAX = 100
-"""The most runs of one correlation id that are looked at to find the depth of a chain."""
+"""The word in an agent's file, by the type of the ledger's event. Ends of jobs have several types (`_is_job_end`)."""
+JOB_LIFECYCLES = frozenset({LEASED_JOB.name, QUEUE_JOB.name})
+"""The lifecycles of the jobs whose end is `job.ended`."""
+ALWAYS_READ = frozenset({INBOX_ENTRY.name, PROPOSAL.name})
+READ_WHEN_NAMED = MappingProxyType(
+    {
+        TriggerEvent.JOB_ENDED: JOB_LIFECYCLES,
+        TriggerEvent.RUN_COMPLETED: frozenset({RUN.name}),
+        TriggerEvent.RUN_FAILED: frozenset({RUN.name}),
+    }
+)
+"""The lifecycles that are read from the feed while an agent names the event."""
 
 _log = log_of("trellis.event_triggers")
 
@@ -53,6 +71,8 @@ class EventTriggerOptions(SubscriptionOptions):
     batch: int = 100
     lease_s: float = 15.0
     poll_s: float = 0.5
+    agents_s: float = 30.0
+    """Longest time until the first `job.ended`, `run.completed` or `run.failed` of an agent's file is noticed."""
     standby_tries: int = 3
 
 
@@ -64,12 +84,29 @@ class EventTriggerReport(FeedReport):
     skipped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """The run that an event comes from, as far as it matters for a chain: its agent and its depth."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Occurrence:
+    """An event of the feed that agents may name: what they call it, what it is about, and that job as it is now."""
 
-    agent: str | None = None
-    depth: int = 0
+    event: Event
+    trigger: TriggerEvent
+    of: str | None
+    job: Job | None
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What a run is told about the event."""
+        about = {"event": self.trigger.value, "event_id": self.event.id, "job_id": self.event.job_id}
+        match self.trigger:
+            case TriggerEvent.JOB_ENDED:
+                return {**about, "type": self.of, "status": self.event.target}
+            case TriggerEvent.RUN_COMPLETED | TriggerEvent.RUN_FAILED:
+                return {**about, "agent": self.of, "status": self.event.target}
+            case _:
+                return about
+
+    def is_named_by(self, agent: AgentDefinition) -> bool:
+        return any(one.event is self.trigger and one.of in (None, self.of) for one in agent.triggers.events)
 
 
 @dataclass(kw_only=True)
@@ -81,25 +118,34 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
     options: EventTriggerOptions = field(default_factory=EventTriggerOptions)
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
-    lifecycle: str | frozenset[str] | None = frozenset({INBOX_ENTRY.name, PROPOSAL.name})
+    lifecycle: str | frozenset[str] | None = ALWAYS_READ
+    _named: frozenset[EventTrigger] = frozenset()
+    """What the agents named when they were last read. It decides which lifecycles and which jobs are looked at."""
+    _named_until: float = 0.0
 
     async def run_once(self) -> EventTriggerReport:
         """Handle one page of events. After an error the next pass starts from the same position."""
-        if not self.follows and await self.begin() and self.saved is None:
-            await self.remember(await self.ledger.feed_end())
+        if not self.follows and await self.begin():
+            self._named_until = 0.0
+            if self.saved is None:
+                await self.remember(await self.ledger.feed_end())
+        if self.follows and self.clock.monotonic() >= self._named_until:
+            self._note_named(await self._agents())
         runs: list[str] = []
         skipped = 0
 
         async def handle(events: Sequence[Event]) -> None:
             nonlocal skipped
-            wanted = [event for event in events if event.type in TRIGGER_OF_EVENT]
-            agents = await self._agents() if wanted else []
-            for event in wanted:
-                for agent in agents:
-                    if TRIGGER_OF_EVENT[event.type] in agent.triggers.events:
-                        run_id = await self._trigger(event, agent.slug)
-                        runs.extend([] if run_id is None else [run_id])
-                        skipped += run_id is None
+            occurred = await self._occurrences(events)
+            agents = await self._agents() if occurred else []
+            for one in occurred:
+                named_by = [agent.slug for agent in agents if one.is_named_by(agent)]
+                origin = await origin_of(self.ledger, one.job) if named_by else TriggerOrigin()
+                for slug in named_by:
+                    run_id = await self._trigger(one, slug, origin)
+                    runs.extend([] if run_id is None else [run_id])
+                    skipped += run_id is None
+                await self.keep()
 
         done = await self.take(handle)
         return EventTriggerReport(
@@ -110,25 +156,44 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
         listed = (await self.catalog.list()).agents
         return [agent for agent in listed if isinstance(agent, AgentDefinition) and agent.triggers.events]
 
-    async def _trigger(self, event: Event, slug: str) -> str | None:
+    def _note_named(self, agents: Iterable[AgentDefinition]) -> None:
+        """Read from the feed, from now on, what these agents need."""
+        self._named = frozenset(one for agent in agents for one in agent.triggers.events)
+        needed = (READ_WHEN_NAMED.get(one.event, frozenset[str]()) for one in self._named)
+        self.lifecycle = ALWAYS_READ.union(*needed)
+        self._named_until = self.clock.monotonic() + self.options.agents_s
+
+    async def _occurrences(self, events: Sequence[Event]) -> list[_Occurrence]:
+        """Those of these events that an agent may name. Jobs are read only if their type is named, runs if an agent is."""
+        types = {one.of for one in self._named if one.event is TriggerEvent.JOB_ENDED}
+        ends = [event for event in events if types and _is_job_end(event)]
+        type_of = {one.event.id: one.type for one in await self.ledger.recorded(ends)}
+        words = {one.event for one in self._named if one.event in READ_WHEN_NAMED}
+        occurred: list[_Occurrence] = []
+        for event in events:
+            trigger = TRIGGER_OF_EVENT.get(event.type)
+            if trigger is not None and (event.lifecycle in ALWAYS_READ or trigger in words):
+                job = await self.ledger.job(event.job_id)
+                occurred.append(_Occurrence(event=event, trigger=trigger, of=_about(job), job=job))
+            elif (type_ := type_of.get(event.id)) in types and type_ is not None:
+                job = await self.ledger.job(event.job_id)
+                occurred.append(_Occurrence(event=event, trigger=TriggerEvent.JOB_ENDED, of=type_, job=job))
+        return occurred
+
+    async def _trigger(self, occurred: _Occurrence, slug: str, origin: TriggerOrigin) -> str | None:
         """Begin the run of an agent for an event. None if it was skipped, which is recorded."""
-        job = await self.ledger.job(event.job_id)
-        origin = await self._origin(event, job)
-        reason = _refusal(slug, job, origin)
+        event = occurred.event
+        correlation_id = event.correlation_id  # of a job it may be any text, of a run not
+        reason = _refusal(slug, occurred.job, origin)
         if reason is None:
-            params = {
-                "event": TRIGGER_OF_EVENT[event.type].value,
-                "event_id": event.id,
-                "job_id": event.job_id,
-                "depth": origin.depth + 1,
-            }
+            params = {**occurred.params, **origin.params}
             try:
                 run = await self.layer.trigger(
                     slug,
                     params,
                     kind=TriggerKind.EVENT,
                     key=f"{EVENT_KEY}{event.id}:{slug}",
-                    correlation_id=event.correlation_id,
+                    correlation_id=correlation_id if re.fullmatch(CORRELATION_PATTERN, correlation_id) else None,
                 )
             except (AgentError, RunError, InputError) as error:
                 reason = str(error)
@@ -145,55 +210,41 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
             cause=reason,
             correlation_id=event.correlation_id,
             job_id=event.job_id,
-            id=f"{event.id}-{slug}-agent",
+            id=f"skipped-{sha256(f'{event.id} {slug}'.encode())[:32]}-agent",  # a job id may be no part of an act's id
         )
         await self.ledger.record_act(self.actor, act)
         _log.warning("event_trigger_skipped", agent=slug, event_id=event.id, reason=reason)
 
-    async def _origin(self, event: Event, job: Job | None) -> _Origin:
-        """The run behind a proposal, or the deepest one behind an entry that an agent put into the inbox."""
-        if job is None:
-            return _Origin()
-        if job.parent_id is not None:
-            return _origin_of(await self.ledger.job(JobId(job.parent_id)))
-        if not _is_of_agent(job):
-            return _Origin()
-        where = JobFilter(lifecycle=RUN.name, correlation_id=event.correlation_id)
-        found = (await self.ledger.jobs(where, limit=CHAIN_RUNS_MAX)).jobs
-        origins = [_origin_of(await self.ledger.job(run.job_id)) for run in found]
-        return max(origins, key=lambda origin: origin.depth, default=_Origin())
+
+def _is_job_end(event: Event) -> bool:
+    """Whether this is the end of a job's work: from a state in which it goes on to one in which it does not (D71)."""
+    if event.lifecycle not in JOB_LIFECYCLES:
+        return False
+    lifecycle = LIFECYCLES[event.lifecycle]
+    was_over = event.source is not None and lifecycle.is_settled(event.source)
+    return lifecycle.is_settled(event.target) and not was_over
 
 
-def _refusal(slug: str, job: Job | None, origin: _Origin) -> str | None:
+def _about(job: Job | None) -> str | None:
+    """What narrows an event of this job: the action of an inbox entry, or the agent of a run."""
+    if job is None:
+        return None
+    if job.lifecycle == RUN.name:
+        return RunRequest.read(job.payload).agent_slug if job.payload else None
+    intent: dict[str, Any] = entry_of(job).get("intent") or {}
+    return intent.get("action")
+
+
+def _refusal(slug: str, job: Job | None, origin: TriggerOrigin) -> str | None:
     """Why an event begins no run of this agent; None if it may."""
     if job is None:
         return "what the event is about was removed"
-    if origin.depth and origin.agent == slug:
-        return "the event comes from a run of the same agent that an event began; it would go on for ever"
-    if origin.depth >= CHAIN_MAX:
-        return f"it would be run {origin.depth + 1} of a chain that events began, and {CHAIN_MAX} is the limit"
-    entry = _entry(job)
+    if (reason := origin.refusal(slug)) is not None:
+        return reason
+    entry = entry_of(job)
     if entry.get("refusal"):
         return "the inbox refused the entry"
     intent: dict[str, Any] = entry.get("intent") or {}
     if intent.get("action") == "run" and intent.get("target") == slug:
         return "the entry itself asks for a run of this agent"
     return None
-
-
-def _entry(job: Job) -> dict[str, Any]:
-    """The inbox entry that a job stands for; empty for other jobs."""
-    return json.loads(job.payload or b"{}") if job.lifecycle == INBOX_ENTRY.name else {}
-
-
-def _is_of_agent(job: Job) -> bool:
-    source: dict[str, Any] = _entry(job).get("source") or {}
-    return source.get("type") == "agent"
-
-
-def _origin_of(run: Job | None) -> _Origin:
-    if run is None or run.lifecycle != RUN.name or run.payload is None:
-        return _Origin()
-    request = RunRequest.read(run.payload)
-    depth = request.params.get("depth") if request.trigger == TriggerKind.EVENT else 0
-    return _Origin(request.agent_slug, depth if isinstance(depth, int) else 0)

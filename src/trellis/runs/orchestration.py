@@ -53,6 +53,8 @@ CRON_SCOPE = "schedules"
 """Idempotency scope of runs that a clock or an event trigger began. No caller's key can be in it."""
 EVENT_KEY = "event:"
 """Prefix of the idempotency keys of runs that an event trigger began."""
+INBOX_KEY = "inbox:"
+"""Prefix of the idempotency keys of what an inbox entry asked for; the entry's id follows."""
 
 _log = log_of("trellis.runs")
 

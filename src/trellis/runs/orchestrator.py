@@ -4,7 +4,8 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Protocol, cast
 
 from trellis.agents.run_io import JournalOnce
 from trellis.documents import ids, run_documents
@@ -383,7 +384,8 @@ class _RunDrive(JobDrive[str | None, StepError]):
             self.log.warning("run_waits", reason=str(error))
             return None
         self.log.warning("run_failed", code=error.code, error=str(error))
-        return await self._end_failed(f"{error.code}: {error}")
+        refused = cast("Sequence[Mapping[str, Any]]", error.data.get("refused", ()))
+        return await self._end_failed(f"{error.code}: {error}", run_documents.refused_fields(refused))
 
     async def _put_aside(self, reason: str) -> None:
         """Set the limit of the agent's concurrency key to 0. `AgentGate` restores it.
@@ -394,10 +396,10 @@ class _RunDrive(JobDrive[str | None, StepError]):
         key = run_key(self._request.agent_slug)
         await self._driver.ledger.limit_key(self._driver.actor, key, 0, cause=reason)
 
-    async def _end_failed(self, text: str) -> str:
+    async def _end_failed(self, text: str, beside: Mapping[str, Any] = MappingProxyType({})) -> str:
         text = text[:ERROR_CHARS_MAX]
         made = await self._driver.artifacts(self._run_id, self._request.agent_slug)
-        data = {"error_text": text} | ({"artifacts": made} if made else {})
+        data = {"error_text": text, **beside} | ({"artifacts": made} if made else {})
         await self.advance(Trigger.FAIL, data, cause=text[:200])
         return "failed"
 
@@ -452,13 +454,13 @@ class Orchestrator(LeaseRunner[RunDriver]):
         """
         if self.only is None:
             where = JobFilter(lifecycle="run", state="requested")
-            found = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs
+            runs = (await self.ledger.jobs(where, limit=ACCEPT_BATCH_MAX, oldest_first=True)).jobs
         else:
             run = await self.ledger.job(self.only)
-            found = [run] if run is not None and run.state == "requested" else []
-        for run in found:
+            runs = [run] if run is not None and run.state == "requested" else []
+        for run in runs:
             await accept(self.ledger, self.actor, run.job_id)
-        return len(found)
+        return len(runs)
 
 
 async def accept(ledger: Ledger, actor: Actor, run_id: JobId) -> None:

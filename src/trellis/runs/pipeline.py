@@ -350,11 +350,12 @@ def _with_logic(definition: AgentDefinition, logic: str | None) -> AgentDefiniti
 
 
 def _failed(error: AgentRunError) -> Exception:
+    refused = [asdict(one) for one in error.refused]
     if error.code == "AGENT_TIMEOUT":
-        return AgentTimeout(detail=str(error))
+        return AgentTimeout(detail=str(error), refused=refused)
     if error.code == "UPSTREAM_UNAVAILABLE" and error.retries:
-        return UpstreamUnavailable(detail=str(error))
-    return (StepFailed if error.retries else StepHopeless)(detail=str(error))
+        return UpstreamUnavailable(detail=str(error), refused=refused)
+    return (StepFailed if error.retries else StepHopeless)(detail=str(error), refused=refused)
 
 
 def _target(draft: AgentDraft) -> str:
@@ -369,7 +370,9 @@ def _target(draft: AgentDraft) -> str:
 
 def _grounds(draft: AgentDraft) -> dict[str, Any]:
     fields = draft.to_dict()
-    return {name: fields[name] for name in ("reasoning", "citations", "flags", "not_found") if name in fields}
+    return {
+        name: fields[name] for name in ("reasoning", "citations", "flags", "not_found", "not_read") if name in fields
+    }
 
 
 def _update(draft: AgentDraft) -> dict[str, Any]:

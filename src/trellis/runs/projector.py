@@ -22,7 +22,7 @@ from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, FeedPage, RecordedEvent
-from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions, TakenOver
+from trellis.engine.subscription import PROJECTOR, FeedReport, FeedSubscriber, SubscriptionOptions, TakenOver
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -103,7 +103,6 @@ def _read(body: bytes) -> ProjectorAlert | None:
 # - Only an unavailable store stops the projector. A job whose object differs from what the ledger recorded is set
 #   aside.
 
-SUBSCRIBER_NAME = "projector"
 SEGMENTED = frozenset({LEASED_JOB.name, BUS_JOB.name})
 """Lifecycles whose events share segments. Every other event has its own audit record object."""
 DOCUMENTED = frozenset(LIFECYCLES) - SEGMENTED
@@ -406,8 +405,8 @@ class Projector(FeedSubscriber[ProjectorOptions]):
     sealer: AuditSealer | None = None
     """Seals what was published. None publishes without sealing."""
     options: ProjectorOptions = field(default_factory=ProjectorOptions)
-    name: str = SUBSCRIBER_NAME
-    follows_as: str = SUBSCRIBER_NAME
+    name: str = PROJECTOR
+    follows_as: str = PROJECTOR
     _recorder: EventRecorder = field(init=False)
     _acts: ActRecorder = field(init=False)
     _events_up_to: str | None = None

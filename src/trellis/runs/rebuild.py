@@ -14,6 +14,7 @@ proves that records are lost.
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field, replace
@@ -30,6 +31,7 @@ from trellis.engine.jobs import Actor, JobId, Subscription
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobToRestore
 from trellis.engine.restoration import check_restorable
+from trellis.engine.subscription import PROJECTOR
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
@@ -39,7 +41,6 @@ from trellis.runs import finalization
 from trellis.runs.projector import (
     REBUILDING,
     SEGMENTED,
-    SUBSCRIBER_NAME,
     EventRecorder,
     ProjectorPosition,
     read_alerts,
@@ -522,7 +523,9 @@ def _spool(spool: RecordSpool, key: str, body: bytes, *, bodies: bool) -> None:
 
 @asynccontextmanager
 async def _as_projector(ledger: Ledger, actor: Actor) -> AsyncGenerator[Subscription]:
-    following = await ledger.subscribe(actor, SUBSCRIBER_NAME, lease_s=LEASE_S, reads=False)
+    # named for the process: the same person may not rebuild twice at once
+    process = replace(actor, name=f"{actor.name}:{os.getpid()}")
+    following = await ledger.subscribe(process, PROJECTOR, lease_s=LEASE_S, reads=False)
     if following is None:
         raise RecordInUse(lease_s=LEASE_S)
     try:

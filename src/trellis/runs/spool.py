@@ -7,9 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
-
-import apsw
+from typing import Any
 
 from trellis.documents import audit
 from trellis.documents.errors import RecordInvalid
@@ -17,12 +15,10 @@ from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, RecordedEvent
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.sqlite.connection import Database
+from trellis.ledgers.sqlite.connection import open_scratch_database
 from trellis.lifecycles import LIFECYCLES, Phase
 
 PAGE = 1_000
-_TEMPORARY_FILE = ""
-"""SQLite's name for a private temporary file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +51,11 @@ class RecordSpool:
     """The spooled records of one rebuild. Used by one task at a time."""
 
     def __init__(self) -> None:
-        self._connection = apsw.Connection(_TEMPORARY_FILE)
-        self._db = cast("Database", self._connection)
-        for pragma in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF"):
-            self._db.execute(pragma).fetchall()
-        for table in _TABLES:
-            self._db.execute(table)
+        self._db = open_scratch_database(_TABLES)
 
     def close(self) -> None:
-        """Close the connection, which deletes the file."""
-        self._connection.close()
+        """Close the database, which deletes its file."""
+        self._db.close()
 
     def add(self, made: Iterable[Mapping[str, Any]]) -> int:
         """Add records. Returns how many belong to job events.
@@ -146,21 +137,21 @@ class RecordSpool:
 
     def records(self, job_id: JobId, submitted_at: str) -> list[RecordedEvent]:
         """Every record of one job, oldest first; raises RecordInvalid."""
-        found = self._db.execute(_SPOOL_QUERIES.records_of, (job_id, submitted_at))
-        return [audit.read_record(json.loads(body)) for (body,) in found]
+        stored = self._db.execute(_SPOOL_QUERIES.records_of, (job_id, submitted_at))
+        return [audit.read_record(json.loads(body)) for (body,) in stored]
 
     def last_life(self, job_id: JobId) -> RecordedLife | None:
         """The newest job with this id; None if none is recorded."""
-        found = self._db.execute(_SPOOL_QUERIES.last_life, (job_id,)).fetchall()
-        return RecordedLife(JobId(found[0][0]), found[0][1], bool(found[0][2])) if found else None
+        lives = self._db.execute(_SPOOL_QUERIES.last_life, (job_id,)).fetchall()
+        return RecordedLife(JobId(lives[0][0]), lives[0][1], bool(lives[0][2])) if lives else None
 
     def rivals(self, life: RecordedLife) -> list[RecordedLife]:
         """Other recorded jobs with the same id or one of the same idempotency keys.
 
         A ledger holds only one of them at a time.
         """
-        found = self._db.execute(_SPOOL_QUERIES.rivals, {"job": life.job_id, "life": life.submitted_at})
-        return [RecordedLife(JobId(job), at, bool(ended)) for job, at, ended in found]
+        rivals = self._db.execute(_SPOOL_QUERIES.rivals, {"job": life.job_id, "life": life.submitted_at})
+        return [RecordedLife(JobId(job), at, bool(ended)) for job, at, ended in rivals]
 
 
 def day(at: datetime) -> str:

@@ -194,25 +194,27 @@ class App:
 
     def schedules(self) -> list[ScheduleSpec]:
         """The schedules of its job types. Raises OptionInvalid for one whose handler or payload does not fit."""
-        made = [self._schedule(one) for one in self._periodic]
-        for spec in made:
-            if sum(other.name == spec.name for other in made) > 1:
+        specs = [self._schedule(one) for one in self._periodic]
+        for spec in specs:
+            if sum(other.name == spec.name for other in specs) > 1:
                 raise OptionInvalid(option="name of a schedule", value=spec.name, expected="each has its own name")
-        return made
+        return specs
 
     def _schedule(self, periodic: "PeriodicHandler") -> ScheduleSpec:
-        found = next((spec for spec in self if spec.handler is periodic.handler), None)
-        if found is None:
+        handler_spec = next((spec for spec in self if spec.handler is periodic.handler), None)
+        if handler_spec is None:
             raise _unusable(periodic.handler, "@app.periodic is for a handler that @app.job registers")
-        payload, body = found.codec.accept(periodic.spec.payload) if found.takes_payload else (None, b"null")
-        name = periodic.spec.name if periodic.named else found.type.lower()
+        payload, body = (
+            handler_spec.codec.accept(periodic.spec.payload) if handler_spec.takes_payload else (None, b"null")
+        )
+        name = periodic.spec.name if periodic.named else handler_spec.type.lower()
         return checked_spec(
             replace(
                 periodic.spec,
                 name=name,
-                type=found.type,
+                type=handler_spec.type,
                 payload=json.loads(body),
-                concurrency_key=found.key_of(payload),
+                concurrency_key=handler_spec.key_of(payload),
             )
         )
 

@@ -194,12 +194,12 @@ def _decides_extra_fields(owners: list[Any]) -> bool:
 def _misspelt(problems: Sequence[Any]) -> str:
     """Names each unknown field that is spelt like a missing one of the same object."""
     missing = [problem["loc"] for problem in problems if problem["type"].startswith("missing")]
-    told = ""
+    sentence = ""
     for loc in (problem["loc"] for problem in problems if problem["type"] in _EXTRA):
         siblings = [str(other[-1]) for other in missing if other[:-1] == loc[:-1]]
         if nearest(str(loc[-1]), siblings):
-            told += f"; {no_such_field(loc, siblings)}"
-    return told
+            sentence += f"; {no_such_field(loc, siblings)}"
+    return sentence
 
 
 def _fields_of(owner: Any) -> list[str]:

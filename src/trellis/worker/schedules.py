@@ -6,7 +6,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,10 @@ from trellis.engine.errors import (
     ScheduleNotFound,
     TrellisError,
 )
-from trellis.engine.jobs import DECLARED, Actor, ChosenOptions, JobId, Mismatch, NewJob
+from trellis.engine.jobs import DECLARED, Actor, ChosenOptions, JobId, Mismatch, NewJob, RequestKey, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
+from trellis.engine.request_keys import SUBMIT_ANSWERS
 from trellis.engine.schedules import (
     CATCH_UP_MAX,
     DUE_MAX,
@@ -68,19 +69,19 @@ async def scheduled_job(
     record: ScheduleRecord, key: str, *, new_id: Callable[[], str], bus: OpenBusSubmitter | None
 ) -> NewJob:
     """The job that a schedule submits, under this idempotency key. Raises an InputError that says what to change."""
-    spec, correlation = record.spec, key
+    spec = record.spec
     if spec.topic is not None:
         return await _topic_job(spec, record.owner, key, bus)
-    settings = SubmitSettings(correlation_id=correlation)
+    settings = SubmitSettings(correlation_id=key)
     if spec.concurrency_key is not None:
         settings["concurrency_key"] = spec.concurrency_key
-    made = new_job(str(spec.type), spec.payload, settings, app=None, new_id=new_id)
+    job = new_job(str(spec.type), spec.payload, settings, app=None, new_id=new_id)
     if spec.overlap is Overlap.QUEUE:
         bits = ChosenOptions.CONCURRENCY_KEY | ChosenOptions.CONCURRENCY_LIMIT
         key_of_queue = f"{QUEUE_KEY_PREFIX}{spec.name}"
-        made = replace(made, concurrency_key=key_of_queue, concurrency_limit=1, chosen=made.chosen | bits)
-    made = replace(made, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
-    return replace(made, fingerprint=fingerprint(made))
+        job = replace(job, concurrency_key=key_of_queue, concurrency_limit=1, chosen=job.chosen | bits)
+    job = replace(job, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
+    return replace(job, fingerprint=fingerprint(job))
 
 
 async def _topic_job(spec: ScheduleSpec, owner: str, key: str, bus: OpenBusSubmitter | None) -> NewJob:
@@ -88,22 +89,23 @@ async def _topic_job(spec: ScheduleSpec, owner: str, key: str, bus: OpenBusSubmi
         raise OptionInvalid(option="topic", value=spec.topic, expected="this process has no settings of the bus")
     principal = Principal(name=owner, roles=frozenset({Role.SUBMITTER}), by_token=True)
     async with bus() as submitter:
-        made = await submitter.job(
+        job = await submitter.job(
             {"topic": spec.topic},
             payload=spec.payload,
             principal=principal,
             correlation_id=key,
             asked_as=(SCHEDULE_SCOPE, key),
         )
-    return replace(made, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
+    return replace(job, idempotency_key=key, idempotency_scope=SCHEDULE_SCOPE)
 
 
-async def submit_scheduled(ledger: Ledger, actor: Actor, job: NewJob) -> JobId:
+async def submit_scheduled(ledger: Ledger, actor: Actor, job: NewJob, *, key: RequestKey | None = None) -> Submitted:
     """Submit the job, unless it exists: another process was first, or this one died before it could record it."""
-    (answer,) = await ledger.submit(acting_or_gateway(actor, job.lifecycle), [job])
+    (answer,) = await ledger.submit(acting_or_gateway(actor, job.lifecycle), [job], key=key)
     if isinstance(answer, Mismatch):
         _log.warning("schedule_job_differs", key=answer.key, job_id=answer.job_id)
-    return answer.job_id
+        return Submitted(job_id=answer.job_id, created=False)
+    return answer
 
 
 # --- firing ----------------------------------------------------------------------------------------------------------------
@@ -135,17 +137,17 @@ class JobScheduleFirer:
 
     async def run_once(self) -> JobScheduleReport:
         """Handle every schedule that is due. One statement if there is none."""
-        found = await self.ledger.due_schedules(topics=self.bus is not None)
+        schedules = await self.ledger.due_schedules(topics=self.bus is not None)
         jobs: list[str] = []
-        skipped, moments = 0, [] if found.next_at is None else [found.next_at]
-        for due in found.due:
-            decided_records = await self._handle(due, found.now)
+        skipped, moments = 0, [] if schedules.next_at is None else [schedules.next_at]
+        for due in schedules.due:
+            decided_records = await self._handle(due, schedules.now)
             jobs += [record.last_job for record in decided_records if record.skipped is None and record.last_job]
             skipped += sum(record.skipped is not None for record in decided_records)
             moments += [record.next_at for record in decided_records[-1:] if record.next_at is not None]
-        if len(found.due) == DUE_MAX:
-            moments.append(found.now)
-        next_s = (min(moments) - found.now).total_seconds() if moments else None
+        if len(schedules.due) == DUE_MAX:
+            moments.append(schedules.now)
+        next_s = (min(moments) - schedules.now).total_seconds() if moments else None
         return JobScheduleReport(jobs=tuple(jobs), skipped=skipped, next_s=next_s)
 
     def pause_s(self, report: JobScheduleReport) -> float:
@@ -177,30 +179,30 @@ class JobScheduleFirer:
             return await self._store(replace(record, next_at=record.spec.next_fire(now)))
         if decision.skipped is None:
             decision = InstantDecision(decision.instant, await self._overlap(record))
-        made = await self._store(decided(record, decision))
-        if made is None:
+        stored = await self._store(decided(record, decision))
+        if stored is None:
             return None
-        if made.firing is None:
-            _log_of(made).warning("schedule_skipped", reason=made.skipped)
-            return made
-        return await self._submit(made, made.firing)
+        if stored.firing is None:
+            _log_of(stored).warning("schedule_skipped", reason=stored.skipped)
+            return stored
+        return await self._submit(stored, stored.firing)
 
     async def _submit(self, record: ScheduleRecord, instant: datetime) -> ScheduleRecord | None:
         key, owner = instant_key(record.name, instant), Actor(role=Role.SUBMITTER, name=record.owner)
         job_id, refusal = None, None
         try:
             job = await scheduled_job(record, key, new_id=self.new_id, bus=self.bus)
-            job_id = await submit_scheduled(self.ledger, owner, job)
+            job_id = (await submit_scheduled(self.ledger, owner, job)).job_id
         except (InputError, QueueFull, NotAllowed) as error:
             refusal = str(error)
-        made = await self._store(submitted(record, job_id, refusal))
-        if made is not None and refusal is not None:
-            _log_of(made).warning("schedule_skipped", reason=refusal)
-        elif made is not None:
-            _log_of(made).info("schedule_fired", job_id=job_id)
+        stored = await self._store(submitted(record, job_id, refusal))
+        if stored is not None and refusal is not None:
+            _log_of(stored).warning("schedule_skipped", reason=refusal)
+        elif stored is not None:
+            _log_of(stored).info("schedule_fired", job_id=job_id)
         if job_id is not None and record.spec.topic is not None and self.accepted is not None:
             self.accepted()
-        return made
+        return stored
 
     async def _overlap(self, record: ScheduleRecord) -> str | None:
         """Why the overlap policy skips an instant now; None if it does not."""
@@ -254,7 +256,8 @@ class JobSchedules:
     check_read: Callable[[str], None]
     """Raises NotAllowed unless the rule of this name lets the caller read."""
     bus: OpenBusSubmitter | None = None
-    accepted: Callable[[], None] | None = field(default=None)
+    accepted: Callable[[], None] | None = None
+    """Called after a job on a topic was submitted."""
 
     async def list(self) -> list[ScheduleRecord]:
         """All schedules of jobs, by name."""
@@ -305,31 +308,32 @@ class JobSchedules:
         if not await self.ledger.remove_schedule(actor, name, cause=reason):
             raise await self._unknown(name)
 
-    async def run(self, name: str, *, request: str | None = None) -> JobId:
-        """Submit the job of a schedule now, also of a paused one. The same `request` again returns the same job."""
+    async def run(self, name: str) -> JobId:
+        """Submit the job of a schedule now, also of a paused one."""
+        return (await self.run_under_key(name, None)).job_id
+
+    async def run_under_key(self, name: str, key: RequestKey | None) -> Submitted:
+        """The same for a request with a key: repeated, it gets the job of the first. Raises IdempotencyMismatch."""
         actor = self.permit(MANAGE)
+        stored = None if key is None else await self.ledger.find_request(key)
+        if stored is not None and stored.answer is not None:
+            return Submitted(job_id=SUBMIT_ANSWERS.decode(stored.answer)[0].job_id, created=False)
         record = await self._find(name)
-        job = await self._job_now(record, request)
-        job_id = await submit_scheduled(self.ledger, replace(actor, name=self.owner), job)
+        job = await self._job_now(record, None if key is None else key.key)
+        submitted_job = await submit_scheduled(self.ledger, replace(actor, name=self.owner), job, key=key)
         if record.spec.topic is not None and self.accepted is not None:
             self.accepted()
-        return job_id
-
-    async def ran_before(self, name: str, *, request: str) -> bool:
-        """Whether `run` has submitted a job for this request."""
-        job = await self._job_now(await self._find(name), request)
-        found = await self.ledger.find_by_idempotency_key(SCHEDULE_SCOPE, str(job.idempotency_key), job.fingerprint)
-        return found is not None
+        return submitted_job
 
     async def _job_now(self, record: ScheduleRecord, request: str | None) -> NewJob:
         key = f"schedule:{record.name}:run:{(request or self.new_id())[:RUN_KEY_CHARS]}"
         return await scheduled_job(replace(record, owner=self.owner), key, new_id=self.new_id, bus=self.bus)
 
     async def _find(self, name: str) -> ScheduleRecord:
-        found = await self.ledger.schedules(name)
-        if not found:
+        stored = await self.ledger.schedules(name)
+        if not stored:
             raise await self._unknown(name)
-        return found[0]
+        return stored[0]
 
     async def _unknown(self, name: str) -> ScheduleNotFound:
         near = nearest(name, [record.name for record in await self.ledger.schedules()])

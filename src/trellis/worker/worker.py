@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 from trellis.auth.ownership import owner_of_process
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import LedgerError
+from trellis.engine.extras import program_version
 from trellis.engine.jobs import DECLARED, Actor, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -221,6 +222,7 @@ class Worker:
             {
                 "types": [spec.type for spec in self.app],
                 "concurrency": self.options.concurrency,
+                "version": program_version(),
                 **({"alone": alone} if alone else {}),
                 **({"drained": True} if self.drained else {}),
             }

@@ -21,6 +21,9 @@ def pair(first: str, second: str, *, refs: tuple[str, str] = ("a.md", "b.md")):
         ("Скриня має 83 см завдовжки.", "Завдовжки скриня має 91 см."),
         ("Retries are made after 15 seconds by the worker.", "The worker makes retries after 30 s."),
         ("The garden has 12 apple trees.", "There are 14 apple trees in the garden."),
+        ("The tank T-1 holds 1200 litres.", "By its plate, the tank T-1 holds 900 litres."),
+        ("The old orchard has 1200 apple trees.", "There are 900 apple trees in the old orchard."),
+        ("Каплицю збудував мельник у 1712 році.", "Мельник збудував каплицю навесні 1721."),
     ],
 )
 def test_different_figures_for_one_matter_are_a_pair(first, second):
@@ -37,6 +40,8 @@ def test_different_figures_for_one_matter_are_a_pair(first, second):
         ("The chapel was built in 1712.", "The mill burnt down in 1890."),
         ("The stick is 74 cm long.", "The stick weighs 61 g."),
         ("See note 5.", "See note 7."),
+        ("The tank T-1 of the old mill holds 1200 litres.", "The tank T-1 of the old mill was made in 1950."),
+        ("The old mill has a pump of model 1200.", "The pump of the old mill was made in 1950."),
         ("", ""),
     ],
 )

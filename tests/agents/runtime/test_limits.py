@@ -6,7 +6,8 @@ import pytest
 
 from tests.agents.runtime.stage import FINISH, Stage, agent, propose, script
 from trellis.agents.errors import ModelGarbage, OutOfTime, StepsExceeded, TokensExceeded, ToolCallsExceeded
-from trellis.agents.run_io import RefusalCode, RunLimits
+from trellis.agents.refusals import RefusalCode
+from trellis.agents.run_io import RunLimits
 
 
 @pytest.mark.requirement("PIPE-14")

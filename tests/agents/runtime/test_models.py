@@ -1,5 +1,6 @@
 """How a name becomes a model, and what an OpenAI-compatible server that misbehaves does to a run."""
 
+import io
 import json
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.agents.runtime.stage import SOURCES, Stage, agent, propose
-from tests.nlm.endpoint import Endpoint, running_endpoint
+from tests.docs.documents import ROOT, blocks
+from tests.nlm.endpoint import Endpoint, running_endpoint, serving
 from trellis.agents.errors import ModelGarbage, ModelRefused, ModelSettingInvalid, ModelUnavailable, ModelUnknown
 from trellis.agents.models import check_model
 from trellis.agents.run_io import ModelOptions
@@ -24,33 +26,15 @@ def endpoint() -> Iterator[Endpoint]:
         yield server
 
 
-def calls(endpoint: Endpoint, *made: tuple[str, Any]) -> None:
-    """A chat completion that calls these tools."""
-    tools = [
-        {"id": "call_0", "type": "function", "function": {"name": name, "arguments": json.dumps(args)}}
-        for name, args in made
-    ]
-    message = {"role": "assistant", "content": None, "tool_calls": tools}
-    body = {
-        "id": "c1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "test-1",
-        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
-        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-    }
-    endpoint.raw(200, json.dumps(body).encode(), Content_Type="application/json")
-
-
 def stage_at(endpoint: Endpoint) -> Stage:
     return Stage(base_url=endpoint.base_url, key=KEY)
 
 
 async def test_an_openai_compatible_server_runs_an_agent(endpoint):
     quote = {"ref": "sources/beds.md", "excerpt": "Bed B-1 has roses."}
-    calls(endpoint, ("read-context", {}))
-    calls(endpoint, propose(citations=[quote]))
-    calls(endpoint, ("finish", {"summary": "One comment."}))
+    endpoint.calls(("read-context", {}))
+    endpoint.calls(propose(citations=[quote]))
+    endpoint.calls(("finish", {"summary": "One comment."}))
     stage = stage_at(endpoint)
     output = await stage.run(agent(model="openai:test-1"))
     assert output.summary == "One comment."
@@ -67,16 +51,44 @@ async def test_an_openai_compatible_server_runs_an_agent(endpoint):
     assert len(endpoint.received) == 3
 
 
+async def test_the_model_server_of_the_guide_runs_an_agent():
+    page = ROOT / "docs" / "how-to" / "write-an-agent.md"
+    (server,) = [text for language, text in blocks(page) if language == "python"]
+    names: dict[str, Any] = {"__name__": "model_server"}
+    exec(server, names)
+    requests: list[dict[str, Any]] = []
+
+    class Model(names["Model"]):
+        def do_POST(self) -> None:  # noqa: N802 - the library's name
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append(json.loads(body))
+            self.rfile = io.BytesIO(body)
+            super().do_POST()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+            """Tests are quiet."""
+
+    with serving(Model) as base_url:
+        note = {names["NOTE"]: "The espresso machine M-1 is kept at 94 degrees during opening hours."}
+        output = await Stage(sources=note, base_url=base_url, key="none").run(agent(model="openai:mine"))
+    assert output.summary == "I asked for the reason of one figure."
+    assert [(draft.target, draft.flags) for draft in output.proposals] == [(names["NOTE"], ())]
+    text = page.read_text(encoding="utf-8")
+    assert [name for name in requests[-1] if f"`{name}`" not in text] == [], "the guide names every field that is sent"
+    roles = [message["role"] for message in requests[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_a_busy_server_is_worth_another_try_that_repeats_nothing(endpoint, status):
-    calls(endpoint, ("read-context", {}))
+    endpoint.calls(("read-context", {}))
     endpoint.raw(status, b'{"error": {"message": "later"}}')
     stage = stage_at(endpoint)
     with pytest.raises(ModelUnavailable) as caught:
         await stage.run(agent(model="openai:test-1"))
     assert caught.value.retries
     assert len(endpoint.received) == 2
-    calls(endpoint, ("finish", {"summary": "Done."}))
+    endpoint.calls(("finish", {"summary": "Done."}))
     assert (await stage.run(agent(model="openai:test-1"))).summary == "Done."
     assert len(endpoint.received) == 3
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.agents.runtime.stage import FINISH, RUN_ID, SOURCES, Stage, agent, propose, script
 from trellis.agents.definition import Tool
 from trellis.agents.drafts import FIELDS
-from trellis.agents.run_io import AgentOutput, DraftChange, RefusalCode
+from trellis.agents.refusals import RefusalCode
+from trellis.agents.run_io import AgentOutput, DraftChange
 from trellis.agents.sources import Annotation
 from trellis.nlm.provider import NlmRefused
 from trellis.storage.memory.errors import MemoryOverLimit
@@ -246,9 +247,20 @@ async def test_a_citation_that_no_source_holds_is_dropped_and_flagged():
 
 async def test_a_source_that_was_not_read_cannot_be_cited():
     calls = [("read-context", {"refs": ["sources/water.md"]})], [propose(citations=[QUOTE])], [FINISH]
-    [draft] = (await Stage().play(*calls)).proposals
+    output = await Stage().play(*calls)
+    [draft] = output.proposals
     assert draft.citations == ()
-    assert "ungrounded" in draft.flags
+    assert draft.flags == ("citation_not_read:sources/beds.md", "ungrounded"), "the source has the words"
+    assert (draft.not_found, [one.excerpt for one in draft.not_read]) == ((), [QUOTE["excerpt"]])
+    assert output == AgentOutput.from_dict(output.to_dict())
+
+
+async def test_words_that_an_unread_source_does_not_have_are_not_found():
+    invented = {"ref": "sources/beds.md", "excerpt": "The owner approved everything in advance."}
+    calls = [("read-context", {"refs": ["sources/water.md"]})], [propose(citations=[invented])], [FINISH]
+    [draft] = (await Stage().play(*calls)).proposals
+    assert draft.flags == ("citation_not_found:sources/beds.md", "ungrounded")
+    assert (len(draft.not_found), draft.not_read) == (1, ())
 
 
 @pytest.mark.parametrize(
@@ -363,7 +375,6 @@ async def test_fields_outside_the_schema_are_dropped_and_named():
     assert len(output.proposals) == 1
 
 
-@pytest.mark.requirement("PIPE-14")
 @pytest.mark.parametrize("tool", ["read-context", "create-proposal", "read-memory"])
 async def test_arguments_that_are_not_json_are_refused_with_the_place_where_they_break(tool: str):
     replied = await heard(Stage(), (tool, '{"refs": ["sources/beds.md"'), (tool, '["sources/beds.md"]'))

@@ -193,7 +193,7 @@ async def test_the_error_code_of_a_worker_reaches_the_client_as_number_and_text(
     assert (result.error_code, result.error_code_enum) == (code, number)
 
 
-@pytest.mark.requirement("BUS-2", "BUS-7", "BUS-12", "D68")
+@pytest.mark.requirement("BUS-2", "BUS-12", "D68")
 @pytest.mark.parametrize("said", ["FAILED_FATAL", "TIMEOUT", "DENIED", "CANCELLED"])
 async def test_failure_reported_by_a_worker_reaches_the_client_and_the_dead_letters(plane: Plane, said: str):
     client, worker, tomb = await plane.client(), await plane.peer("worker-1"), await plane.peer("tomb", DEAD_LETTERS)

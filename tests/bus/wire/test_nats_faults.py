@@ -25,8 +25,6 @@ from trellis.bus.wire.nats import NatsBus
 from trellis.bus.wire.streams import STREAM
 from trellis.engine.errors import LedgerUnavailable
 
-pytestmark = pytest.mark.requirement("BUS-10")
-
 
 @pytest.fixture
 def server() -> Iterator[NatsServer]:
@@ -51,6 +49,7 @@ def jobs_of(heard: Heard) -> list[str]:
     return [received.packet.body.job_id for received in heard.packets]  # type: ignore[union-attr]
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_without_a_server_nothing_is_taken_and_nothing_is_sent_later(server: NatsServer):
     async with net_at(server.url) as net:
         bus, subject, heard = await net.bus(), net.subject(), Heard()
@@ -70,6 +69,7 @@ async def test_without_a_server_nothing_is_taken_and_nothing_is_sent_later(serve
         assert heard.messages == ["taken"]
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_a_durable_listener_whose_connection_breaks_as_it_begins_listens_later(
     nats_net: Net, monkeypatch: pytest.MonkeyPatch
 ):
@@ -92,6 +92,7 @@ async def test_a_durable_listener_whose_connection_breaks_as_it_begins_listens_l
             await SystemClock().sleep(0.005)
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_publishers_that_wait_are_told_when_the_server_dies(server: NatsServer):
     async with net_at(server.url) as net:
         bus = await net.bus()
@@ -107,6 +108,7 @@ async def test_publishers_that_wait_are_told_when_the_server_dies(server: NatsSe
         assert [type(error) for error in told] == [BusUncertain] * 10 + [BusUnavailable], "the server may have taken it"
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_a_server_that_hangs_counts_as_gone(server: NatsServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nats_connection, "FLUSH_S_MAX", 0.2)
     async with net_at(server.url) as net:
@@ -146,6 +148,7 @@ RUBBISH = [
 ]
 
 
+@pytest.mark.requirement("BUS-10")
 @pytest.mark.filterwarnings(LEFT_BEHIND)
 async def test_bus_keeps_reconnecting_whatever_server_answers_at_its_address(server: NatsServer):
     stranger = Stranger(port=server.port, rng=random.Random(1), rubbish=[RUBBISH[0]])
@@ -167,6 +170,7 @@ async def test_bus_keeps_reconnecting_whatever_server_answers_at_its_address(ser
         gc.collect()
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_nats_client_that_hangs_while_closing_is_replaced(plain_server: NatsServer):
     """The server throws it out while it has something to send: what it wanted to say then is not said, and nobody is called."""
     async with net_at(plain_server.url) as net:
@@ -195,6 +199,7 @@ async def test_a_client_whose_reconnecting_was_cancelled_has_given_up():
         nats_connection._raise_if_given_up(client)
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_a_bus_opened_before_its_server_listens_once_it_is_there(server: NatsServer):
     server.kill()
     async with net_at(server.url) as net:
@@ -231,6 +236,7 @@ async def until_stored(server: NatsServer, count: int) -> None:
     await client.close()
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_results_wait_for_a_listener_that_is_away(server: NatsServer):
     async with net_at(server.url) as net:
         worker, heard = await net.bus("w-1"), Heard()
@@ -247,6 +253,7 @@ async def test_results_wait_for_a_listener_that_is_away(server: NatsServer):
         assert sorted(jobs_of(rest)) == sorted(f"job-{number}" for number in range(1, 200))
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_results_and_submissions_survive_the_server(server: NatsServer):
     async with net_at(server.url) as net:
         bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()
@@ -262,6 +269,7 @@ async def test_results_and_submissions_survive_the_server(server: NatsServer):
         assert jobs_of(heard) == ["job-1"]
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_packet_in_flight_when_the_server_dies_is_redelivered(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ):
@@ -278,6 +286,7 @@ async def test_packet_in_flight_when_the_server_dies_is_redelivered(
         assert jobs_of(heard) == ["job-1", "job-1"]
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_a_server_that_lost_its_data_gets_its_stream_again(server: NatsServer):
     async with net_at(server.url) as net:
         bus, worker, heard = await net.bus(), await net.bus("w-1"), Heard()
@@ -291,6 +300,7 @@ async def test_a_server_that_lost_its_data_gets_its_stream_again(server: NatsSer
         await until_kept(worker, heard)
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_a_server_with_jetstream_later_or_not_any_more_is_listened_to_all_the_same(server: NatsServer):
     server.restart(jetstream=False)
     async with net_at(server.url) as net:
@@ -341,6 +351,7 @@ async def test_a_stream_that_somebody_else_made_is_used(server: NatsServer):
         await heard.until(1)
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_listener_added_while_the_server_is_away_gets_later_packets(server: NatsServer):
     async with net_at(server.url) as net:
         bus, subject, heard = await net.bus(), net.subject(), Heard()
@@ -353,6 +364,7 @@ async def test_listener_added_while_the_server_is_away_gets_later_packets(server
         await heard.until(1)
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_a_client_that_gave_up_is_replaced_with_all_that_it_listened_to(server: NatsServer):
     async with net_at(server.url) as net:
         bus, worker, subject, heard, kept = await net.bus(), await net.bus("w-1"), net.subject(), Heard(), Heard()
@@ -367,6 +379,7 @@ async def test_a_client_that_gave_up_is_replaced_with_all_that_it_listened_to(se
         await until_kept(worker, kept)
 
 
+@pytest.mark.requirement("BUS-10")
 async def test_a_refusal_that_could_not_be_told_is_tried_again(stream_net: Net):
     bus, refused = await stream_net.bus(), []
 

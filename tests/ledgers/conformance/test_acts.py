@@ -194,7 +194,13 @@ async def test_acts_wait_until_they_are_published_and_then_for_retention(rig: Ri
     await ledger.acts_published(PROJECTOR, [again])
     await rig.advance(40 * DAY_S)
     await ledger.retain(RetentionOptions())
-    assert await ledger.acts() == [], "the removal of a removal's own act is not recorded, or there would be no end"
+    assert await ledger.acts() == [again], "its removal alone would lead to another act, and there would be no end"
+    await ledger.record_act(ADMIN, NewAct(event="x", subject="z"))
+    await ledger.acts_published(PROJECTOR, (await ledger.acts())[1:])
+    await rig.advance(40 * DAY_S)
+    assert (await ledger.retain(RetentionOptions())).acts == 2
+    (newest,) = await ledger.acts()
+    assert (newest.event, newest.facts["acts"]) == (RETAINED, 2)
 
 
 async def test_an_act_that_cannot_be_stored_is_refused_and_a_long_reason_is_cut(rig: Rig):

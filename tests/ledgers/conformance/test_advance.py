@@ -263,7 +263,6 @@ async def test_a_turn_settles_many_jobs_of_different_fate(rig: Rig):
     assert states == ["succeeded", "failed", "queued", "cancelled"] * 10
 
 
-@pytest.mark.requirement("DJ-7")
 async def test_a_lease_of_another_job_moves_nothing(rig: Rig):
     """The epoch alone is no right: it must be this job's."""
     first, second = await rig.running(), await rig.running()

@@ -10,14 +10,15 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
 from tests.ledgers.conformance.test_idle import read_statements
-from trellis.engine.alerts import Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
+from trellis.engine.alerts import HOLD_S, Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import CancelMode, JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import RetentionOptions
+from trellis.engine.records import JobFilter, RetentionOptions
 from trellis.lifecycles import Role, Trigger
 from trellis.operations.alert_conditions import LedgerConditions
-from trellis.operations.alerts import SUBJECTS_MAX, AlertEvaluator, AlertThresholds
+from trellis.operations.alerts import SUBJECTS_MAX, AlertEvaluator, AlertOptions, AlertThresholds
+from trellis.operations.doctor import work_findings
 from trellis.testing import FakeClock
 
 WEBHOOK = "trellis.alert.webhook"
@@ -42,12 +43,16 @@ async def observe(
     return [(change.kind.value, change.alert.subject) for change in changes]
 
 
-def evaluator(rig: Rig, ledger: Ledger | None = None, **thresholds: float) -> AlertEvaluator:
+def evaluator(
+    rig: Rig, ledger: Ledger | None = None, *, name: str = ADMIN.name, steps_read: int = 100, **thresholds: float
+) -> AlertEvaluator:
     """A process that evaluates alerts. Another one has nothing of it but the ledger."""
-    conditions = LedgerConditions(ledger=ledger or rig.ledger, thresholds=AlertThresholds(**thresholds))
+    conditions = LedgerConditions(
+        ledger=ledger or rig.ledger, thresholds=AlertThresholds(**thresholds), steps_read=steps_read
+    )
     return AlertEvaluator(
         ledger=ledger or rig.ledger,
-        actor=ADMIN,
+        actor=replace(ADMIN, name=name),
         clock=FakeClock(),
         checks=conditions.checks(),
         counts=conditions.counts(),
@@ -123,6 +128,52 @@ async def test_a_round_resolves_only_what_it_has_checked(rig: Rig):
     assert await observe(rig, met(), scopes=of_a) == [("resolved", "a:/data2")], "nobody has looked there for an hour"
 
 
+@pytest.mark.requirement("OBS-4")
+async def test_evaluators_with_other_settings_do_not_raise_and_resolve_an_alert_in_turns(rig: Rig):
+    strict, lax = evaluator(rig, name="strict", queued_s=100.0), evaluator(rig, name="lax", queued_s=300.0)
+    job_id = await rig.submit_one()
+    await rig.advance(101.0)
+    assert await changes(strict) == [("raised", "jobs-wait", "work")]
+    for _ in range(20):
+        await rig.advance(15.0)
+        assert (await changes(lax), await changes(strict)) == ([], []), "also when both have seen it"
+    await rig.ledger.cancel(ADMIN, job_id, CancelMode.HARD, rig.request(), grace_s=0.0, cause=None)
+    await rig.advance(15.0)
+    assert await changes(lax) == [], "the other one has seen it last"
+    assert await changes(strict) == [("resolved", "jobs-wait", "work")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_an_alert_of_an_evaluator_that_is_gone_is_resolved_by_another_one_after_a_while(rig: Rig):
+    job_id = await rig.submit_one()
+    await rig.advance(301.0)
+    assert await changes(evaluator(rig, name="gone")) == [("raised", "jobs-wait", "work")]
+    await rig.ledger.cancel(ADMIN, job_id, CancelMode.HARD, rig.request(), grace_s=0.0, cause=None)
+    await rig.advance(HOLD_S - 1.0)
+    assert await changes(evaluator(rig, name="there")) == []
+    await rig.advance(1.0)
+    assert await changes(evaluator(rig, name="there")) == [("resolved", "jobs-wait", "work")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_change_made_by_an_evaluator_without_a_channel_is_reported_by_the_one_that_has_it(rig: Rig):
+    mute, able = evaluator(rig, name="mute"), evaluator(rig, name="able")
+    able = replace(able, options=AlertOptions(report_types=(WEBHOOK,)))
+    job_id = await rig.submit_one()
+    await rig.advance(301.0)
+    assert await changes(mute) == [("raised", "jobs-wait", "work")]
+    (alert,) = await opened(rig)
+    for _ in range(2):
+        assert await changes(able) == []
+    assert await changes(mute) == [], "it has seen the alert last"
+    await rig.ledger.cancel(ADMIN, job_id, CancelMode.HARD, rig.request(), grace_s=0.0, cause=None)
+    assert await changes(mute) == [("resolved", "jobs-wait", "work")]
+    for _ in range(2):
+        assert await changes(able) == []
+    reports = (await rig.ledger.jobs(JobFilter(type=WEBHOOK), limit=10)).jobs
+    assert sorted(one.job_id for one in reports) == [f"{alert.id}-{kind}-webhook" for kind in ("raised", "resolved")]
+
+
 def of_agents(rig: Rig, failing: Callable[[], list[str]]) -> AlertEvaluator:
     """An evaluator that also looks at agents; `failing` says which of them keep failing."""
 
@@ -143,6 +194,10 @@ async def test_a_condition_that_cannot_be_read_leaves_its_alert_open_and_the_oth
     await rig.advance(HOUR_S + 1.0)
     assert await changes(of_agents(rig, unreadable)) == [("raised", "jobs-wait", "work")]
     assert {one.name for one in await opened(rig)} == {"agent-failing", "jobs-wait"}
+    await rig.advance(HOUR_S)
+    assert await changes(of_agents(rig, unreadable)) == []
+    await rig.advance(HOUR_S / 2)
+    assert await changes(evaluator(rig, name="without agents")) == [], "one that lacks the check leaves it alone"
     assert await changes(of_agents(rig, list)) == [("resolved", "agent-failing", "scout")]
 
 
@@ -186,7 +241,6 @@ async def test_report_is_submitted_in_the_transaction_of_the_change(rig: Rig):
     assert (await rig.job(JobId(f"{alert.id}-resolved-webhook"))).state == "queued"
 
 
-@pytest.mark.requirement("OBS-4", "D6")
 async def test_a_round_on_an_idle_ledger_reads_little_and_writes_nothing(rig: Rig):
     evaluating = evaluator(rig)
     await evaluating.run_once()
@@ -212,6 +266,17 @@ async def test_job_that_nobody_claims_for_five_minutes_raises_an_alert(rig: Rig)
     assert await changes(evaluator(rig, await rig.open_another())) == []
     await rig.claim(2)
     assert await changes(evaluator(rig)) == [("resolved", "jobs-wait", "work")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_reports_that_nobody_sends_raise_no_alert_about_themselves_and_the_doctor_says_so(rig: Rig):
+    await rig.submit_one(type=WEBHOOK)
+    await rig.submit_one()
+    await rig.advance(301.0)
+    assert await changes(evaluator(rig)) == [("raised", "jobs-wait", "work")]
+    findings = work_findings(await rig.ledger.queues(), [], await rig.ledger.now())
+    (unsent,) = [one for one in findings if one.check == f"type {WEBHOOK}"]
+    assert unsent.remedy == "start `trellis up`, or its role alerts, with TRELLIS_ALERT_WEBHOOK"
 
 
 @pytest.mark.requirement("OBS-4")
@@ -253,6 +318,20 @@ async def test_rows_of_failures_are_counted_over_all_jobs_and_ended_by_a_success
     assert await changes(evaluator(rig)) == [], "another failure neither counts nor ends the row"
     await leave_context(rig, None)
     assert await changes(evaluator(rig)) == [("resolved", "context-timeouts", "")]
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_row_that_other_failures_push_out_of_view_neither_ends_nor_begins_its_alert(rig: Rig):
+    for _ in range(3):
+        await leave_context(rig, "CONTEXT_TIMEOUT")
+    assert await changes(evaluator(rig, steps_read=3)) == [("raised", "context-timeouts", "")]
+    for _ in range(2):
+        await leave_context(rig, "UPSTREAM_UNAVAILABLE")
+    assert await changes(evaluator(rig, steps_read=3)) == [], (
+        "one of the row is in view, and nothing says that it is over"
+    )
+    await leave_context(rig, None)
+    assert await changes(evaluator(rig, steps_read=3)) == [("resolved", "context-timeouts", "")]
 
 
 @pytest.mark.requirement("OBS-4")

@@ -10,6 +10,7 @@ from trellis.engine.admin_acts import RETAINED, NewAct, this_node
 from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.records import AuditHead, JobFilter, PlannedRemoval, RetentionOptions
+from trellis.engine.subscription import PROJECTOR as FOLLOWS_AS
 from trellis.lifecycles import Role, Trigger
 
 DAY_S = 24 * 3600.0
@@ -104,6 +105,37 @@ async def test_retention_keeps_what_is_not_sealed_and_records_what_it_removes(ri
     assert cut == act.at - timedelta(days=30)
     left = {job.job_id for job in (await rig.ledger.jobs(JobFilter(), limit=10)).jobs}
     assert left == {held[2].lease.job_id, late.lease.job_id}
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("D61", "OBS-1")
+async def test_retention_waits_for_the_chain_of_a_ledger_that_a_projector_follows_before_it_has_a_head(rig: Rig):
+    """After an upgrade retention may run before the projector, which begins the chain."""
+    following = await rig.ledger.subscribe(PROJECTOR, FOLLOWS_AS, lease_s=5.0)
+    assert following is not None
+    held = await rig.running()
+    await rig.pull(held, Trigger.COMPLETE)
+    await rig.ledger.record_act(ADMIN, NewAct(event="x", subject="y"))
+    await rig.ledger.acts_published(PROJECTOR, await rig.ledger.acts())
+    assert await rig.ledger.ack(following, await rig.ledger.feed_end(), lease_s=5.0)
+    await rig.advance(400 * DAY_S)
+    report = await rig.ledger.retain(RetentionOptions())
+    (planned,) = await rig.ledger.plan_retention(RetentionOptions())
+    assert (report.jobs, report.acts, planned.removable, planned.unsealed) == (0, 0, 0, 1)
+    assert await rig.ledger.release_retention(ADMIN, FOLLOWS_AS), "there will be no chain: nobody publishes any more"
+    report = await rig.ledger.retain(RetentionOptions())
+    assert (report.jobs, report.acts) == (1, 1)
+
+
+@pytest.mark.requirement("D61")
+async def test_a_ledger_that_no_projector_follows_is_retained_without_a_chain(rig: Rig):
+    following = await rig.ledger.subscribe(PROJECTOR, "bus-publisher", lease_s=5.0)
+    assert following is not None
+    held = await rig.running()
+    await rig.pull(held, Trigger.COMPLETE)
+    assert await rig.ledger.ack(following, await rig.ledger.feed_end(), lease_s=5.0)
+    await rig.advance(400 * DAY_S)
+    assert (await rig.ledger.retain(RetentionOptions())).jobs == 1
 
 
 @pytest.mark.requirement("D61")

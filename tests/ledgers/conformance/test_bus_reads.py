@@ -112,7 +112,6 @@ async def test_heads_are_asked_for_within_bounds(rig: Rig):
         await rig.ledger.peek_ready("nothing", each=1)
 
 
-@pytest.mark.requirement("BUS-3")
 async def test_concurrent_claims_of_one_ready_job_have_one_winner(rig: Rig):
     job_id = await scheduled(rig)
     seen = (await rig.ledger.peek_ready("bus-job", each=1))[0]

@@ -269,7 +269,7 @@ async def test_a_start_begins_the_lease_anew(rig: Rig):
     assert job.lease_expires_at == await rig.ledger.now() + timedelta(seconds=TOPIC_LEASE_S)
 
 
-@pytest.mark.requirement("BUS-5")
+@pytest.mark.requirement("D2")
 async def test_report_after_lease_expiry_is_accepted_until_the_lease_is_revoked(rig: Rig):
     lease = await dispatched(rig)
     await rig.advance(TOPIC_LEASE_S + 10)

@@ -45,7 +45,6 @@ async def test_a_repeated_completion_compensates_once(rig: Rig):
     assert (await rig.event_types(original)).count("job_compensated") == 1
 
 
-@pytest.mark.requirement("DJ-17")
 async def test_a_refused_completion_compensates_nothing(rig: Rig):
     original = await _done(rig)
     undo = await rig.running(type="undo", compensates=original)
@@ -81,7 +80,6 @@ async def test_a_compensation_that_retries_compensates_in_the_end(rig: Rig):
     assert (await rig.event_types(original))[-1] == "job_compensated"
 
 
-@pytest.mark.requirement("DJ-17")
 async def test_job_that_did_not_succeed_is_not_marked_as_compensated(rig: Rig):
     """The effect was never completed; the compensation itself still ends well."""
     held = await rig.running()
@@ -92,7 +90,7 @@ async def test_job_that_did_not_succeed_is_not_marked_as_compensated(rig: Rig):
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("DJ-17", "D36")
+@pytest.mark.requirement("D36")
 async def test_no_role_can_mark_a_job_as_compensated(rig: Rig):
     """It is what the engine finds when a compensation succeeds, and no role's own word."""
     original = await _done(rig)

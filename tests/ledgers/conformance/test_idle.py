@@ -162,7 +162,6 @@ async def test_a_projector_of_an_idle_ledger_is_never_behind(rig: Rig, tmp_path:
     await objects.close()
 
 
-@pytest.mark.requirement("OBS-1")
 async def test_sealing_asks_an_idle_ledger_nothing(rig: Rig, tmp_path: Path):
     clock, by = FakeClock(0.0), actor(Role.PROJECTOR)
     objects = await open_objects(f"file://{tmp_path / 'objects'}")

@@ -9,7 +9,16 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, LENGTH_S, WORKER, Rig
 from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import CancelMode, DeadLetterReason, JobId, ReasonCode, Stage
-from trellis.engine.metrics import HELD, HELD_SECONDS, LEDGER_SECONDS, READY, SWEEP_AGE, Metric, process_metrics
+from trellis.engine.metrics import (
+    DLQ_COUNT,
+    HELD,
+    HELD_SECONDS,
+    LEDGER_SECONDS,
+    READY,
+    SWEEP_AGE,
+    Metric,
+    process_metrics,
+)
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Trigger
 from trellis.operations.metrics import ledger_gauges
@@ -123,6 +132,22 @@ async def test_dead_letters_are_counted_by_type_also_those_that_the_sweep_made(r
 
 
 @pytest.mark.requirement("OBS-5")
+async def test_job_types_beyond_the_limit_share_one_label(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trellis.operations.metrics.LABEL_SETS_MAX", 2)
+    reason = DeadLetterReason(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.INPUT, last_error="no")
+    for number in range(4):
+        await rig.submit_one(type=f"users-{number}")
+        await rig.pull(await rig.running(type=f"dead-{number}"), "reject", death=reason)
+    gauges = await ledger_gauges(rig.ledger)
+    for metric in (READY, DLQ_COUNT):
+        found = {one.labels: one.value for one in gauges if one.metric is metric}
+        assert (len(found), "leased-job" in str(found)) == (3, True)
+        assert sum(found.values()) == 4
+        assert ("other", "leased-job") in found
+    letters = {one.labels: one.value for one in gauges if one.metric is DLQ_COUNT}
+    assert letters["other", "leased-job"] == 2
+
+
 async def test_the_age_of_the_last_sweep_is_shown(rig: Rig):
     await rig.sweep()
     await rig.advance(90.0)
@@ -130,7 +155,6 @@ async def test_the_age_of_the_last_sweep_is_shown(rig: Rig):
     assert ages == [pytest.approx(90.0, abs=1.0)]
 
 
-@pytest.mark.requirement("OBS-5")
 async def test_calls_that_use_a_connection_or_wait_for_one_are_shown_while_they_do(rig: Rig):
     def waiting() -> int:
         return sum(one.calls for one in rig.ledger.connections())

@@ -1,6 +1,7 @@
 """Moves: declared steps by roles that hold no lease."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import asyncpg
@@ -78,6 +79,8 @@ async def test_a_request_id_belongs_to_one_job(rig: Rig):
     moved = await rig.move(second, "queued", by=ORCHESTRATOR, request_id=request)
     assert isinstance(moved, Moved)
     assert not moved.repeated
+    again = await rig.move(second, "queued", by=ORCHESTRATOR, request_id=request)
+    assert again == replace(moved, repeated=True)
 
 
 @pytest.mark.requirement("D37", "BUS-6")

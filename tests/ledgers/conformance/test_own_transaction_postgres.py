@@ -41,8 +41,10 @@ async def test_a_submit_that_is_rolled_back_leaves_nothing(rig: Rig, shell: asyn
     assert (await rig.ledger.feed(None, limit=5)).events == ()
     await rig.submit_one(concurrency_key="c")
     assert len(await rig.claim()) == 1, "the key's slot was given back"
-    again = await _ask(shell, "SELECT trellis.submit_job('work', p_idempotency_key => 'k')")
+    keyed = "SELECT trellis.submit_job('work', p_idempotency_key => 'k')"
+    again = await _ask(shell, keyed)
     assert await rig.ledger.job(again) is not None, "the idempotency key was given back"
+    assert await _ask(shell, keyed) == again, "a submit that is committed keeps its key"
 
 
 @pytest.mark.requirement("D6")

@@ -76,7 +76,6 @@ async def test_a_start_after_the_lease_ran_out_is_refused(rig: Rig, options: dic
     assert await rig.snapshot(claimed.lease.job_id) == before
 
 
-@pytest.mark.requirement("DJ-19")
 @pytest.mark.parametrize("options", [{}, {"cause": "at last"}])
 async def test_a_start_within_the_lease_is_made(rig: Rig, options: dict):
     await rig.submit_one()

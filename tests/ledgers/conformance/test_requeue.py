@@ -68,7 +68,7 @@ REQUEUEABLE = {
 }
 
 
-@pytest.mark.requirement("D39", "JQ-4", "JQ-3", "RUN-8")
+@pytest.mark.requirement("D39", "JQ-4", "JQ-3")
 @pytest.mark.parametrize("lifecycle", sorted(LIFECYCLES))
 async def test_requeue_requires_a_failed_or_dead_lettered_job(rig: Rig, lifecycle: str):
     for state in LIFECYCLES[lifecycle].states:

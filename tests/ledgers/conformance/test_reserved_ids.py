@@ -56,9 +56,11 @@ async def test_the_role_that_derives_ids_may_use_them_and_a_repeat_is_the_same_j
     assert by_others == [Submitted(job_id=job.job_id, created=False) for job in jobs], "it is there: nothing is made"
 
 
-@pytest.mark.requirement("OBS-4")
 async def test_the_id_of_an_alerts_report_is_given_by_the_control_plane_only(rig: Rig):
     alert_id = "alert-b0dc72e7-42f2-4b48-9ed2-d3c9e29342a1"
+    second = report_job_id(alert_id, AlertChangeKind.RAISED, "trellis.alert.apprise-2")
+    with pytest.raises(IdReserved, match="choose another id"):
+        await rig.ledger.submit(SUBMITTER, [NewJob(job_id=second, type="work", id_is_given=True)])
     job_id = report_job_id(alert_id, AlertChangeKind.RESOLVED, "trellis.alert.webhook")
     with pytest.raises(IdReserved, match="choose another id"):
         await rig.ledger.submit(SUBMITTER, [NewJob(job_id=job_id, type="work", id_is_given=True)])

@@ -272,7 +272,7 @@ WEEK = RetentionOptions(ended_s=7 * DAY_S, unread_s=20 * DAY_S)
 
 
 async def _following(
-    rig: Rig, name: str = "projector", position: str | None = None, *, reads: bool = True
+    rig: Rig, name: str = "publisher", position: str | None = None, *, reads: bool = True
 ) -> Subscription:
     following = await rig.ledger.subscribe(PROJECTOR, name, lease_s=60.0, reads=reads)
     assert following is not None

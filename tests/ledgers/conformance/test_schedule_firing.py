@@ -17,8 +17,14 @@ from tests.ledgers.conformance.rig import ADMIN, WORKER, Rig, actor
 from trellis.bus.pointers import make_pointers
 from trellis.bus.submitter import BacklogLimit, BusSubmitter
 from trellis.bus.topics import Topics
-from trellis.engine.errors import LedgerUnavailable, OptionInvalid, ScheduleExists, ScheduleNotFound
-from trellis.engine.jobs import Actor, TypeOptions
+from trellis.engine.errors import (
+    IdempotencyMismatch,
+    LedgerUnavailable,
+    OptionInvalid,
+    ScheduleExists,
+    ScheduleNotFound,
+)
+from trellis.engine.jobs import Actor, RequestKey, Submitted, TypeOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.engine.schedules import (
@@ -122,7 +128,7 @@ async def test_a_process_that_dies_between_its_steps_leaves_the_rest_to_another(
     assert await rig.ledger.advance_schedule(WORKER, decision)
     assert decision.firing is not None
     job = await scheduled_job(due, instant_key("hourly", decision.firing), new_id=rig.new_id, bus=None)
-    submitted_id = await submit_scheduled(rig.ledger, WORKER, job)  # the second dies before it records the job
+    submitted_id = (await submit_scheduled(rig.ledger, WORKER, job)).job_id  # the second dies before it records the job
     assert (await firer(rig).run_once()).jobs == (submitted_id,)
     assert [one.job_id for one in await fired(rig)] == [job_id, submitted_id]
 
@@ -176,9 +182,13 @@ async def test_a_paused_schedule_fires_nothing_and_a_resumed_one_from_then_on(ri
     assert (report.jobs, report.next_s, firer(rig).pause_s(report)) == ((), None, POLL_S_DEFAULT)
     await schedules.resume("hourly")
     assert (await firer(rig).run_once()).jobs == ()
-    ran = await schedules.run("hourly", request="r")
-    assert await schedules.run("hourly", request="r") == ran, "one request is one job"
-    assert await schedules.ran_before("hourly", request="r")
+    key = RequestKey(scope="s", key="r", fingerprint=b"f", about="hourly", given="r")
+    ran = await schedules.run_under_key("hourly", key)
+    assert ran.created
+    again = await schedules.run_under_key("hourly", key)
+    assert again == Submitted(job_id=ran.job_id, created=False), "one request is one job"
+    with pytest.raises(IdempotencyMismatch, match="hourly"):
+        await schedules.run_under_key("hourly", replace(key, fingerprint=b"g"))
     await rig.advance(HOUR_S)
     assert len((await firer(rig).run_once()).jobs) == 1
     assert len(await fired(rig)) == 2

@@ -62,7 +62,7 @@ async def test_of_concurrent_changes_of_one_version_one_succeeds(rig: Rig):
     assert (known.spec.cron, known.version, known.firing) == ("5 * * * *", 3, None)
 
 
-@pytest.mark.requirement("RUN-9", "OBS-1", "D35")
+@pytest.mark.requirement("OBS-1", "D35")
 async def test_each_change_of_a_schedule_is_one_act_and_a_repeated_one_none(rig: Rig):
     await stored(rig)
     await stored(rig)
@@ -92,7 +92,6 @@ async def test_each_change_of_a_schedule_is_one_act_and_a_repeated_one_none(rig:
     assert await rig.ledger.schedules() == []
 
 
-@pytest.mark.requirement("RUN-9")
 async def test_a_ledger_has_a_bounded_number_of_schedules(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trellis.ledgers.sqlite.schedules.SCHEDULES_MAX", 3)
     if rig.admin_sql is not None:

@@ -174,6 +174,8 @@ async def test_a_key_counts_in_its_scope_only(rig: Rig):
         True,
         True,
     ]
+    again = rig.new_job(idempotency_key="k", idempotency_scope="a", fingerprint=b"x")
+    assert await rig.offer(again) == Submitted(job_id=jobs[0].job_id, created=False)
 
 
 @pytest.mark.requirement("DJ-5")

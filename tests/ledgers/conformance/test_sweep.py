@@ -89,6 +89,10 @@ async def test_a_death_before_the_start_is_not_the_payloads(rig: Rig):
         await rig.lose_lease()
     job = await rig.job(job_id)
     assert (job.state, job.deaths, job.attempt) == ("queued", 0, 4)
+    for _ in range(2):
+        await rig.claim_one()
+        await rig.lose_lease()
+    assert await rig.state(job_id) == "dead_lettered", "deaths after the start are counted"
 
 
 async def test_without_a_bound_on_deaths_only_attempts_count(rig: Rig):

@@ -68,7 +68,7 @@ async def test_a_feed_without_plain_jobs_reads_no_event_of_one(rig: Rig):
     assert "event_0_batch_idx" in re.findall(r'"Index Name": "(\w+)"', plan)
 
 
-@pytest.mark.requirement("OBS-3")
+@pytest.mark.requirement("DJ-13")
 async def test_events_of_few_lifecycles_are_counted_and_sampled_without_reading_plain_jobs(rig: Rig):
     await rig.submit(3)
     await rig.submit(3, lifecycle="run")
@@ -80,7 +80,7 @@ async def test_events_of_few_lifecycles_are_counted_and_sampled_without_reading_
         assert all(name.endswith("_lifecycle_type_at_idx") for name in used), "no other index, in any partition"
 
 
-@pytest.mark.requirement("OBS-4")
+@pytest.mark.requirement("DJ-13")
 async def test_recent_events_of_all_jobs_are_counted_through_the_index_on_time(rig: Rig):
     """Also while nothing is known about the table: an alert counts them every minute."""
     await rig.submit(3)

@@ -242,7 +242,6 @@ async def test_a_connection_lost_while_a_ledger_is_opened_is_a_ledger_that_does_
     assert rig.ledger.url not in str(caught.value)
 
 
-@pytest.mark.requirement("DJ-15")
 async def test_requester_of_a_cancel_in_an_earlier_generation_is_not_named_again(rig: Rig):
     held = await rig.running(max_attempts=1)
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)
@@ -366,7 +365,7 @@ async def test_a_key_given_to_a_job_that_retention_has_just_chosen_never_means_n
         await connection.close()
 
 
-@pytest.mark.requirement("DJ-5", "D61")
+@pytest.mark.requirement("D61")
 async def test_idempotency_key_of_a_removed_job_is_free(rig: Rig):
     job_id = await rig.submit_one(idempotency_key="k", fingerprint=b"x")
     await _sql(rig, "UPDATE trellis.idempotency SET id = 1000000 WHERE key = 'k'")

@@ -1,6 +1,7 @@
 """What programs use of a PostgreSQL ledger: the functions that they may call and the columns that they may read.
 
-`python -m tests.ledgers.postgres.used_by_older URL` writes it for the ledger at this URL, as `used_by_older.json`.
+`used_by_older.json` lists what the oldest supported version and those after it use. `python -m
+tests.ledgers.postgres.used_by_older URL` adds what the ledger at this URL has, and begins anew with a new oldest version.
 """
 
 import asyncio
@@ -47,5 +48,8 @@ async def surface(url: str) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    found = {"version": OLDEST_PROGRAM, **asyncio.run(surface(sys.argv[1]))}
-    USED_BY_OLDER.write_text(json.dumps(found, indent=1) + "\n")
+    recorded = json.loads(USED_BY_OLDER.read_text())
+    used = asyncio.run(surface(sys.argv[1]))
+    if recorded["version"] == OLDEST_PROGRAM:
+        used = {kind: sorted({*recorded[kind], *entries}) for kind, entries in used.items()}
+    USED_BY_OLDER.write_text(json.dumps({"version": OLDEST_PROGRAM, **used}, indent=1) + "\n")

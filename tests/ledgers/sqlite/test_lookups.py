@@ -9,6 +9,7 @@ from trellis.engine.records import JobFilter, JobPlace
 from trellis.ledgers.sqlite import claims, reads, sweep, turn
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.steps import STEP_QUERIES
+from trellis.lifecycles import LIFECYCLES, event_code
 
 LOOKUPS = {
     "events of a job": reads._READ_QUERIES.events,
@@ -109,6 +110,28 @@ def test_events_by_type_and_time_use_their_index(shell: Shell):
     values = {"type": 1, "since": 0, "limit": 1}
     plan = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._READ_QUERIES.events_by_type}", values).fetchall()
     assert any("trellis_event_type_at (type=? AND at>?)" in row[3] for row in plan)
+
+
+@pytest.mark.requirement("OBS-3")
+def test_objectives_read_the_failures_of_queue_jobs_and_of_no_others(shell: Shell):
+    values = {"type": 5, "since": 0, "limit": 1}
+    sample = shell.db.execute(f"EXPLAIN QUERY PLAN {reads._READ_QUERIES.sample_failed_queue_jobs}", values).fetchall()
+    assert [row[3] for row in sample] == [
+        "SEARCH e USING INDEX trellis_event_queue_failed (type=? AND at>?)",
+        "SEARCH s USING INTEGER PRIMARY KEY (rowid=?)",
+    ]
+    count = shell.db.execute(
+        f"EXPLAIN QUERY PLAN {reads._READ_QUERIES.count_failed_queue_jobs}", {"types": "[5, 7]", "since": 0}
+    ).fetchall()
+    assert "trellis_event_queue_failed (type=? AND at>?)" in count[0][3]
+
+
+def test_only_queue_jobs_have_the_events_of_the_index_of_their_failures():
+    """The index names them by numbers, and an event does not say its lifecycle."""
+    indexed = {(5, 8), (7, 9)}
+    for lifecycle in LIFECYCLES.values():
+        steps = {(event_code(one.event), lifecycle.code_of(one.target)) for one in lifecycle.transitions}
+        assert steps & indexed == (indexed if lifecycle.name == "queue-job" else set()), lifecycle.name
 
 
 def test_jobs_of_a_parent_use_their_index(shell: Shell):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import pytest
 
 from tests.ledgers.sqlite.people import claim, complete, submit
 from tests.ledgers.sqlite.shell import Shell
+from tests.servers.ready_python import ready_python
 from trellis.engine.verify import verify
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 
@@ -72,7 +72,7 @@ asyncio.run(main(sys.argv[1]))
 @contextmanager
 def program(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A program of its own, ended with the test whatever happens."""
-    command = [sys.executable, "-c", code, *arguments]
+    command = [ready_python(), "-c", code, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

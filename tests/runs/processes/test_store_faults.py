@@ -50,7 +50,6 @@ NAMES = (
     (re.compile(r"^.*?/faults-\d+/"), ""),
 )
 
-pytestmark = pytest.mark.requirement("PIPE-12", "PIPE-11", "RUN-7", "D14")
 
 _numbers = count(1)
 
@@ -215,6 +214,7 @@ async def all_survived(place: Place, golden: Golden, chosen: Sequence[Aimed]) ->
     assert len(never) <= 1 + len(chosen) // 20, never
 
 
+@pytest.mark.requirement("PIPE-12", "PIPE-11", "D14")
 async def test_a_request_may_fail_once_in_any_way(place: Place, figures):
     golden = await undisturbed(place)
     chosen: dict[Kind, Aimed] = {}
@@ -226,6 +226,7 @@ async def test_a_request_may_fail_once_in_any_way(place: Place, figures):
     figures(requests=golden.requests.total(), faults=len(chosen), of=len(every))
 
 
+@pytest.mark.requirement("PIPE-12", "PIPE-11", "D14")
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
 async def test_every_request_may_fail_once_in_any_way(place: Place, figures):
@@ -248,6 +249,7 @@ async def shaken(place: Place, golden: Golden, seed: int, probability: float) ->
         return status["status"]
 
 
+@pytest.mark.requirement("PIPE-12", "PIPE-11", "RUN-7", "D14")
 @pytest.mark.parametrize("runs", [2, pytest.param(60, marks=[pytest.mark.prove, pytest.mark.timeout(1800)])])
 async def test_a_run_with_faults_all_along_completes_or_says_that_the_store_failed(place: Place, runs: int, figures):
     golden, slots = await undisturbed(place), asyncio.Semaphore(AT_ONCE)
@@ -260,6 +262,7 @@ async def test_a_run_with_faults_all_along_completes_or_says_that_the_store_fail
     figures(runs=runs, **ended)
 
 
+@pytest.mark.requirement("PIPE-12", "PIPE-11", "RUN-7", "D14")
 async def test_a_store_that_is_gone_for_longer_than_runs_wait_fails_the_run_and_shows_it_when_it_is_back(place: Place):
     gone = Fault(Kind.ANSWER, "PUT", "steps/02-execute-agent.json", times=1_000)
     async with place.bucket([gone], upstream_wait_s=0.5, wait_noted_s=0.1) as bucket:

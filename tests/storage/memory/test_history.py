@@ -82,7 +82,6 @@ def test_a_change_that_no_proposal_explains_shows(memory: MemoryRepository):
     assert verify(memory).findings == (f"commit {foreign}: no proposal explains it",)
 
 
-@pytest.mark.requirement("AUTH-6")
 def test_a_forged_commit_has_no_place_among_the_versions(memory: MemoryRepository):
     applied(memory, replace("snapshot.md", "x"), proposal_id="p1")
     message = f"memory-update: {AGENT} / {RUN} / p9\n\nReason: x\n\nProposal-Id: p9\nMemory-Version: 7\n"

@@ -3,7 +3,6 @@
 import json
 import random
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.ready_python import ready_python
 from tests.storage.memory.committer import committed
 from tests.storage.memory.rig import AGENT, AT, append, apply
 from tests.storage.memory.verification import verify
@@ -28,7 +28,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def run(module: str, *arguments: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.storage.memory.{module}", *map(str, arguments)],
+            [ready_python(), "-m", f"tests.storage.memory.{module}", *map(str, arguments)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -102,7 +102,7 @@ def test_killed_writers_lose_nothing_they_acknowledged(memory: MemoryRepository,
 
 
 @pytest.mark.requirement("D23", "PIPE-11")
-@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_writer_killed_at_any_line_leaves_all_or_nothing(memory: MemoryRepository, start, sound, step: int):
     process = start("killed_at_every_line", memory.path, step)
     out, error = process.communicate(timeout=100)

@@ -72,6 +72,9 @@ _NUMBER = re.compile(
 _COMPOUND = re.compile(r"\w+(?:-\w+)*")
 _UNITS: dict[str, str] = {written: unit for unit, ways in _TABLE["units"].items() for written in ways}
 _PART = re.compile(r"[.;!?|]\s")
+_BEFORE_YEARS = frozenset[str](_TABLE["before_years"])
+_WORD_BEFORE = re.compile(r"([^\W\d_]+)\s\Z")
+_WORD_BEFORE_CHARS_MAX = 24
 _DENIALS = frozenset[str](_TABLE["denials"])
 
 
@@ -233,12 +236,25 @@ def _figures(text: str) -> Iterable[tuple[str, str]]:
         word = match["unit"] or ""
         values = [value.replace(",", ".") for value in (match["first"], match["second"]) if value]
         unit = _UNITS.get(word) or _UNITS.get(word.lower())
-        if unit is None and all(len(value) == 4 and "1000" <= value <= "2100" for value in values):
+        counts = len(word) > 2 and bool(stems(word)) and word.islower()
+        if (
+            unit is None
+            and not counts
+            and _are_years(values, before=text[max(0, match.start() - _WORD_BEFORE_CHARS_MAX) : match.start()])
+        ):
             unit = YEAR
         if unit is None and len(word) > 2 and stems(word):
             unit = f"of {stem(word.lower())}"
         if unit is not None:
             yield unit, " ".join(values)
+
+
+def _are_years(values: Sequence[str], *, before: str) -> bool:
+    """Whether figures without a unit are years: four digits each, after no word or after one such as "in" or "May"."""
+    word = _WORD_BEFORE.search(before)
+    return all(len(value) == 4 and "1000" <= value <= "2100" for value in values) and (
+        word is None or word[1].lower() in _BEFORE_YEARS
+    )
 
 
 def _shared_words(pair: StatementConflict) -> str:

@@ -579,10 +579,10 @@ async def _submit_due_retry(
     if whole is None or whole.payload is None or not events:
         raise _refused(job, actor, "it was removed meanwhile")
     request = JobRequest.read(whole.payload)
-    made = await submit_under_free_id(ledger, actor, retry_of(whole, request, events[-1], topics), key=key)
-    if made is None:
+    retry = await submit_under_free_id(ledger, actor, retry_of(whole, request, events[-1], topics), key=key)
+    if retry is None:
         raise _refused(job, actor, "the ids of its retry are other jobs")
-    return made
+    return retry
 
 
 def _refused(job: Job, actor: Actor, reason: str) -> InvalidTransition:

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from trellis.auth.matrices import permit
 from trellis.auth.ownership import is_of_sender, may_link_on_bus, scoped_key, submitter_of
-from trellis.auth.principals import sender_name
+from trellis.auth.principals import bus_sender, sender_name
 from trellis.bus.errors import BusError, BusRequestInvalid, TopicFull
 from trellis.bus.messages import (
     CANCEL,
@@ -41,7 +42,7 @@ from trellis.bus.topics import Topics
 from trellis.bus.wire.alerts import AlertLimit, AlertRates, AlertSender
 from trellis.engine import tracing
 from trellis.engine.clock import Clock
-from trellis.engine.errors import InputError, LedgerError, Refused
+from trellis.engine.errors import InputError, LedgerError, NotAllowed, Refused
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     JOB_ID_PATTERN,
@@ -247,6 +248,9 @@ class BusIntake:
         except TopicFull as error:
             await self._refuse(packet, submitted.job_id, str(error), ErrorCode.RESOURCE_EXHAUSTED)
             return
+        except NotAllowed as error:
+            await self._refuse(packet, submitted.job_id, str(error), ErrorCode.PERMISSION_DENIED)
+            return
         except (InputError, Refused) as error:
             await self._refuse(packet, submitted.job_id, str(error), ErrorCode.INVALID_INPUT)
             return
@@ -287,11 +291,12 @@ class BusIntake:
         }
         came = tracing.readable(request.env.get(tracing.IN_ENV))
         with tracing.carried(came, f"job.submit {request.topic}", about, kind=tracing.CONSUMER):
+            permitted = permit(bus_sender(packet.sender_id), "jobs.create")
             job = new_bus_job(request, self.topics, trace_id=packet.trace_id, trace=tracing.here())
             if not await may_link_on_bus(self.ledger, packet.sender_id, job.parent_id):
                 detail = f"parent_job_id: {packet.sender_id} neither submitted {job.parent_id} nor works on it"
                 raise BusRequestInvalid(detail=detail)
-            sender = Actor(role=Role.GATEWAY, name=sender_name(packet.sender_id))
+            sender = Actor(role=Role.GATEWAY, name=permitted.name)
             job = await scoped_key(self.ledger, job, sender.name)
             await self.room.admit(job, self.topics)
             return (await self.ledger.submit(sender, [job]))[0]
@@ -338,16 +343,18 @@ class BusIntake:
         if job.lifecycle != BUS_JOB.name:
             _log.info("cancel_of_unknown_job", job_id=cancel.job_id, sender=packet.sender_id)
             return True
-        if not await self._is_of(job, packet.sender_id):
-            reason = "only who submitted a job cancels it over the bus"
-            await self._alert(packet, job.job_id, ErrorCode.PERMISSION_DENIED, f"{packet.sender_id}: {reason}")
+        try:
+            own = await self._is_of(job, packet.sender_id)
+            canceller = permit(bus_sender(packet.sender_id), "jobs.cancel", own=own)
+        except NotAllowed as error:
+            await self._alert(packet, job.job_id, ErrorCode.PERMISSION_DENIED, f"{packet.sender_id}: {error}")
             return True
         if not await self._is_meant(job, cancel.dispatch):
             _log.info("cancel_of_another_attempt", job_id=job.job_id, sender=packet.sender_id)
             return True
         job = await self._open_form(job)
         await self.ledger.cancel(
-            Actor(role=Role.SUBMITTER, name=sender_name(packet.sender_id)),
+            canceller,
             job.job_id,
             CancelMode.SOFT,
             RequestId(f"bus-cancel:{job.job_id}"),

@@ -33,7 +33,7 @@ async def agent_demo(cli: Cli, slug: str) -> int:
     await migrate(url)
     make_development_key(url)
     # The demo is the same on every machine: the settings of this machine are not used.
-    async with open_instance(Settings.model_validate({}), url, name=cli.person) as instance:
+    async with open_instance(Settings.model_validate({}), url, name=cli.process) as instance:
         await instance.plant()
         run_id = (await instance.layer.trigger(slug, {}, kind=TriggerKind.MANUAL)).job_id
         cli.out.line(f"{slug} reads its sources and asks them questions: {run_id}")

@@ -142,7 +142,8 @@ async def submit(
         about = {"trellis.job_id": answer.job_id, "trellis.type": job.type, "trellis.lifecycle": job.lifecycle}
         span.note({**about, "trellis.correlation_id": job.correlation_id or ""})
     if isinstance(answer, Mismatch):
-        raise IdempotencyMismatch(key=asked.given or answer.key, job_id=answer.job_id)
+        by_id = answer.key == answer.job_id  # the id is taken, whatever the key
+        raise IdempotencyMismatch(key=answer.key if by_id else asked.given or answer.key, job_id=answer.job_id)
     if answer.created and job.lifecycle == BUS_JOB.name:
         instance.wake_bus()
     mark_replayed(response, replayed=not answer.created)
@@ -196,8 +197,8 @@ async def listing(
     jobs = _jobs(instance, caller)
     page = await jobs.list(lifecycle=lifecycle, type_=type, limit=limit, cursor=cursor, **filters)
     waits = await jobs.waits(page.items, await instance.ledger.now())
-    told = [{**job_document(job), "waits_for": waits.get(job.job_id)} for job in page.items]
-    return page_document(told, page.next_cursor)
+    documents = [{**job_document(job), "waits_for": waits.get(job.job_id)} for job in page.items]
+    return page_document(documents, page.next_cursor)
 
 
 def _jobs(instance: Instance, caller: Caller) -> LocalJobs:

@@ -27,8 +27,11 @@ from trellis.http_server.health import INSTANCE_HEADER, ProcessHealth
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
 from trellis.operations.job_documents import event_document
+from trellis.operations.runbooks import runbook
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
+
+MARKDOWN = "text/markdown"
 
 
 @router.get("/system/live", response_model=Live)
@@ -129,6 +132,18 @@ async def alerts(
 ) -> Page[AlertShape]:
     """What needs an operator: open alerts first, then those that were resolved lately, each newest first."""
     return await api_for(instance, caller).system.alerts(only_open=open, limit=limit)
+
+
+@router.get(
+    "/runbooks/{name}",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {MARKDOWN: {}}, "description": "The page, as Markdown."}, **PROBLEMS},
+)
+async def read_runbook(
+    name: Annotated[str, Path(max_length=100, examples=["jobs-wait"])], _: Annotated[Caller, requires("system.read")]
+) -> Response:
+    """The page of an alert or of an alerting rule, with the commands that help. 404 for a name without a page."""
+    return Response(runbook(name), media_type=MARKDOWN)
 
 
 @router.get("/slo", responses=PROBLEMS)

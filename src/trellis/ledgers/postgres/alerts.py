@@ -6,7 +6,9 @@ from trellis.engine.alerts import Alert, AlertChange, AlertChangeKind, AlertRoun
 from trellis.engine.jobs import NewJob
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 
-OBSERVE = "select * from observe_alerts($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+OBSERVE = "select * from observe_alerts($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
+REPORT = "report "
+"""How a row begins that is about a report, not a change."""
 
 
 async def observe(
@@ -29,14 +31,23 @@ async def observe(
             [one.text for one in observed],
             [scope.name for scope in checked.scopes],
             [scope.pattern for scope in checked.scopes],
+            [scope.name for scope in checked.unread],
+            [scope.pattern for scope in checked.unread],
+            list(checked.report_types),
+            checked.hold_s,
             checked.unseen_s,
             checked.keep_s,
         )
-        changes = [AlertChange(kind=AlertChangeKind(row["change"]), alert=alert(row)) for row in rows]
-        reports = report_jobs(changes, checked.report_types)
+        reports = [
+            job
+            for row in rows
+            if row["change"].startswith(REPORT)
+            for job in report_jobs(alert(row), AlertChangeKind(row["change"].removeprefix(REPORT)), row["report_types"])
+        ]
         if reports:
             await submit_reports(connection, reports)
-    return changes
+    changed = [row for row in rows if not row["change"].startswith(REPORT)]
+    return [AlertChange(kind=AlertChangeKind(row["change"]), alert=alert(row)) for row in changed]
 
 
 def alert(row: PostgresRow) -> Alert:

@@ -458,19 +458,19 @@ class PostgresLedger(PostgresReads):
         require(by, "retain")
         check_retention(options)
         times = (options.ended_s, options.signals_s, options.unread_s, options.batch)
-        asked = (await self._actor(by), _ages(options), *times, reason(options.cause), options.from_the_start)
+        arguments = (await self._actor(by), _ages(options), *times, reason(options.cause), options.from_the_start)
         rows = await self._admin_lane.call(
             "retain",
             "",
-            lambda c, _: c.fetch("select * from retain($1, $2, $3, $4, $5, $6, $7, $8)", *asked),
+            lambda c, _: c.fetch("select * from retain($1, $2, $3, $4, $5, $6, $7, $8)", *arguments),
         )
         return RetentionReport(**dict(rows[0]))
 
     async def plan_retention(self, options: RetentionOptions) -> list[PlannedRemoval]:
         check_retention(options)
-        found = await self.fetch("select * from retention_plan($1, $2)", _ages(options), options.unread_s)
+        groups = await self.fetch("select * from retention_plan($1, $2)", _ages(options), options.unread_s)
         keep_s = {code: age.keep_s for code, age in stored_ages(options).items()}
-        return planned_removals([PlannedGroup(**dict(row)) for row in found], keep_s, lambda at: at)
+        return planned_removals([PlannedGroup(**dict(row)) for row in groups], keep_s, lambda at: at)
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
         require(actor, "pause")
@@ -501,23 +501,23 @@ class PostgresLedger(PostgresReads):
 
     async def _save_schedule(self, actor: int, record: ScheduleRecord, cause: str | None) -> bool:
         target = (record.name, record.version, record.spec.to_json(), record.spec.topic is not None, record.paused)
-        asked = (actor, *target, record.owner, record.since, record.next_at, reason(cause))
+        arguments = (actor, *target, record.owner, record.since, record.next_at, reason(cause))
         sql = "select save_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-        return await self._admin_lane.call("save_schedule", record.name, lambda c, _: c.fetchval(sql, *asked))
+        return await self._admin_lane.call("save_schedule", record.name, lambda c, _: c.fetchval(sql, *arguments))
 
     async def remove_schedule(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "remove_schedule")
-        asked = (await self._actor(actor), name, reason(cause))
-        removed = await self._admin("remove_schedule", "select remove_schedule($1, $2, $3)", *asked)
+        arguments = (await self._actor(actor), name, reason(cause))
+        removed = await self._admin("remove_schedule", "select remove_schedule($1, $2, $3)", *arguments)
         self._notifier.notify_events()
         return removed
 
     async def advance_schedule(self, actor: Actor, record: ScheduleRecord) -> bool:
         require(actor, "advance_schedule")
         times = (record.since, record.next_at, record.firing, record.last_at)
-        asked = (await self._actor(actor), record.name, record.version, *times, record.last_job, record.skipped)
+        arguments = (await self._actor(actor), record.name, record.version, *times, record.last_job, record.skipped)
         sql = "select advance_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-        return await self._admin("advance_schedule", sql, *asked)
+        return await self._admin("advance_schedule", sql, *arguments)
 
     async def limit_key(self, actor: Actor, key: str, limit: int, *, cause: str | None = None) -> None:
         require(actor, "limit_key")
@@ -592,7 +592,7 @@ class PostgresLedger(PostgresReads):
             return await alert_rows.observe(connection, number, checked, submit_reports)
 
         changes = await self._admin_lane.call("observe_alerts", "", work)
-        if changes and checked.report_types:
+        if checked.report_types:  # it may have reported what another evaluator changed
             self._notifier.notify()
         return changes
 
@@ -602,9 +602,9 @@ class PostgresLedger(PostgresReads):
         require(actor, "seal")
         check_next_head(head, after)
         now, before = rows.head_arguments(head), rows.head_arguments(after)
-        asked = (await self._actor(actor), *now, *before, [act.no for act in acts])
+        arguments = (await self._actor(actor), *now, *before, [act.no for act in acts])
         statement = "select extend_audit_chain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-        return await self._admin("extend_audit_chain", statement, *asked)
+        return await self._admin("extend_audit_chain", statement, *arguments)
 
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)

@@ -172,9 +172,9 @@ async def _migrate(
 
 def locked_tables(migrations: Sequence[str]) -> tuple[str, ...]:
     """The tables that these migrations need: TABLES first, then others that they change and do not create."""
-    made = {table for text in migrations for table in _MADE.findall(text)}
+    new_tables = {table for text in migrations for table in _MADE.findall(text)}
     changed = {table for text in migrations for table in _CHANGED.findall(text)}
-    return (*TABLES, *sorted(changed - made - set(TABLES)))
+    return (*TABLES, *sorted(changed - new_tables - set(TABLES)))
 
 
 async def _lock_tables(connection: PostgresConnection, tables: Sequence[str]) -> None:
@@ -276,14 +276,17 @@ async def stored_version(connection: PostgresConnection) -> int:
 
 
 async def check_version(connection: PostgresConnection, url: str) -> None:
-    """Raise LedgerNotMigrated unless this program can use the ledger: of its own version, or newer and compatible."""
-    found, needed = await stored_version(connection), schema_version()
-    if found < needed:
-        raise LedgerNotMigrated(found=found, needed=needed, url=url)
-    if found > needed:
+    """Check that this program can use the ledger, which has its version or a newer one that still serves it.
+
+    Raises LedgerNotMigrated for an older ledger, and LedgerNewer for one that serves this version no more.
+    """
+    stored, needed = await stored_version(connection), schema_version()
+    if stored < needed:
+        raise LedgerNotMigrated(found=stored, needed=needed, url=url)
+    if stored > needed:
         oldest = await connection.fetchval("select value from trellis.meta where name = 'oldest_program'")
         if oldest is None or int(oldest) > needed:
-            raise LedgerNewer(found=found, oldest=oldest or found, version=needed)
+            raise LedgerNewer(found=stored, oldest=oldest or stored, version=needed)
 
 
 def _constants() -> LiteralString:

@@ -55,10 +55,10 @@ def move_arguments(actor: int, move: Move) -> tuple[object, ...]:
 
 
 async def run_moves(
-    connection: PostgresConnection, asked: Sequence[tuple[object, ...]], key: RequestKey | None = None
+    connection: PostgresConnection, arguments: Sequence[tuple[object, ...]], key: RequestKey | None = None
 ) -> list[PostgresRow]:
     """The result rows of these moves, in order. Each item holds a move's arguments. A move with a key comes alone."""
-    rows = await connection.fetch(MOVES, *map(list, zip(*asked, strict=True)), request_keys.key_argument(key))
+    rows = await connection.fetch(MOVES, *map(list, zip(*arguments, strict=True)), request_keys.key_argument(key))
     return sorted(rows, key=lambda row: row["n"])
 
 
@@ -133,11 +133,11 @@ def moved_answer(job_id: str, row: PostgresRow, trigger: str, role: Role) -> Mov
 
 
 async def cancel(
-    connection: PostgresConnection, job_id: JobId, asked: tuple[object, ...], role: Role, key: RequestKey | None
+    connection: PostgresConnection, job_id: JobId, arguments: tuple[object, ...], role: Role, key: RequestKey | None
 ) -> Moved | NotMoved | CancelRequested | None:
     """Cancel one job with the function's arguments; None when an answer is stored with the key. Raises JobNotFound."""
     argument = request_keys.key_argument(key)
-    rows = await connection.fetch("select * from cancel($1, $2, $3, $4, $5, $6, $7)", *asked, argument)
+    rows = await connection.fetch("select * from cancel($1, $2, $3, $4, $5, $6, $7)", *arguments, argument)
     if not rows:
         raise JobNotFound(job_id=job_id)
     row = rows[0]

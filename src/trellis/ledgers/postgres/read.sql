@@ -359,7 +359,8 @@ limit $1
 
 -- name: alert_mark
 select coalesce((select m.value::bigint from meta m where m.name = 'alert_round'), 0) as mark,
-       exists (select from alert o where o.resolved_at is null) as has_open
+       exists (select from alert o where o.resolved_at is null) as has_open,
+       exists (select from alert o where o.resolved_at is not null and o.report_types <> '{}') as has_unreported
 
 -- name: alert
 select o.* from alert o where o.id = $1

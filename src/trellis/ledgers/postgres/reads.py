@@ -190,8 +190,8 @@ class PostgresReads:
         return await self._read_lane.call("read", "", read)
 
     async def job(self, job_id: JobId) -> Job | None:
-        found = await self.fetch(READ_QUERIES.job, job_id)
-        return rows.job(found[0]) if found else None
+        stored = await self.fetch(READ_QUERIES.job, job_id)
+        return rows.job(stored[0]) if stored else None
 
     async def jobs(
         self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
@@ -279,23 +279,23 @@ class PostgresReads:
         """The number of the filter's type; None for any, 0 for an unknown type."""
         if where.type is None:
             return None
-        found = await self.fetch(READ_QUERIES.type_by_name, where.type)
-        return found[0]["id"] if found else 0
+        stored = await self.fetch(READ_QUERIES.type_by_name, where.type)
+        return stored[0]["id"] if stored else 0
 
     async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
         check_children(limit)
         before = ChildMark.read(since)
-        found = await self.fetch(READ_QUERIES.children, parent_id, before.last, limit)
-        anew = not before.stands(found[0]["many"], int(found[0]["total"]))
+        stored = await self.fetch(READ_QUERIES.children, parent_id, before.last, limit)
+        anew = not before.stands(stored[0]["many"], int(stored[0]["total"]))
         if anew:
-            found = await self.fetch(READ_QUERIES.children, parent_id, 0, limit)
-        new = [(row["id"], JobId(row["job_id"])) for row in found if row["id"] is not None]
+            stored = await self.fetch(READ_QUERIES.children, parent_id, 0, limit)
+        new = [(row["id"], JobId(row["job_id"])) for row in stored if row["id"] is not None]
         return children_after(before, new, anew=anew)
 
     async def peek_ready(self, lifecycle: str, *, each: int) -> list[Job]:
         check_peek_limit(each)
-        found = await self.fetch(READ_QUERIES.heads, lifecycle_named(lifecycle).code, each, HEADS_MAX)
-        return [rows.job(row) for row in found]
+        stored = await self.fetch(READ_QUERIES.heads, lifecycle_named(lifecycle).code, each, HEADS_MAX)
+        return [rows.job(row) for row in stored]
 
     async def holds(self, job_ids: Sequence[JobId]) -> list[HeldLease]:
         check_ids(job_ids)
@@ -303,8 +303,8 @@ class PostgresReads:
 
     async def expiring(self, lifecycle: str, *, within_s: float, limit: int) -> list[HeldLease]:
         check_expiring(within_s, limit)
-        found = await self.fetch(READ_QUERIES.expiring, lifecycle_named(lifecycle).code, within_s, limit)
-        return [rows.hold(row) for row in found]
+        stored = await self.fetch(READ_QUERIES.expiring, lifecycle_named(lifecycle).code, within_s, limit)
+        return [rows.hold(row) for row in stored]
 
     async def events(self, job_id: JobId) -> list[Event]:
         return [rows.event(row) for row in await self.fetch(READ_QUERIES.events, job_id)]
@@ -333,33 +333,33 @@ class PostgresReads:
     ) -> list[Event]:
         code = event_code(type_) if type_ else None
         if correlation_id is not None:
-            found = await self.fetch(READ_QUERIES.events_by_correlation, correlation_id, since, limit, code)
+            stored = await self.fetch(READ_QUERIES.events_by_correlation, correlation_id, since, limit, code)
         elif code is not None:
-            found = await self.fetch(READ_QUERIES.events_by_type, code, since, limit)
+            stored = await self.fetch(READ_QUERIES.events_by_type, code, since, limit)
         else:
             raise OptionInvalid(option="type_", value=None, expected="a type or a correlation id")
-        return [rows.event(row) for row in found]
+        return [rows.event(row) for row in stored]
 
     async def count_events(
         self, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
     ) -> dict[str, int]:
         codes = {event_code(type_): type_ for type_ in types}
         if lifecycle is None:
-            found = await self._fetch_by_index(READ_QUERIES.count_events, list(codes), since)
+            counts = await self._fetch_by_index(READ_QUERIES.count_events, list(codes), since)
         elif (code := lifecycle_named(lifecycle).code) in FREQUENT:
-            found = await self._fetch_by_index(READ_QUERIES.count_frequent_events, list(codes), since, code)
+            counts = await self._fetch_by_index(READ_QUERIES.count_frequent_events, list(codes), since, code)
         else:
-            found = await self.fetch(READ_QUERIES.count_infrequent_events, list(codes), since, code)
-        counted = {row["type"]: row["many"] for row in found}
+            counts = await self.fetch(READ_QUERIES.count_infrequent_events, list(codes), since, code)
+        counted = {row["type"]: row["many"] for row in counts}
         return {type_: counted.get(code, 0) for code, type_ in codes.items()}
 
     async def sample_events(
         self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
     ) -> list[SampledEvent]:
         check_sample(lifecycle, limit)
-        found, codes = LIFECYCLES[lifecycle], [event_code(type_) for type_ in dict.fromkeys(types)]
-        sampled = await self.fetch(READ_QUERIES.sample_events, codes, since, found.code, limit)
-        return [rows.sampled_event(row, found) for row in sampled]
+        of, codes = LIFECYCLES[lifecycle], [event_code(type_) for type_ in dict.fromkeys(types)]
+        sampled = await self.fetch(READ_QUERIES.sample_events, codes, since, of.code, limit)
+        return [rows.sampled_event(row, of) for row in sampled]
 
     async def feed(
         self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
@@ -427,15 +427,15 @@ class PostgresReads:
         return _position_text(((await self.fetch(READ_QUERIES.feed_end))[0][0], ID_MAX, 0))
 
     async def result(self, job_id: JobId) -> bytes | None:
-        found = await self.fetch(READ_QUERIES.result, job_id)
-        return found[0]["body"] if found else None
+        stored = await self.fetch(READ_QUERIES.result, job_id)
+        return stored[0]["body"] if stored else None
 
     async def find_by_idempotency_key(self, scope: str, key: str, fingerprint: bytes) -> Submitted | Mismatch | None:
-        found = await self.fetch(READ_QUERIES.key_used, CALLER_SCOPE + scope, key)
-        if not found:
+        stored = await self.fetch(READ_QUERIES.key_used, CALLER_SCOPE + scope, key)
+        if not stored:
             return None
-        job_id = JobId(found[0]["job_id"])
-        same = found[0]["fingerprint"] == fingerprint
+        job_id = JobId(stored[0]["job_id"])
+        same = stored[0]["fingerprint"] == fingerprint
         return Submitted(job_id=job_id, created=False) if same else Mismatch(key=key, job_id=job_id)
 
     async def find_request(self, key: RequestKey) -> StoredRequest | None:
@@ -467,8 +467,8 @@ class PostgresReads:
         return [rows.dead_letter(row) for row in found]
 
     async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
-        found = await self.fetch(READ_QUERIES.dead_letter, job_id)
-        return rows.dead_letter(found[0]) if found else None
+        stored = await self.fetch(READ_QUERIES.dead_letter, job_id)
+        return rows.dead_letter(stored[0]) if stored else None
 
     async def figures(self) -> LedgerFigures:
         return rows.figures(await self.fetch(READ_QUERIES.figures, DEAD_LETTERS_COUNTED_MAX))
@@ -483,17 +483,17 @@ class PostgresReads:
         return [rows.schedule(row) for row in await self.fetch(READ_QUERIES.schedules, name, SCHEDULES_MAX)]
 
     async def due_schedules(self, *, topics: bool) -> DueSchedules:
-        found = await self.fetch(READ_QUERIES.due_schedules, topics, DUE_MAX)
-        due = tuple(rows.schedule(row) for row in found if row["name"] is not None)
-        return DueSchedules(now=found[0]["now"], due=due, next_at=found[0]["later"])
+        stored = await self.fetch(READ_QUERIES.due_schedules, topics, DUE_MAX)
+        due = tuple(rows.schedule(row) for row in stored if row["name"] is not None)
+        return DueSchedules(now=stored[0]["now"], due=due, next_at=stored[0]["later"])
 
     async def home_issuer(self) -> str | None:
-        found = await self.fetch(READ_QUERIES.home_issuer)
-        return found[0]["value"] if found else None
+        stored = await self.fetch(READ_QUERIES.home_issuer)
+        return stored[0]["value"] if stored else None
 
     async def audit_head(self) -> AuditHead | None:
-        found = await self.fetch(READ_QUERIES.audit_head)
-        return AuditHead(**dict(found[0])) if found else None
+        stored = await self.fetch(READ_QUERIES.audit_head)
+        return AuditHead(**dict(stored[0])) if stored else None
 
     async def workers(self) -> list[WorkerRecord]:
         return [
@@ -502,30 +502,30 @@ class PostgresReads:
         ]
 
     async def waiting_types(self, *, limit: int) -> list[WaitingType]:
-        found = await self.fetch(READ_QUERIES.waiting_types, min(limit, ALERTS_MAX))
+        stored = await self.fetch(READ_QUERIES.waiting_types, min(limit, ALERTS_MAX))
         return [
             WaitingType(
                 type=row["name"], lifecycle=BY_CODE[row["lifecycle"]].name, waited_s=max(0.0, row["waited_s"] or 0.0)
             )
-            for row in found
+            for row in stored
         ]
 
     async def stage_steps(self, *, each: int) -> list[Event]:
         types = [event_code(type_) for type_ in STAGE_STEP_TYPES]
-        found = await self.fetch(READ_QUERIES.stage_steps, types, min(each, ALERTS_MAX))
-        return [rows.event(row) for row in found]
+        stored = await self.fetch(READ_QUERIES.stage_steps, types, min(each, ALERTS_MAX))
+        return [rows.event(row) for row in stored]
 
     async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
-        found = await self.fetch(READ_QUERIES.alerts, min(limit, ALERTS_MAX), not only_open)
-        return [alert_rows.alert(row) for row in found]
+        stored = await self.fetch(READ_QUERIES.alerts, min(limit, ALERTS_MAX), not only_open)
+        return [alert_rows.alert(row) for row in stored]
 
     async def alert_mark(self) -> AlertMark:
-        (found,) = await self.fetch(READ_QUERIES.alert_mark)
-        return AlertMark(mark=found["mark"], has_open=found["has_open"])
+        (stored,) = await self.fetch(READ_QUERIES.alert_mark)
+        return AlertMark(mark=stored["mark"], has_open=stored["has_open"], has_unreported=stored["has_unreported"])
 
     async def alert(self, alert_id: str) -> Alert | None:
-        found = await self.fetch(READ_QUERIES.alert, alert_id)
-        return alert_rows.alert(found[0]) if found else None
+        stored = await self.fetch(READ_QUERIES.alert, alert_id)
+        return alert_rows.alert(stored[0]) if stored else None
 
     async def followers(self) -> list[SubscriberRecord]:
         return [SubscriberRecord(**dict(row)) for row in await self.fetch(READ_QUERIES.followers)]
@@ -562,14 +562,14 @@ class PostgresReads:
 
     async def unpaired(self) -> list[UnpairedArtifact]:
         pairs = [list(column) for states in (COMPLETED, FINAL) for column in zip(*states, strict=True)]
-        found = await self.fetch(READ_QUERIES.unpaired, *pairs)
-        return [UnpairedArtifact(**dict(row)) for row in found]
+        stored = await self.fetch(READ_QUERIES.unpaired, *pairs)
+        return [UnpairedArtifact(**dict(row)) for row in stored]
 
     async def inspect(self) -> list[Finding]:
-        found = await self.fetch(READ_QUERIES.inspect)
+        figures = await self.fetch(READ_QUERIES.inspect)
         return (
-            findings(found[0])
-            if found
+            findings(figures[0])
+            if figures
             else [Finding(check="ledger", severity=FindingSeverity.ERROR, detail="the ledger does not answer")]
         )
 
@@ -579,10 +579,10 @@ async def _snapshot(
 ) -> tuple[list[PostgresRow], list[PostgresRow], list[PostgresRow]]:
     """Jobs, their events and their dead letters as of one moment, so that `verify` is reliable on a busy ledger."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        found = await connection.fetch(READ_QUERIES.histories, after, limit)
-        keys = [row["id"] for row in found]
+        jobs = await connection.fetch(READ_QUERIES.histories, after, limit)
+        keys = [row["id"] for row in jobs]
         return (
-            found,
+            jobs,
             await connection.fetch(READ_QUERIES.events_of, keys),
             await connection.fetch(READ_QUERIES.dead_letters_of, keys),
         )

@@ -60,6 +60,7 @@ def job(row: PostgresRow) -> Job:
         owner=row["owner_name"] if row["place"] == STORED_PLACES[JobPlace.LEASED] else None,
         lease_expires_at=row["until"],
         cancel_requested=row["cancel_at"] is not None,
+        cancel_due_at=row["cancel_at"],
         cancel_asked_by=row.get("asked_by"),
         cancel_asked_at=row.get("asked_at"),
         cancel_cause=row.get("asked_why"),
@@ -196,15 +197,15 @@ def queue_depth(row: PostgresRow) -> QueueDepth:
     )
 
 
-def figures(found: Sequence[PostgresRow]) -> LedgerFigures:
+def figures(stored: Sequence[PostgresRow]) -> LedgerFigures:
     """The rows of `figures`: one per type with dead letters, or one without a type."""
     return LedgerFigures(
         dead_letters=tuple(
             DeadLetterCount(type=row["type_name"], lifecycle=BY_CODE[row["lifecycle"]].name, count=row["many"])
-            for row in found
+            for row in stored
             if row["type_name"] is not None
         ),
-        swept_at=found[0]["tick"],
+        swept_at=stored[0]["tick"],
     )
 
 

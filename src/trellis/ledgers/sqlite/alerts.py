@@ -1,6 +1,7 @@
 """Alerts in an SQLite ledger, and the reads that only their conditions need. The rules are in `engine/alerts.py`."""
 
-from typing import LiteralString
+from collections.abc import Sequence
+from typing import LiteralString, NamedTuple
 
 from trellis.engine.alerts import (
     STAGE_STEP_TYPES,
@@ -10,9 +11,10 @@ from trellis.engine.alerts import (
     AlertMark,
     AlertObservation,
     AlertRound,
+    is_in,
     report_jobs,
 )
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, NewJob
 from trellis.engine.records import Event, WaitingType
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows, submit
@@ -32,28 +34,61 @@ _ALERT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/alerts.sql")
 def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertChange]:
     """Store what a round observed. Returns the alerts that it raised or resolved."""
     ((number,),) = tx.db.execute(_ALERT_QUERIES.next_round).fetchall()
-    unseen = {row[0] for row in tx.db.execute(_ALERT_QUERIES.not_seen_after, (checked.mark,))}
+    observers = {id_: _Observer(*seen) for id_, *seen in tx.db.execute(_ALERT_QUERIES.observers)}
     opened = {(one.name, one.subject): one for one in _alerts(tx, _ALERT_QUERIES.open_alerts, OPEN_MAX)}
     observed = {(one.name, one.subject): one for one in checked.observed}
     changes: list[AlertChange] = []
     for key, one in observed.items():
         if key in opened:
             values = {"value": one.value, "text": one.text, "now": tx.now, "round": number, "open_id": opened[key].id}
-            tx.db.execute(_ALERT_QUERIES.see, values)
+            tx.db.execute(_ALERT_QUERIES.see, {**values, "by": actor.name})
         else:
-            changes += _raised(tx, one, checked, number)
+            changes += _raised(tx, actor, one, checked, number)
     for key, alert in opened.items():
-        if key not in observed and _is_over(tx, alert, checked, is_unseen=alert.id in unseen):
+        if key in observed:
+            continue
+        if is_in(alert, checked.unread):
+            tx.db.execute(_ALERT_QUERIES.not_read, (tx.now, alert.id))
+        elif _is_over(tx, actor, alert, checked, observers[alert.id]):
             (row,) = tx.db.execute(_ALERT_QUERIES.resolve, (tx.now, number, alert.id)).fetchall()
             changes.append(AlertChange(kind=AlertChangeKind.RESOLVED, alert=_alert(row)))
-    tx.db.execute(_ALERT_QUERIES.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
-    reports = report_jobs(changes, checked.report_types)
-    if reports:
+    if reports := _reports(tx, checked.report_types, number):
         submit.submit(tx, actor, reports)
+    tx.db.execute(_ALERT_QUERIES.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
     return changes
 
 
-def _raised(tx: Transaction, one: AlertObservation, checked: AlertRound, number: int) -> list[AlertChange]:
+class _Observer(NamedTuple):
+    """Who saw an open alert last."""
+
+    seen_in: int
+    seen_by: str
+    unread_at: int
+
+
+def _reports(tx: Transaction, types: Sequence[str], number: int) -> list[NewJob]:
+    """The jobs that say through these channels what they have not said about alerts, and which channels have said it."""
+    if not types:
+        return []
+    made: list[NewJob] = []
+    for id_, stored in tx.db.execute(_ALERT_QUERIES.to_report, {"now": tx.now, "round": number}).fetchall():
+        found, said = alert(tx, id_), stored.split()
+        assert found is not None, "it was read in this transaction"
+        may_begin = found.resolved_at is None or rows.microseconds(found.resolved_at) == tx.now
+        missing = [one for one in types if one not in said] if may_begin else []
+        made += report_jobs(found, AlertChangeKind.RAISED, missing)
+        said += missing
+        if found.resolved_at is not None:
+            made += report_jobs(found, AlertChangeKind.RESOLVED, [one for one in said if one in types])
+            said = [one for one in said if one not in types]
+        if said != stored.split():
+            tx.db.execute(_ALERT_QUERIES.reported, (" ".join(said), id_))
+    return made
+
+
+def _raised(
+    tx: Transaction, actor: Actor, one: AlertObservation, checked: AlertRound, number: int
+) -> list[AlertChange]:
     values = {
         "id": one.id,
         "name": one.name,
@@ -63,44 +98,44 @@ def _raised(tx: Transaction, one: AlertObservation, checked: AlertRound, number:
         "now": tx.now,
         "round": number,
         "mark": checked.mark,
+        "by": actor.name,
     }
-    made = tx.db.execute(_ALERT_QUERIES.raise_alert, values).fetchall()
-    return [AlertChange(kind=AlertChangeKind.RAISED, alert=_alert(row)) for row in made]
+    raised = tx.db.execute(_ALERT_QUERIES.raise_alert, values).fetchall()
+    return [AlertChange(kind=AlertChangeKind.RAISED, alert=_alert(row)) for row in raised]
 
 
-def _is_over(tx: Transaction, alert: Alert, checked: AlertRound, *, is_unseen: bool) -> bool:
-    """Whether an alert that this round did not observe is to be resolved.
-
-    `is_unseen` says that no other round has seen it since this one began to read.
-    """
-    in_scope = any(one.name == alert.name and f"{alert.subject}\n".startswith(one.pattern) for one in checked.scopes)
-    is_old = rows.microseconds(alert.last_seen_at) < tx.now - int(checked.unseen_s * US)
-    return (in_scope and is_unseen) or is_old
+def _is_over(tx: Transaction, actor: Actor, alert: Alert, checked: AlertRound, seen: _Observer) -> bool:
+    """Whether an alert that this round did not observe is to be resolved."""
+    seen_at = rows.microseconds(alert.last_seen_at)
+    may_decide = seen.seen_by in {"", actor.name} or seen_at <= tx.now - int(checked.hold_s * US)
+    is_unseen = seen.seen_in <= checked.mark
+    is_old = max(seen_at, seen.unread_at) < tx.now - int(checked.unseen_s * US)
+    return (may_decide and is_unseen and is_in(alert, checked.scopes)) or is_old
 
 
 def mark(tx: Transaction) -> AlertMark:
-    ((number, has_open),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
-    return AlertMark(mark=number, has_open=bool(has_open))
+    ((number, has_open, has_unreported),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
+    return AlertMark(mark=number, has_open=bool(has_open), has_unreported=bool(has_unreported))
 
 
 def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:
     """Open alerts, then resolved ones, each newest first."""
-    found = _alerts(tx, _ALERT_QUERIES.open_alerts, limit)
-    if not only_open and len(found) < limit:
-        found += _alerts(tx, _ALERT_QUERIES.resolved_alerts, limit - len(found))
-    return found
+    listed = _alerts(tx, _ALERT_QUERIES.open_alerts, limit)
+    if not only_open and len(listed) < limit:
+        listed += _alerts(tx, _ALERT_QUERIES.resolved_alerts, limit - len(listed))
+    return listed
 
 
 def alert(tx: Transaction, alert_id: str) -> Alert | None:
-    found = tx.db.execute(_ALERT_QUERIES.alert, (alert_id,)).fetchall()
-    return _alert(found[0]) if found else None
+    stored = tx.db.execute(_ALERT_QUERIES.alert, (alert_id,)).fetchall()
+    return _alert(stored[0]) if stored else None
 
 
 def waiting_types(tx: Transaction, *, limit: int) -> list[WaitingType]:
-    found = tx.db.execute(_ALERT_QUERIES.waiting_since, (limit,)).fetchall()
+    stored = tx.db.execute(_ALERT_QUERIES.waiting_since, (limit,)).fetchall()
     return [
         WaitingType(type=name, lifecycle=BY_CODE[lifecycle].name, waited_s=max(0.0, (tx.now - since) / US))
-        for name, lifecycle, since in found
+        for name, lifecycle, since in stored
     ]
 
 

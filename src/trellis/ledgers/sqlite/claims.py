@@ -149,8 +149,8 @@ def _pick(
 
 def _overtaking(tx: Transaction, wanted: list[_TypeDemand], lifecycle: Lifecycle, job_id: JobId) -> JobKey | None:
     """The only job of a claim, if it is of a demanded type. If it waits for its key, it gets a slot that is not held."""
-    found = tx.db.execute(STEP_QUERIES.find_key_of_job, (job_id,)).fetchall()
-    row = job_row(tx, found[0][0]) if found else None
+    stored = tx.db.execute(STEP_QUERIES.find_key_of_job, (job_id,)).fetchall()
+    row = job_row(tx, stored[0][0]) if stored else None
     if row is None or row.lifecycle != lifecycle.code or row.type not in {one.id for one in wanted}:
         return None
     if row.place == PARKED:
@@ -273,10 +273,10 @@ def _claimed_before(tx: Transaction, who: ActorRef, lifecycle: Lifecycle, reques
 
     They are in the order in which they were submitted, as on PostgreSQL, which does not keep the order of a claim.
     """
-    found = tx.db.execute(_CLAIM_QUERIES.claim_before, (request.claim_id,)).fetchall()
-    if not found:
+    stored = tx.db.execute(_CLAIM_QUERIES.claim_before, (request.claim_id,)).fetchall()
+    if not stored:
         return None
-    leases: dict[int, int] = dict(json.loads(found[0][0]))
+    leases: dict[int, int] = dict(json.loads(stored[0][0]))
     types = {tx.names.known_type(lifecycle.code, one.type): one for one in request.types}
     living: list[Claimed] = []
     for row in _load(tx, sorted(leases)):

@@ -1,10 +1,10 @@
 """Opens the SQLite file: URLs, library version, pragmas, and the translation of errors."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import apsw
 
@@ -52,6 +52,20 @@ class Database(Protocol):
     def execute(self, sql: str, bindings: Any = ..., /) -> ResultRows: ...
 
     def executemany(self, sql: str, bindings: Any, /) -> ResultRows: ...
+
+
+class ScratchDatabase(Database, Protocol):
+    """A database in a temporary file, which is deleted when it is closed."""
+
+    def close(self) -> None: ...
+
+
+def open_scratch_database(tables: Iterable[str]) -> ScratchDatabase:
+    """Open a database for intermediate results, with these tables. Nothing in it survives the process."""
+    database = cast("ScratchDatabase", apsw.Connection(""))  # SQLite chooses a temporary file for an empty name
+    for statement in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", *tables):
+        database.execute(statement).fetchall()
+    return database
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,8 +117,8 @@ class _TypeControl:
 
 
 def _control(tx: Transaction, type_: str) -> _TypeControl:
-    found = tx.db.execute(_CONTROL_QUERIES.control_of, (type_,)).fetchall()
-    return _TypeControl(*found[0]) if found else _TypeControl()
+    stored = tx.db.execute(_CONTROL_QUERIES.control_of, (type_,)).fetchall()
+    return _TypeControl(*stored[0]) if stored else _TypeControl()
 
 
 def _note(
@@ -174,16 +174,16 @@ def ack(tx: Transaction, following: Subscription, position: str | None, *, lease
 
 
 def release_retention(tx: Transaction, actor: Actor, name: str, *, cause: str | None = None) -> bool:
-    found = tx.db.execute(_CONTROL_QUERIES.is_waited_for, (name,)).fetchall()
-    if found and found[0][0]:
+    stored = tx.db.execute(_CONTROL_QUERIES.is_waited_for, (name,)).fetchall()
+    if stored and stored[0][0]:
         tx.db.execute(_CONTROL_QUERIES.leave_behind, (name,))
         _note(tx, actor, LEFT_BEHIND, name, ("waited for", "left behind"), cause)
-    return bool(found)
+    return bool(stored)
 
 
 def home_issuer(tx: Transaction) -> str | None:
-    found = tx.db.execute(_CONTROL_QUERIES.home_issuer).fetchall()
-    return None if not found else str(found[0][0])
+    stored = tx.db.execute(_CONTROL_QUERIES.home_issuer).fetchall()
+    return None if not stored else str(stored[0][0])
 
 
 def set_home_issuer(

@@ -409,10 +409,10 @@ class SqliteLedger:
     async def histories(self, *, batch: int = 500) -> AsyncIterator[JobHistory]:
         after = 0
         while True:
-            found, after = await self.reader.run(partial(reads.histories, after=after, limit=batch))
-            if not found:
+            page, after = await self.reader.run(partial(reads.histories, after=after, limit=batch))
+            if not page:
                 return
-            for history in found:
+            for history in page:
                 yield history
 
     async def inspect(self) -> list[Finding]:

@@ -53,6 +53,7 @@ from trellis.ledgers.sqlite.plan import (
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Phase, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
+from trellis.lifecycles.queue_job import QUEUE_JOB
 
 # Reads: short transactions on the reader's own connection.
 
@@ -62,23 +63,25 @@ OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
 POSITION_DIGITS = 16
 COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed_states()])
 FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
+QUEUE_JOB_FAILURES = frozenset({"job_failed", "job_dead_lettered"})
+"""Events of queue jobs that have an index of their own: other lifecycles have events of the same types, and many more."""
 
 
 _READ_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/read.sql")
 
 
 def job(tx: Transaction, job_id: JobId) -> Job | None:
-    found = tx.db.execute(_READ_QUERIES.job, (job_id,)).fetchall()
-    if not found:
+    stored = tx.db.execute(_READ_QUERIES.job, (job_id,)).fetchall()
+    if not stored:
         return None
-    one = rows.job(found[0])
+    one = rows.job(stored[0])
     if one.place is JobPlace.ENDED:
         ends = tx.db.execute(_READ_QUERIES.ended_though_asked_to_stop, (job_id,)).fetchall()
         return with_cancel_request_of(one, cancel_request_in(ends[0][0])) if ends else one
-    asked = tx.db.execute(_READ_QUERIES.asked_to_stop, (job_id,)).fetchall() if one.cancel_requested else []
-    if not asked:
+    cancel_requests = tx.db.execute(_READ_QUERIES.asked_to_stop, (job_id,)).fetchall() if one.cancel_requested else []
+    if not cancel_requests:
         return one
-    by, at, why = asked[0]
+    by, at, why = cancel_requests[0]
     return replace(one, cancel_asked_by=by, cancel_asked_at=rows.moment_or_none(at), cancel_cause=why)
 
 
@@ -96,9 +99,9 @@ def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | 
     if not where.of_open_state:
         raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
     values = _filter(where) | {"after": 0 if cursor is None else _cursor(cursor), "limit": page_size(limit) + 1}
-    found = tx.db.execute(_READ_QUERIES.jobs_oldest, values).fetchall()
-    page = found[:limit]
-    more = len(found) > limit
+    stored = tx.db.execute(_READ_QUERIES.jobs_oldest, values).fetchall()
+    page = stored[:limit]
+    more = len(stored) > limit
     return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][27]) if more and page else None)
 
 
@@ -106,8 +109,8 @@ def children(tx: Transaction, parent_id: JobId, *, since: str | None, limit: int
     check_children(limit)
     before = ChildMark.read(since)
     anew = not before.stands(*tx.db.execute(_READ_QUERIES.children_below, (parent_id, before.last)).fetchall()[0])
-    found = tx.db.execute(_READ_QUERIES.children_above, (parent_id, 0 if anew else before.last, limit)).fetchall()
-    return children_after(before, found, anew=anew)
+    stored = tx.db.execute(_READ_QUERIES.children_above, (parent_id, 0 if anew else before.last, limit)).fetchall()
+    return children_after(before, stored, anew=anew)
 
 
 def peek_ready(tx: Transaction, lifecycle: str, *, each: int) -> list[Job]:
@@ -157,10 +160,10 @@ def feed(
     if end <= after:
         return FeedPage(events=(), positions=(), position=_text(after))
     values = {"after": after, "end": end, "lifecycles": lifecycle_bits(lifecycle), "limit": page_size(limit)}
-    found = tx.db.execute(_READ_QUERIES.feed, values).fetchall()
-    reached = found[-1][15] if len(found) == limit else max(end, after)
-    positions = tuple(_text(row[15]) for row in found)
-    return FeedPage(events=tuple(map(rows.event, found)), positions=positions, position=_text(reached))
+    stored = tx.db.execute(_READ_QUERIES.feed, values).fetchall()
+    reached = stored[-1][15] if len(stored) == limit else max(end, after)
+    positions = tuple(_text(row[15]) for row in stored)
+    return FeedPage(events=tuple(map(rows.event, stored)), positions=positions, position=_text(reached))
 
 
 def feed_end(tx: Transaction) -> str:
@@ -191,6 +194,8 @@ def count_events(
     values: dict[str, str | int | None] = {"types": json.dumps(list(codes)), "since": rows.microseconds(since)}
     if lifecycle is None or _is_sole_user(lifecycle, types):
         counted = dict(tx.db.execute(_READ_QUERIES.count_events, values).fetchall())
+    elif lifecycle == QUEUE_JOB.name and QUEUE_JOB_FAILURES.issuperset(types):
+        counted = dict(tx.db.execute(_READ_QUERIES.count_failed_queue_jobs, values).fetchall())
     else:
         values["lifecycle"] = lifecycle_code(lifecycle)
         counted = dict(tx.db.execute(_READ_QUERIES.count_events_of_lifecycle, values).fetchall())
@@ -207,15 +212,13 @@ def _is_sole_user(lifecycle: str, types: Sequence[str]) -> bool:
 def sample_events(
     tx: Transaction, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
 ) -> list[SampledEvent]:
-    found, sampled = LIFECYCLES[lifecycle], list[SampledEvent]()
+    of, sampled = LIFECYCLES[lifecycle], list[SampledEvent]()
     for type_ in dict.fromkeys(types):
-        values = {
-            "type": event_code(_known_type(type_)),
-            "since": rows.microseconds(since),
-            "lifecycle": found.code,
-            "limit": limit,
-        }
-        sampled += [rows.sampled_event(row, found) for row in tx.db.execute(_READ_QUERIES.sample_events, values)]
+        values = {"type": event_code(_known_type(type_)), "since": rows.microseconds(since), "limit": limit}
+        query = _READ_QUERIES.sample_failed_queue_jobs
+        if lifecycle != QUEUE_JOB.name or type_ not in QUEUE_JOB_FAILURES:
+            query, values["lifecycle"] = _READ_QUERIES.sample_events, of.code
+        sampled += [rows.sampled_event(row, of) for row in tx.db.execute(query, values)]
     return sampled
 
 
@@ -227,25 +230,25 @@ def _known_type(type_: str) -> str:
 
 def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:
     key = _key_of(tx, job_id)
-    found = [] if key is None else tx.db.execute(_READ_QUERIES.signals, (key, page_size(limit))).fetchall()
-    return [Signal(job_id=job_id, type=type_, ts=rows.moment(at), data=data) for type_, at, data in found]
+    stored = [] if key is None else tx.db.execute(_READ_QUERIES.signals, (key, page_size(limit))).fetchall()
+    return [Signal(job_id=job_id, type=type_, ts=rows.moment(at), data=data) for type_, at, data in stored]
 
 
 def keys_over(tx: Transaction) -> list[KeyOverLimit]:
-    found = tx.db.execute(_READ_QUERIES.keys_over).fetchall()
-    return [KeyOverLimit(key=key, held=held, limit=limit) for key, held, limit in found]
+    stored = tx.db.execute(_READ_QUERIES.keys_over).fetchall()
+    return [KeyOverLimit(key=key, held=held, limit=limit) for key, held, limit in stored]
 
 
 def unpaired(tx: Transaction) -> list[UnpairedArtifact]:
     values = {"completed": COMPLETED, "final": FINAL}
-    found = tx.db.execute(_READ_QUERIES.unpaired, values).fetchall()
-    return [UnpairedArtifact(job_id=job_id, complete=bool(done), artifacts=count) for job_id, done, count in found]
+    stored = tx.db.execute(_READ_QUERIES.unpaired, values).fetchall()
+    return [UnpairedArtifact(job_id=job_id, complete=bool(done), artifacts=count) for job_id, done, count in stored]
 
 
 def result(tx: Transaction, job_id: JobId) -> bytes | None:
     key = _key_of(tx, job_id)
-    found = [] if key is None else tx.db.execute(_READ_QUERIES.result, (key, tx.now)).fetchall()
-    return found[0][0] if found else None
+    stored = [] if key is None else tx.db.execute(_READ_QUERIES.result, (key, tx.now)).fetchall()
+    return stored[0][0] if stored else None
 
 
 def read_journal(tx: Transaction, job_id: JobId) -> dict[str, bytes]:
@@ -262,8 +265,8 @@ def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str |
 
 
 def dead_letter(tx: Transaction, job_id: JobId) -> DeadLetter | None:
-    found = tx.db.execute(_READ_QUERIES.dead_letter, (job_id,)).fetchall()
-    return rows.dead_letter(found[0]) if found else None
+    stored = tx.db.execute(_READ_QUERIES.dead_letter, (job_id,)).fetchall()
+    return rows.dead_letter(stored[0]) if stored else None
 
 
 def queues(tx: Transaction) -> list[QueueDepth]:
@@ -297,8 +300,8 @@ def figures(tx: Transaction) -> LedgerFigures:
 
 
 def workers(tx: Transaction) -> list[WorkerRecord]:
-    found = tx.db.execute(_READ_QUERIES.workers).fetchall()
-    return [WorkerRecord(name=name, seen_at=rows.moment(at), held=held, info=info) for name, at, held, info in found]
+    stored = tx.db.execute(_READ_QUERIES.workers).fetchall()
+    return [WorkerRecord(name=name, seen_at=rows.moment(at), held=held, info=info) for name, at, held, info in stored]
 
 
 def followers(tx: Transaction) -> list[SubscriberRecord]:
@@ -316,15 +319,15 @@ def followers(tx: Transaction) -> list[SubscriberRecord]:
 
 def histories(tx: Transaction, after: int, limit: int) -> tuple[list[JobHistory], int]:
     """A batch of jobs with all their events, and the key to continue after."""
-    found = tx.db.execute(_READ_QUERIES.job_keys, (after, limit)).fetchall()
+    page = tx.db.execute(_READ_QUERIES.job_keys, (after, limit)).fetchall()
     made: list[JobHistory] = []
-    for key, job_id in found:
+    for key, job_id in page:
         one = job(tx, job_id)
         if one is not None:
             past = tuple(rows.event(row) for row in tx.db.execute(_READ_QUERIES.events, (key,)))
             letters = tuple(rows.dead_letter(row) for row in tx.db.execute(_READ_QUERIES.dead_letters_of, (key,)))
             made.append(JobHistory(job=one, events=past, dead_letters=letters))
-    return made, found[-1][0] if found else after
+    return made, page[-1][0] if page else after
 
 
 def any_ready(tx: Transaction, types: list[str]) -> bool:
@@ -390,8 +393,8 @@ def _is_open(lifecycle: int, state: int) -> bool:
 
 
 def _key_of(tx: Transaction, job_id: JobId) -> int | None:
-    found = tx.db.execute(_READ_QUERIES.key_of, (job_id,)).fetchall()
-    return found[0][0] if found else None
+    stored = tx.db.execute(_READ_QUERIES.key_of, (job_id,)).fetchall()
+    return stored[0][0] if stored else None
 
 
 def _cursor(text: str | None) -> int:
@@ -480,5 +483,5 @@ def _submission(row: rows.SqliteRow, keys: list[IdempotencyKey]) -> Submission:
 def _dead_letters(tx: Transaction, events: Sequence[Event]) -> dict[str, DeadLetter]:
     if not events:
         return {}
-    found = map(rows.dead_letter, tx.db.execute(_RECORD_QUERIES.dead_letters_at, (_pairs(events),)))
-    return {f"{letter.job_id}-{letter.version}": letter for letter in found}
+    letters = map(rows.dead_letter, tx.db.execute(_RECORD_QUERIES.dead_letters_at, (_pairs(events),)))
+    return {f"{letter.job_id}-{letter.version}": letter for letter in letters}

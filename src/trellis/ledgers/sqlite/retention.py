@@ -8,6 +8,7 @@ from trellis.engine.admin_acts import LEDGER_SUBJECT, RETAINED, NewAct
 from trellis.engine.jobs import Actor
 from trellis.engine.records import PlannedRemoval, RetentionOptions, RetentionReport, StateAge
 from trellis.engine.request_keys import KEY_S_MIN
+from trellis.engine.subscription import PROJECTOR
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.retention_plan import PlannedGroup, planned_removals, stored_ages
 from trellis.ledgers.sqlite import audit_chain, request_keys, rows
@@ -70,6 +71,7 @@ class _RetentionHorizon:
 
     read_up_to: int | None
     sealed_up_to: int | None
+    """None if the audit chain does not seal this ledger."""
     now: int
     unread: int
     ages: Mapping[int, StateAge]
@@ -77,9 +79,11 @@ class _RetentionHorizon:
     @classmethod
     def at(cls, tx: Transaction, options: RetentionOptions) -> "_RetentionHorizon":
         read_up_to: int | None = tx.db.execute(_RETENTION_QUERIES.read_up_to).fetchall()[0][0]
-        head = audit_chain.head(tx)
-        sealed = None if head is None else int(head.position or 0)
-        return cls(read_up_to, sealed, tx.now, int(options.unread_s * US), stored_ages(options))
+        sealed_up_to: int | None = None
+        if tx.db.execute(_RETENTION_QUERIES.is_sealed, (PROJECTOR,)).fetchall()[0][0]:
+            head = audit_chain.head(tx)
+            sealed_up_to = int(head.position or 0) if head is not None else 0
+        return cls(read_up_to, sealed_up_to, tx.now, int(options.unread_s * US), stored_ages(options))
 
     @property
     def ended_before(self) -> int | None:
@@ -119,14 +123,13 @@ def retain(tx: Transaction, options: RetentionOptions, by: Actor) -> RetentionRe
     signals = rows_changed(tx)
     tx.db.execute(_RETENTION_QUERIES.drop_claims, (tx.now - int(CLAIM_S * US), options.batch))
     claims = rows_changed(tx)
-    acts = _drop_acts(tx, options)
+    acts = _drop_acts(tx, options, horizon, jobs_removed=purged.jobs > 0)
     tx.db.execute(_RETENTION_QUERIES.drop_workers, (tx.now - int(WORKER_S * US),))
     changes = request_keys.drop_old(tx, options.batch)
     full = options.batch in {results, signals, claims, changes}
     more = _prune_keys(tx, options.batch) or purged.more or full
-    # The removal of acts of retention alone is not recorded: each such record would lead to another one.
-    if purged.jobs or set(acts) - {RETAINED}:
-        _record(tx, options, by, purged, len(acts))
+    if purged.jobs or acts:
+        _record(tx, options, by, purged, acts)
     return RetentionReport(
         jobs=purged.jobs,
         events=purged.events,
@@ -135,17 +138,30 @@ def retain(tx: Transaction, options: RetentionOptions, by: Actor) -> RetentionRe
         keys=purged.keys + changes,
         more=more,
         unread=purged.unread,
-        acts=len(acts),
+        acts=acts,
     )
 
 
-def _drop_acts(tx: Transaction, options: RetentionOptions) -> list[str]:
-    """Remove old acts. Returns their events."""
+def _drop_acts(tx: Transaction, options: RetentionOptions, horizon: _RetentionHorizon, *, jobs_removed: bool) -> int:
+    """Remove old acts. Returns how many.
+
+    Every removal is recorded as an act. So one old act of retention stays until something else is removed: otherwise
+    each record of a removal would lead to another one.
+    """
     if options.ended_s is None:
-        return []
+        return 0
     before = tx.now - int(options.ended_s * US)
-    of_acts = {"before": before, "unread_before": before - int(options.unread_s * US), "limit": options.batch}
-    return [event for (event,) in tx.db.execute(_RETENTION_QUERIES.drop_acts, of_acts).fetchall()]
+    values = {
+        "before": before,
+        "unread_before": before - int(options.unread_s * US),
+        "is_sealed": horizon.sealed_up_to is not None,
+        "limit": options.batch,
+    }
+    old = tx.db.execute(_RETENTION_QUERIES.old_acts, values).fetchall()
+    if not jobs_removed and [event for _, event in old] == [RETAINED]:
+        return 0
+    tx.db.executemany(_RETENTION_QUERIES.drop_act, [(number,) for number, _ in old])
+    return len(old)
 
 
 def _record(tx: Transaction, options: RetentionOptions, by: Actor, purged: _PurgeReport, acts: int) -> None:
@@ -188,9 +204,9 @@ def plan(tx: Transaction, options: RetentionOptions) -> list[PlannedRemoval]:
         "read": horizon.read_up_to,
         "unread": horizon.unread,
     }
-    found = [PlannedGroup(*row) for row in tx.db.execute(_RETENTION_QUERIES.plan, values).fetchall()]
+    groups = [PlannedGroup(*row) for row in tx.db.execute(_RETENTION_QUERIES.plan, values).fetchall()]
     keep_s = {code: age.keep_s for code, age in horizon.ages.items()}
-    return planned_removals(found, keep_s, rows.moment)
+    return planned_removals(groups, keep_s, rows.moment)
 
 
 def _prune_keys(tx: Transaction, limit: int) -> bool:
@@ -257,11 +273,11 @@ def _purge_kept(tx: Transaction, options: RetentionOptions, horizon: _RetentionH
 
     A requeued one is met by the walk again after it has ended.
     """
-    found = tx.db.execute(_RETENTION_QUERIES.kept, (tx.now, options.batch)).fetchall()
-    for job, place, seq, at, version, code, job_id, has_letter, key_count, key_at in found:
+    kept = tx.db.execute(_RETENTION_QUERIES.kept, (tx.now, options.batch)).fetchall()
+    for job, place, seq, at, version, code, job_id, has_letter, key_count, key_at in kept:
         if place < ENDED_WELL:
             tx.db.execute(_RETENTION_QUERIES.forget_kept, (job,))
         else:
             one = _EndedJob(job, seq, at, version, code, job_id, bool(has_letter), key_count, key_at)
             _purge_or_keep(tx, one, horizon, done)
-    done.more = done.more or len(found) == options.batch
+    done.more = done.more or len(kept) == options.batch

@@ -99,6 +99,7 @@ def job(row: SqliteRow) -> Job:
         owner=owner if held else None,
         lease_expires_at=moment_or_none(until) if held else None,
         cancel_requested=cancel_at is not None,
+        cancel_due_at=moment_or_none(cancel_at),
         concurrency_key=key,
         correlation_id=correlation,
         trace=trace,

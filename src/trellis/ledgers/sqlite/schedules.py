@@ -23,16 +23,16 @@ _SCHEDULE_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/schedules.sql")
 
 
 def find(tx: Transaction, name: str | None = None) -> list[ScheduleRecord]:
-    found = tx.db.execute(_SCHEDULE_QUERIES.all, {"name": name, "limit": SCHEDULES_MAX})
-    return [_record(row) for row in found]
+    stored = tx.db.execute(_SCHEDULE_QUERIES.all, {"name": name, "limit": SCHEDULES_MAX})
+    return [_record(row) for row in stored]
 
 
 def due(tx: Transaction, *, topics: bool) -> DueSchedules:
     """The schedules that are due, and when the next of the others is."""
     values = {"now": tx.now, "topics": int(topics)}
-    found = [_record(row) for row in tx.db.execute(_SCHEDULE_QUERIES.due, {**values, "limit": DUE_MAX})]
+    schedules = [_record(row) for row in tx.db.execute(_SCHEDULE_QUERIES.due, {**values, "limit": DUE_MAX})]
     ((next_at,),) = tx.db.execute(_SCHEDULE_QUERIES.next_at, values).fetchall()
-    return DueSchedules(now=rows.moment(tx.now), due=tuple(found), next_at=rows.moment_or_none(next_at))
+    return DueSchedules(now=rows.moment(tx.now), due=tuple(schedules), next_at=rows.moment_or_none(next_at))
 
 
 def save(tx: Transaction, actor: Actor, record: ScheduleRecord, *, cause: str | None = None) -> bool:
@@ -73,11 +73,11 @@ def _record_acts(
 
 
 def remove(tx: Transaction, actor: Actor, name: str, *, cause: str | None = None) -> bool:
-    found = tx.db.execute(_SCHEDULE_QUERIES.remove, (name,)).fetchall()
-    if found:
-        act = NewAct(event=REMOVED, subject=name, source=found[0][0][:TEXT_CHARS_MAX], cause=cause)
+    removed = tx.db.execute(_SCHEDULE_QUERIES.remove, (name,)).fetchall()
+    if removed:
+        act = NewAct(event=REMOVED, subject=name, source=removed[0][0][:TEXT_CHARS_MAX], cause=cause)
         control.record(tx, actor, act)
-    return bool(found)
+    return bool(removed)
 
 
 def advance(tx: Transaction, actor: Actor, record: ScheduleRecord) -> bool:  # noqa: ARG001 - not recorded

@@ -39,7 +39,6 @@ class SqliteSnapshot:
 
     def copy_to(self, path: Path, on_pages: Callable[[int], None]) -> None:
         """Write the held state into a new file. `on_pages` is called with the number of pages copied."""
-        copied = 0
         try:
             target = apsw.Connection(str(path))
             try:
@@ -47,8 +46,7 @@ class SqliteSnapshot:
                 with target.backup("main", self._reading, "main") as copying:
                     while not copying.done:
                         copying.step(PAGES_A_STEP)
-                        copied = copying.page_count - copying.remaining
-                        on_pages(copied)
+                        on_pages(copying.page_count - copying.remaining)
             finally:
                 target.close()
         except apsw.Error as error:

@@ -59,10 +59,10 @@ def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only
     by = tx.names.actor_id(actor.name)
     for one in types:
         row = _row(one)
-        found = tx.db.execute(_TYPE_OPTION_QUERIES.declared, (row[1], one.type)).fetchall()
-        if not found or (not only_new and found[0] != row):
+        stored = tx.db.execute(_TYPE_OPTION_QUERIES.declared, (row[1], one.type)).fetchall()
+        if not stored or (not only_new and stored[0] != row):
             tx.db.execute(_TYPE_OPTION_QUERIES.declare, (*row, by, tx.now))
-            before = options_text(_options(found[0])) if found else None
+            before = options_text(_options(stored[0])) if stored else None
             act = NewAct(event=TYPE_OPTIONS, subject=one.type, source=before, target=options_text(one), cause=DECLARED)
             control.record(tx, actor, act)
 

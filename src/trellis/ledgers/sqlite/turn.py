@@ -174,10 +174,10 @@ def _staged(tx: Transaction, actor: Actor, advance: Advance, step: StoredStep) -
 
     It must be staged and belong to the job; otherwise nothing of the turn is written.
     """
-    found = tx.db.execute(STEP_QUERIES.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
-    if not found:
+    artifacts = tx.db.execute(STEP_QUERIES.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
+    if not artifacts:
         raise _refusal(actor, advance, step.target_name, f"{advance.finalizes} is no artifact of this job")
-    artifact, lifecycle, state = found[0]
+    artifact, lifecycle, state = artifacts[0]
     if (lifecycle, state, Trigger.FINALIZE) not in STEPS:
         stands = f"artifact {advance.finalizes} is {STATE_NAMES[lifecycle, state]}"
         raise _refusal(actor, advance, step.target_name, stands)
@@ -286,5 +286,5 @@ def _cancelled_instead(tx: Transaction, who: ActorRef, advance: Advance, step: S
 
 def _is_final(tx: Transaction, advance: Advance) -> bool:
     """Whether this artifact was finalized by the job's completion. A job has one final artifact."""
-    found = tx.db.execute(STEP_QUERIES.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
-    return bool(found) and found[0][1:] in FINAL_STATES
+    artifacts = tx.db.execute(STEP_QUERIES.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
+    return bool(artifacts) and artifacts[0][1:] in FINAL_STATES

@@ -16,7 +16,7 @@ from dulwich.objects import Blob, ObjectID, ShaFile
 from dulwich.refs import DiskRefsContainer, Ref
 from dulwich.repo import Repo, UnsupportedExtension, UnsupportedVersion
 
-from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, open_beside
+from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, open_beside, sync_folder
 from trellis.storage.memory.errors import MemoryBusy, MemoryMissing, MemoryOfAnother, MemoryUnavailable
 from trellis.storage.memory.layout import FILE_BYTES_MAX
 from trellis.storage.objects.store import CREATE, ObjectStore
@@ -208,15 +208,6 @@ def unavailable_on_os_error() -> Generator[None]:
         yield
     except OSError as error:
         raise MemoryUnavailable(reason=error.strerror or str(error)) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the entries of a folder to disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _make_folder(folder: Path, top: int) -> None:

@@ -10,6 +10,10 @@ declare
   print bytea := decode(p_request[3], 'hex');
   stored request_key;
 begin
+  if length(p_request[1]) > 500 or length(p_request[2]) > 200 or length(print) > 64 or length(p_request[4]) > 200 then
+    raise exception 'the key of a request has a scope of at most 500 characters, a key of 200, a fingerprint of 64 bytes, and 200 characters '
+      'that say what the request is about' using errcode = 'TR004';
+  end if;
   for n in 1..10 loop
     insert into request_key (scope, key, at, fingerprint, about) values (own_scope, p_request[2], trellis.now(), print, p_request[4])
       on conflict do nothing;

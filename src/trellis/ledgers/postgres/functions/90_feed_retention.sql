@@ -81,14 +81,20 @@ begin
        and (f.pos, e.id, e.version) <= (slowest.pos, slowest.id, slowest.version)));
 end $$;
 
+-- Whether the audit chain seals this ledger: it has begun, or a projector, which begins it, follows the feed and is waited
+-- for.
+create or replace function _is_sealed() returns boolean language sql stable set search_path from current as $$
+  select exists (select from audit_head) or exists (select from follower_place p where p.name = 'projector' and p.waits)
+$$;
+
 -- Which of these ended jobs have a last event that the audit chain does not reach. None where nothing seals this ledger.
 create or replace function _unsealed(p_ids bigint[]) returns bigint[] language plpgsql set search_path from current as $$
 declare
   head record;
 begin
+  if not _is_sealed() then return '{}'; end if;
   select h.at[1]::numeric as pos, h.at[2]::numeric as id, h.at[3]::numeric as version into head
     from (select regexp_match(coalesce(a.place, ''), '^(\d{1,20})\.(\d{1,20})\.(\d{1,10})') as at from audit_head a) h;
-  if not found then return '{}'; end if;
   return array(select n.id from ended n where n.id = any(p_ids) and not exists (
     select from event e join feed f on f.batch = e.batch where e.id = n.id and e.version = n.version
        and (f.pos, e.id, e.version) <= (head.pos, head.id, head.version)));
@@ -149,7 +155,8 @@ declare
   round_goes_on boolean;
   renewals int;
   changes int;
-  others int;
+  is_sealed boolean := _is_sealed();
+  old_acts bigint[];
   facts jsonb;
 begin
   perform _require(a.role, 'retain');
@@ -206,13 +213,14 @@ begin
   delete from ended n where n.id = any(gone);
   delete from job j where j.id = any(gone);
   get diagnostics jobs = row_count;
-  with dropped as (delete from act c where c.no = any(array(
-    select o.no from act o where o.at < now_at - p_acts_s * interval '1 s'
+  old_acts := array(select o.no from act o where o.at < now_at - p_acts_s * interval '1 s'
        and (o.published or o.at < now_at - (p_acts_s + p_unread_s) * interval '1 s')
-       and (o.sealed or not exists (select from audit_head)) limit p_limit for update skip locked)) returning c.event)
-  select count(*), count(*) filter (where d.event <> 'retention.removed') into acts, others from dropped d;
-  -- The removal of acts of retention alone is not recorded: each such record would lead to another one.
-  if jobs > 0 or others > 0 then
+       and (o.sealed or not is_sealed) order by o.no limit p_limit for update skip locked);
+  -- Every removal is recorded as an act. So one old act of retention stays until something else is removed: otherwise each
+  -- record of a removal would lead to another one.
+  if jobs > 0 or cardinality(old_acts) > 1 or exists (select from act c where c.no = any(old_acts) and c.event <> 'retention.removed') then
+    delete from act c where c.no = any(old_acts);
+    get diagnostics acts = row_count;
     facts := facts || jsonb_build_object('events', events, 'acts', acts, 'acts_before',
       case when acts > 0 then _moment_text(now_at - p_acts_s * interval '1 s') end);
     perform _record_act(p_actor, a.role, 'retention.removed', 'ledger', null, null, p_cause, null, null, facts::text);
@@ -244,7 +252,7 @@ begin
     raise exception 'database role % may not %', session_user, _action('retain') using errcode = 'TR002';
   end if;
   select p.pos, p.id, p.version into slowest from follower_place p where p.waits order by p.pos, p.id, p.version limit 1;
-  select count(*) > 0 as seals, max(h.at[1])::numeric as pos, max(h.at[2])::numeric as id, max(h.at[3])::numeric as version into head
+  select _is_sealed() as seals, max(h.at[1])::numeric as pos, max(h.at[2])::numeric as id, max(h.at[3])::numeric as version into head
     from (select regexp_match(coalesce(a.place, ''), '^(\d{1,20})\.(\d{1,20})\.(\d{1,10})') as at from audit_head a) h;
   return query
   select w.code, count(*), min(w.at), w.over, w.letter, w.keyed, w.unsealed, w.unread

@@ -80,3 +80,15 @@ returns table (jobs int, events int, results int, signals int, keys int, more bo
 language sql stable security definer set search_path from current as $$
   select 0, 0, 0, 0, 0, false, 0
 $$;
+
+-- Until version 29: an evaluator that reports only what it raised and resolved itself. 180 s is the hold of this version.
+create or replace function observe_alerts(p_actor int, p_mark bigint, p_ids text[], p_names text[], p_subjects text[],
+                                          p_values float8[], p_texts text[], p_scope_names text[], p_scope_prefixes text[],
+                                          p_unseen_s float8, p_keep_s float8)
+returns table (change text, id text, name text, subject text, value float8, text text, raised_at timestamptz, last_seen_at timestamptz,
+               resolved_at timestamptz)
+language sql set search_path from current as $$
+  select o.change, o.id, o.name, o.subject, o.value, o.text, o.raised_at, o.last_seen_at, o.resolved_at
+    from observe_alerts(p_actor, p_mark, p_ids, p_names, p_subjects, p_values, p_texts, p_scope_names, p_scope_prefixes,
+                        '{}', '{}', '{}', 180, p_unseen_s, p_keep_s) o
+$$;

@@ -13,21 +13,34 @@ SELECT id, name, subject, value, text, raised_at, last_seen_at, resolved_at FROM
 
 -- name: mark
 SELECT coalesce((SELECT value FROM trellis_meta WHERE key = 'alert_round'), 0),
-  EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_at IS NULL);
+  EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_at IS NULL),
+  EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_at IS NOT NULL AND report_types <> '');
 
 -- name: next_round
 INSERT INTO trellis_meta (key, value) VALUES ('alert_round', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value;
 
--- name: not_seen_after
-SELECT id FROM trellis_alert WHERE resolved_at IS NULL AND seen_in <= ?;
+-- name: observers
+SELECT id, seen_in, seen_by, unread_at FROM trellis_alert WHERE resolved_at IS NULL;
+
+-- name: not_read
+UPDATE trellis_alert SET unread_at = ? WHERE id = ?;
+
+-- Alerts whose beginning or end is to be reported: those that are open, those that this round has resolved, and those that ended after their
+-- beginning was reported.
+-- name: to_report
+SELECT id, report_types FROM trellis_alert
+WHERE resolved_at IS NULL OR (resolved_at = :now AND resolved_in = :round) OR (resolved_at IS NOT NULL AND report_types <> '');
+
+-- name: reported
+UPDATE trellis_alert SET report_types = ? WHERE id = ?;
 
 -- name: see
-UPDATE trellis_alert SET value = :value, text = :text, last_seen_at = :now, seen_in = :round WHERE id = :open_id;
+UPDATE trellis_alert SET value = :value, text = :text, last_seen_at = :now, seen_in = :round, seen_by = :by WHERE id = :open_id;
 
 -- A cause that somebody found to be over after this round had read it is not raised again.
 -- name: raise_alert
-INSERT INTO trellis_alert (id, name, subject, value, text, raised_at, last_seen_at, seen_in)
-SELECT :id, :name, :subject, :value, :text, :now, :now, :round
+INSERT INTO trellis_alert (id, name, subject, value, text, raised_at, last_seen_at, seen_in, seen_by)
+SELECT :id, :name, :subject, :value, :text, :now, :now, :round, :by
 WHERE NOT EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_in > :mark AND name = :name AND subject = :subject)
 ON CONFLICT DO NOTHING
 RETURNING id, name, subject, value, text, raised_at, last_seen_at, resolved_at;

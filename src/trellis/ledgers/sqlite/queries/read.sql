@@ -203,6 +203,18 @@ WHERE e.type IN (SELECT value FROM json_each(:types)) AND e.at >= :since GROUP B
 SELECT e.type, count(*) FROM trellis_event e INDEXED BY trellis_event_type_at CROSS JOIN trellis_job j ON j.id = e.job
 WHERE e.type IN (SELECT value FROM json_each(:types)) AND e.at >= :since AND j.lifecycle = :lifecycle GROUP BY e.type;
 
+-- The same of queue jobs that failed or became DEAD. The index's condition must stand here word for word.
+-- name: count_failed_queue_jobs
+SELECT e.type, count(*) FROM trellis_event e INDEXED BY trellis_event_queue_failed
+WHERE ((type = 5 AND target = 8) OR (type = 7 AND target = 9))
+  AND e.type IN (SELECT value FROM json_each(:types)) AND e.at >= :since GROUP BY e.type;
+
+-- name: sample_failed_queue_jobs
+SELECT e.type, e.at, s.created_at, e.role, e.source, e.cause, e.data
+FROM trellis_event e INDEXED BY trellis_event_queue_failed CROSS JOIN trellis_submission s ON s.id = e.job
+WHERE ((type = 5 AND target = 8) OR (type = 7 AND target = 9))
+  AND e.type = :type AND e.at >= :since ORDER BY e.at DESC, e.seq DESC LIMIT :limit;
+
 -- The newest events of one type and lifecycle, in the order of the index, read backwards.
 -- name: sample_events
 SELECT e.type, e.at, s.created_at, e.role, e.source, e.cause, e.data

@@ -13,6 +13,10 @@ INSERT INTO trellis_meta (key, value) VALUES ('retained_up_to', ?) ON CONFLICT (
 -- name: read_up_to
 SELECT min(CAST(place AS INTEGER)) FROM trellis_follower WHERE place NOT LIKE '!%';
 
+-- Whether the audit chain seals this ledger: it has begun, or a projector, which begins it, follows the feed and is waited for.
+-- name: is_sealed
+SELECT EXISTS (SELECT 1 FROM trellis_audit_head) OR EXISTS (SELECT 1 FROM trellis_follower WHERE name = ? AND place NOT LIKE '!%');
+
 -- name: next_events
 SELECT e.seq, e.at, iif(j.seq = e.seq AND j.place >= 5, j.id, NULL), j.version, j.lifecycle * 16 + j.state,
   (SELECT s.job_id FROM trellis_submission s WHERE s.id = j.id),
@@ -78,10 +82,12 @@ DELETE FROM trellis_concurrency_key WHERE id > ? AND id <= ? AND changed_by IS N
 -- name: drop_claims
 DELETE FROM trellis_claim WHERE claim_id IN (SELECT claim_id FROM trellis_claim WHERE at <= ? ORDER BY at LIMIT ?);
 
--- name: drop_acts
-DELETE FROM trellis_act WHERE no IN (SELECT no FROM trellis_act ORDER BY no LIMIT :limit)
-  AND at <= :before AND (published OR at <= :unread_before)
-  AND (sealed OR NOT EXISTS (SELECT 1 FROM trellis_audit_head)) RETURNING event;
+-- name: old_acts
+SELECT no, event FROM trellis_act WHERE no IN (SELECT no FROM trellis_act ORDER BY no LIMIT :limit)
+  AND at <= :before AND (published OR at <= :unread_before) AND (sealed OR NOT :is_sealed);
+
+-- name: drop_act
+DELETE FROM trellis_act WHERE no = ?;
 
 -- name: drop_workers
 DELETE FROM trellis_worker WHERE seen_at <= ?;
