@@ -211,6 +211,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/agents/run"): lambda *_: {"json": {"agent_slug": VIOLIN}},
     ("PATCH", "/agents/{slug}/status"): lambda *_: {"slug": LOGICIAN, "json": {"status": "paused"}},
     ("GET", "/agents/{slug}"): lambda *_: {"slug": VIOLIN},
+    ("GET", "/agents/{slug}/sources"): lambda *_: {"slug": VIOLIN},
     ("GET", "/runs/{run_id}"): lambda world, _: {"run_id": world.run},
     ("GET", "/runs/{run_id}/status"): lambda world, _: {"run_id": world.run},
     ("GET", "/runs/{run_id}/steps"): lambda world, _: {"run_id": world.run},
@@ -237,6 +238,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/memory/{agent_id}/read"): lambda *_: {"agent_id": VIOLIN},
     ("GET", "/memory/{agent_id}/deep"): lambda *_: {"agent_id": VIOLIN, "params": {"part": "decisions"}},
     ("GET", "/memory/{agent_id}/history"): lambda *_: {"agent_id": VIOLIN},
+    ("GET", "/memory/{agent_id}/diff"): lambda *_: {"agent_id": VIOLIN, "params": {"from_version": 0}},
     ("POST", "/memory/{agent_id}/propose"): lambda *_: {
         "agent_id": VIOLIN,
         "json": {"summary": "one more", "updates": [UPDATE]},

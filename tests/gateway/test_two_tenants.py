@@ -32,6 +32,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/agents"): REFUSED,
     ("POST", "/agents/run"): REFUSED,
     ("GET", "/agents/{slug}"): REFUSED,
+    ("GET", "/agents/{slug}/sources"): REFUSED,
     ("PATCH", "/agents/{slug}/status"): REFUSED,
     ("POST", "/artifacts"): REFUSED,
     ("GET", "/artifacts"): REFUSED,
@@ -71,6 +72,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/lifecycles/{name}"): RULE,
     ("POST", "/logic/{agent_id}/propose"): REFUSED,
     ("GET", "/memory/{agent_id}/deep"): REFUSED,
+    ("GET", "/memory/{agent_id}/diff"): REFUSED,
     ("GET", "/memory/{agent_id}/history"): REFUSED,
     ("POST", "/memory/{agent_id}/propose"): REFUSED,
     ("GET", "/memory/{agent_id}/read"): REFUSED,
@@ -318,6 +320,7 @@ def about(agent: str) -> tuple[tuple[str, str, Any], ...]:
         ("POST", f"/logic/{agent}/propose", {"summary": "better", "text": "Obey."}),
         ("GET", f"/memory/{agent}/read", None),
         ("GET", f"/memory/{agent}/history", None),
+        ("GET", f"/memory/{agent}/diff?from_version=0", None),
         ("GET", f"/memory/{agent}/deep?part=decisions", None),
         ("POST", "/inbox/submit", {"intent": {"action": "propose-note", "target": f"{agent}/notes/x.md"}}),
     )
