@@ -6,6 +6,9 @@ import { session } from "./session";
 export const api = new TrellisClient({ token: () => session.value?.token ?? null });
 
 type Schemas = components["schemas"];
+export type AgentDetail = Schemas["AgentDetail"];
+export type AgentListed = Schemas["AgentShape"];
+export type MemoryChange = Schemas["MemoryChange"];
 export type Artifact = Schemas["Artifact"];
 export type ArtifactListed = Schemas["ArtifactListed"];
 export type Proposal = Schemas["ProposalShape"];

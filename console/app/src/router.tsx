@@ -2,6 +2,7 @@
 
 import { createRootRoute, createRoute, createRouter, lazyRouteComponent, Link, redirect } from "@tanstack/react-router";
 import { Frame } from "./frame";
+import { AGENT_PARTS, type AgentPart } from "./lib/agents";
 import { TEXT_MAX } from "./lib/filter";
 import { DeadLetters } from "./screens/dead-letters";
 import { Job, Jobs } from "./screens/jobs";
@@ -68,6 +69,10 @@ const agent = createRoute({
   getParentRoute: () => root,
   path: "/console/agents/$slug",
   component: lazyRouteComponent(() => import("./screens/agents"), "AgentPage"),
+  validateSearch: (search: Record<string, unknown>): { part?: AgentPart } => {
+    const part = AGENT_PARTS.find((one) => one === search["part"]);
+    return part === undefined ? {} : { part };
+  },
 });
 
 export const router = createRouter({

@@ -1,7 +1,7 @@
 """Agents: list and read them, let one run, or let no further run of it begin (D24)."""
 
-from trellis.agents.catalog import Agent, AgentMissing
-from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
+from trellis.agents.catalog import Agent, AgentFile, AgentMissing
+from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
 from trellis.agents.models import model_problem
 from trellis.agents.sources import SOURCES_TOKENS_MAX
@@ -10,7 +10,7 @@ from trellis.auth.ownership import sees_all
 from trellis.engine.cron import next_instants
 from trellis.http.agent_shapes import AgentDetail, AgentSourceShape, AgentSourcesShape, SourceLeftOut
 from trellis.http.shapes import AgentChanged, AgentShape, Page
-from trellis.runs.agent_status import last_failure, set_status
+from trellis.runs.agent_status import FAILURES_MAX, failed_in_a_row, last_failure, set_status
 
 READ = "agents.read"
 SHOWN_INSTANTS = 5
@@ -32,10 +32,11 @@ class LocalAgents:
 
     async def get(self, agent: str) -> AgentDetail:
         """One agent with its whole definition; raises AgentNotFound."""
-        found = await self._load(agent)
-        shape = (await self._shape(found)).model_dump()
+        file = await self._load(agent)
+        found, shape = file.agent, (await self._shape(file.agent)).model_dump()
         if isinstance(found, AgentMalformed):
             return AgentDetail(**shape)
+        counted = sees_all(self._context.reader, "runs.read")
         cron = found.triggers.cron if found.may_run else None
         return AgentDetail(
             **shape,
@@ -52,13 +53,15 @@ class LocalAgents:
             created_at=found.created_at,
             created_by=found.created_by,
             updated_at=found.updated_at,
+            failed_in_a_row=await failed_in_a_row(self._context.ledger, agent, file) if counted else None,
+            failed_in_a_row_max=FAILURES_MAX,
             instructions=found.instructions,
             sha256=found.sha256,
         )
 
     async def sources(self, agent: str) -> AgentSourcesShape:
         """What an agent would read if it ran now. Raises AgentNotFound, DefinitionMalformed."""
-        found = await self._load(agent)
+        found = (await self._load(agent)).agent
         if isinstance(found, AgentMalformed):
             raise DefinitionMalformed(problems=found)
         read = await (await self._context.instance()).catalog.sources(agent, found)
@@ -92,10 +95,10 @@ class LocalAgents:
         shape = await self._shape(changed.agent)
         return AgentChanged(**shape.model_dump(), previous=changed.previous.value)
 
-    async def _load(self, agent: str) -> AgentDefinition | AgentMalformed:
-        """The agent, if the caller may read agents; raises AgentNotFound, NotAllowed."""
+    async def _load(self, agent: str) -> AgentFile:
+        """The file of the agent, if the caller may read agents; raises AgentNotFound, NotAllowed."""
         self._context.check_read(READ)
-        found = await (await self._context.instance()).catalog.load(agent)
+        found = await (await self._context.instance()).catalog.file(agent)
         if isinstance(found, AgentMissing):
             raise AgentNotFound(slug=agent)
         return found

@@ -93,6 +93,8 @@ def _facts(found: "AgentDetail") -> Iterator[tuple[str, str | Text]]:
     yield "status", Text(found.status, STYLES.get(found.status, "dim"))
     if found.last_error:
         yield "last run", f"{found.last_run}: {found.last_error}"
+    if found.failed_in_a_row:
+        yield "failed", f"{found.failed_in_a_row} in a row; stopped after {found.failed_in_a_row_max}"
     if found.model is None:
         return
     yield "about", found.description or ""

@@ -29,6 +29,10 @@ class AgentDetail(AgentShape):
     created_at: datetime | None = None
     created_by: str | None = None
     updated_at: datetime | None = None
+    failed_in_a_row: int | None = None
+    """For callers that may read every run: how many runs of it failed one after the other."""
+    failed_in_a_row_max: int | None = None
+    """With so many failed runs in a row it is stopped."""
     instructions: str | None = None
     """What its file tells it to do, in Markdown."""
     sha256: str | None = None

@@ -7,9 +7,9 @@ import { session } from "../session";
 import { Store, useStore } from "../store";
 import { useTexts } from "../texts";
 
-const GOOD = new Set(["completed", "succeeded", "applied", "approved", "auto_approved", "COMPLETE", "SUCCEEDED", "DONE", "met", "alive"]);
-const BAD = new Set(["failed", "rejected", "dead_lettered", "DEAD", "FAILED", "DENIED", "TIMEOUT", "ERROR", "missed", "silent"]);
-const WARN = new Set(["pending", "expired", "cancelled", "CANCELLED", "RETRY_BACKOFF", "drained"]);
+const GOOD = new Set(["completed", "succeeded", "applied", "approved", "auto_approved", "COMPLETE", "SUCCEEDED", "DONE", "met", "alive", "active"]);
+const BAD = new Set(["failed", "rejected", "dead_lettered", "DEAD", "FAILED", "DENIED", "TIMEOUT", "ERROR", "missed", "silent", "malformed", "error"]);
+const WARN = new Set(["pending", "expired", "cancelled", "CANCELLED", "RETRY_BACKOFF", "drained", "paused"]);
 
 export function Status({ value }: { value: string }) {
   const kind = GOOD.has(value) ? "good" : BAD.has(value) ? "bad" : WARN.has(value) ? "warn" : "info";

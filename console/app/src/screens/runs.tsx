@@ -5,11 +5,13 @@ import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useCallback, useId, useMemo, useState } from "react";
 import { api, type RunListed } from "../api";
 import { FilterBox } from "../components/filter-box";
+import { ParamsForm } from "../components/params-form";
 import { Dialog, Empty, Failure, SameElsewhere, Status } from "../components/parts";
 import { PagedTable, type Column } from "../components/table";
 import { between, duration, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
+import { paramsOf, textOf, type Row } from "../lib/params";
 import { failed, interval, queries } from "../live";
 import { useTexts } from "../texts";
 
@@ -96,14 +98,14 @@ export function StartRun({ agent, onClose }: { agent?: string; onClose: () => vo
   const t = useTexts();
   const navigate = useNavigate();
   const [slug, choose] = useState(agent ?? "");
-  const [params, setParams] = useState("{}");
-  const [first, second] = [useId(), useId()];
+  const [rows, setRows] = useState<Row[]>([]);
+  const first = useId();
   const agents = useQuery({ queryKey: ["agents"], queryFn: ({ signal }) => api.get("/agents", { signal }), staleTime: 60_000 });
-  const parsed = objectOf(params);
+  const { params, problem } = paramsOf(rows);
   const known = (agents.data?.items ?? []).flatMap((one) => (one.slug == null ? [] : [one.slug]));
   const chosen = slug || known[0] || "";
   const sent = useMutation({
-    mutationFn: () => api.post("/agents/run", { body: { agent_slug: chosen, params: parsed ?? {} } }),
+    mutationFn: () => api.post("/agents/run", { body: { agent_slug: chosen, params } }),
     onSuccess: (run) => {
       void queries.invalidateQueries({ queryKey: ["runs"] });
       onClose();
@@ -113,45 +115,35 @@ export function StartRun({ agent, onClose }: { agent?: string; onClose: () => vo
   });
   return (
     <Dialog title={t("runs.start")} onClose={onClose}>
-      <form onSubmit={(event) => (event.preventDefault(), parsed !== null && sent.mutate())}>
+      <form onSubmit={(event) => (event.preventDefault(), problem === null && sent.mutate())}>
         <label htmlFor={first}>{t("runs.start.agent")}</label>
         <select id={first} value={chosen} onChange={(event) => choose(event.target.value)}>
           {known.map((one) => (
             <option key={one}>{one}</option>
           ))}
         </select>
-        <label htmlFor={second}>{t("runs.start.params")}</label>
-        <textarea id={second} className="mono" value={params} spellCheck={false} onChange={(event) => setParams(event.target.value)} />
-        {parsed === null && <p role="alert">{t("runs.start.params.bad")}</p>}
+        <ParamsForm rows={rows} onChange={setRows} />
+        {problem !== null && <p role="alert">{t(`agents.params.${problem}`)}</p>}
         {agents.error !== null && <Failure error={agents.error} retry={() => void agents.refetch()} />}
         {sent.error !== null && <Failure error={sent.error} />}
         <div className="row end">
           <button type="button" onClick={onClose}>
             {t("common.cancel")}
           </button>
-          <button type="submit" className="primary" disabled={sent.isPending || parsed === null || chosen === ""}>
+          <button type="submit" className="primary" disabled={sent.isPending || problem !== null || chosen === ""}>
             {t("runs.start.go")}
           </button>
         </div>
       </form>
       <SameElsewhere
         commands={commands({
-          trellis: ["run", chosen, ...Object.entries(parsed ?? {}).flatMap(([name, value]) => ["--param", `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`])],
+          trellis: ["run", chosen, ...Object.entries(params).flatMap(([name, value]) => ["--param", `${name}=${textOf(value)}`])],
           method: "POST",
           address: "/agents/run",
-          body: { agent_slug: chosen, params: parsed ?? {} },
-          python: `print(client.runs.start(${pythonLiteral(chosen)}, ${pythonLiteral(parsed ?? {})}).run_id)`,
+          body: { agent_slug: chosen, params },
+          python: `print(client.runs.start(${pythonLiteral(chosen)}, ${pythonLiteral(params)}).run_id)`,
         })}
       />
     </Dialog>
   );
-}
-
-function objectOf(text: string): Record<string, unknown> | null {
-  try {
-    const made: unknown = JSON.parse(text);
-    return typeof made === "object" && made !== null && !Array.isArray(made) ? (made as Record<string, unknown>) : null;
-  } catch {
-    return null;
-  }
 }
