@@ -21,7 +21,16 @@ from trellis.http.shapes import Page, ProposalDiff, ProposalShape
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals import proposal as proposals
-from trellis.proposals.apply import APPLYING, ENDED, FAILED, apply_until_settled, conflict_of, conflicts_of, diff_of
+from trellis.proposals.apply import (
+    APPLYING,
+    ENDED,
+    FAILED,
+    apply_until_settled,
+    conflict_of,
+    conflicts_of,
+    diff_of,
+    has_target,
+)
 
 APPLY_PATIENCE_S = 5.0
 """How long a call waits for the apply, in seconds. Shorter than the timeout of any client; clients may ask again."""
@@ -67,9 +76,9 @@ class LocalProposals:
         """One page, which may be short although another one follows, so that reading it takes a bounded time."""
         self._context.check_read("proposals.read")
         items, after = await proposal_page(self._context.ledger, status, limit, cursor)
-        if conflicts and (open_ := [one for one in items if one["status"] not in ENDED and "change" in one["content"]]):
+        if conflicts and (open_ := [one for one in items if has_target(one)]):
             instance = await self._context.instance()
-            reasons = await conflicts_of(open_, objects=instance.objects)
+            reasons = await conflicts_of(open_, objects=instance.objects, memory=instance.memory)
             items = [{**one, "conflict": reasons.get(one["id"])} for one in items]
         return Page[ProposalShape](items=[ProposalShape.model_validate(one) for one in items], next_cursor=after)
 
@@ -86,7 +95,7 @@ class LocalProposals:
         if document["status"] not in ENDED and approvals.job_id_of_inbox_id(proposal_id) is None:
             instance, now = await self._context.instance(), await self._context.now()
             shown = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
-            conflict = await conflict_of(document, objects=instance.objects)
+            conflict = await conflict_of(document, objects=instance.objects, memory=instance.memory)
         return ProposalDiff(id=document["id"], version=document["version"], diff=shown, conflict=conflict)
 
     async def approve(

@@ -225,10 +225,8 @@ class ApplyEngine:
         match answer:
             case Committed(commit=commit) | AlreadyApplied(commit=commit):
                 return {"git_commit": commit}
-            case VersionConflict(expected=expected, current=current):
-                raise ApplyRefused(
-                    reason=f"conflict: the memory was at version {expected} when this was proposed and is at {current} now"
-                )
+            case VersionConflict() as conflict:
+                raise ApplyRefused(reason=f"conflict: {_version_conflict(conflict)}")
 
     # --- annotations -------------------------------------------------------------------------------------------------
 
@@ -330,6 +328,7 @@ async def apply_until_settled(engine: ApplyEngine, clock: Clock, proposal: JobId
 # them.
 
 ENDED = frozenset({"applied", "rejected", "expired"})
+NO_LONGER_APPLIED = ", so it can no longer be applied: reject it and run the agent again"
 READS_AT_ONCE = 8
 """Number of targets read concurrently for a list of proposals."""
 
@@ -358,27 +357,45 @@ async def diff_of(
     return unified_diff(_text(before or b""), after, None if before is None else change.key, change.key)
 
 
-async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> str | None:
+def has_target(document: Mapping[str, Any]) -> bool:
+    """Whether the proposal changes a text that others may change before it is applied."""
+    return document["status"] not in ENDED and bool({"change", "updates"} & document["content"].keys())
+
+
+async def conflict_of(
+    document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository
+) -> str | None:
     """Why applying the proposal would be refused now; None if its target is unchanged. Raises TargetRefused."""
-    if document["status"] in ENDED or "change" not in document["content"]:
+    if not has_target(document):
         return None
+    if document["action"] == proposal.MEMORY_UPDATE:
+        slug, expected = document["agent_slug"], document["content"]["expected_version"]
+        stale = await asyncio.to_thread(memory.conflict, slug, document["id"], expected_version=expected)
+        return None if stale is None else f"{_version_conflict(stale)}{NO_LONGER_APPLIED}"
     change = file_change(document["agent_slug"], document)
     there = await objects.get(change.key)
     if there is not None and is_changed(change, document["target_hash"], there.body):
         return None
     if (None if there is None else sha256(there.body)) == document["target_hash"]:
         return None
-    return f"{change.key} has changed since this was proposed, so it can no longer be applied: reject it and run the agent again"
+    return f"{change.key} has changed since this was proposed{NO_LONGER_APPLIED}"
 
 
-async def conflicts_of(documents: Sequence[Mapping[str, Any]], *, objects: ObjectStore) -> dict[str, str]:
+def _version_conflict(conflict: VersionConflict) -> str:
+    was, now = conflict.expected, conflict.current
+    return f"the memory was at version {was} when this was proposed and is at {now} now"
+
+
+async def conflicts_of(
+    documents: Sequence[Mapping[str, Any]], *, objects: ObjectStore, memory: MemoryRepository
+) -> dict[str, str]:
     """The conflict of each proposal that can no longer be applied, by proposal id."""
     gate = asyncio.Semaphore(READS_AT_ONCE)
 
     async def look(document: Mapping[str, Any]) -> str | None:
         async with gate:
             try:
-                return await conflict_of(document, objects=objects)
+                return await conflict_of(document, objects=objects, memory=memory)
             except TargetRefused as error:
                 return str(error)
 

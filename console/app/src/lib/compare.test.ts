@@ -4,6 +4,7 @@ import { unifiedDiff } from "./compare";
 describe("unifiedDiff", () => {
   it("is null for equal texts", () => {
     expect(unifiedDiff("one\ntwo", "one\ntwo")).toBeNull();
+    expect(unifiedDiff("one\ntwo", "one\ntwo\n")).toBeNull();
   });
 
   it("shows what changed with three lines around it", () => {

@@ -9,10 +9,11 @@ interface Line {
   text: string;
 }
 
-/** The unified diff from `before` to `after`; null if they are equal. */
+/** The unified diff from `before` to `after`; null if they have the same lines. A newline at the end begins no line. */
 export function unifiedDiff(before: string, after: string): string | null {
-  if (before === after) return null;
-  const lines = compared(before.split("\n"), after.split("\n"));
+  const trimmed = { before: before.replace(/\n$/, ""), after: after.replace(/\n$/, "") };
+  if (trimmed.before === trimmed.after) return null;
+  const lines = compared(trimmed.before.split("\n"), trimmed.after.split("\n"));
   const near = lines.map((_, at) => lines.slice(Math.max(0, at - CONTEXT_LINES), at + CONTEXT_LINES + 1).some((one) => one.mark !== " "));
   const made: string[] = [];
   let [old, now] = [1, 1];

@@ -4,15 +4,18 @@ import { useMutation, useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState } from "react";
-import { api, type EventListed, type Proposal } from "../api";
+import { api, type EventListed, type Proposal, type StepFile } from "../api";
 import { Citations } from "../components/citations";
+import { ChangedSince } from "../components/conflict";
 import { Diff } from "../components/diff";
 import { Command, Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast, useKeys } from "../components/parts";
 import { useTimes } from "../format";
 import type { Citation } from "../lib/citations";
 import { commands, pythonLiteral } from "../lib/commands";
+import { sourcesOf } from "../lib/proposals";
 import { failed, interval, queries } from "../live";
 import { useTexts } from "../texts";
+import { StartRun } from "./runs";
 
 export const STATUSES = ["pending", "approved", "applied", "failed", "rejected", "expired", "all"] as const;
 export type ProposalStatus = (typeof STATUSES)[number];
@@ -28,7 +31,7 @@ export function Proposals() {
   const listing = useQuery({
     queryKey: ["proposals", status],
     queryFn: ({ signal }) =>
-      api.get("/proposals", { query: { limit: 200, ...(status === "all" ? {} : { status }), conflicts: status === "pending" }, signal }),
+      api.get("/proposals", { query: { limit: 200, ...(status === "all" ? {} : { status }), conflicts: status === "pending" || status === "all" }, signal }),
     refetchInterval: () => interval(true),
   });
   const items = listing.data?.items ?? [];
@@ -44,7 +47,7 @@ export function Proposals() {
   useKeys({
     j: () => step(1),
     k: () => step(-1),
-    a: () => isOpen && decide("approve"),
+    a: () => isOpen && chosen.conflict == null && decide("approve"),
     r: () => isOpen && decide("reject"),
   });
   const list = useRef<HTMLUListElement>(null);
@@ -143,11 +146,18 @@ function ProposalView({
     queryFn: ({ signal }) => api.get("/events", { query: { job_id: id, limit: 100 }, signal }),
     enabled: proposal !== undefined,
   });
+  const runId = typeof proposal?.source["run_id"] === "string" ? proposal.source["run_id"] : null;
+  const steps = useQuery({
+    queryKey: ["run", runId, "steps"],
+    queryFn: ({ signal }) => api.get("/runs/{run_id}/steps", { path: { run_id: runId ?? "" }, signal }),
+    enabled: runId !== null,
+    staleTime: 60_000,
+  });
+  const [again, runAgain] = useState(false);
   if (proposal === undefined) {
     return one.isPending ? <Loading /> : <Failure error={one.error} retry={() => void one.refetch()} />;
   }
   const conflict = diff.data?.conflict ?? proposal.conflict ?? null;
-  const run = proposal.source["run_id"];
   return (
     <article aria-label={summaryOf(proposal)}>
       <div className="actions">
@@ -158,7 +168,7 @@ function ProposalView({
         {proposal.requiresHumanReview && <span className="badge warn">{t("proposals.review")}</span>}
         {isOpen && (
           <>
-            <button type="button" className="primary" onClick={() => decide("approve")}>
+            <button type="button" className="primary" disabled={conflict !== null} onClick={() => decide("approve")}>
               {t("proposals.approve")} <kbd>a</kbd>
             </button>
             <button type="button" className="danger" onClick={() => decide("reject")}>
@@ -167,7 +177,15 @@ function ProposalView({
           </>
         )}
       </div>
-      {conflict !== null && <p className="banner bad">{t("proposals.conflict", { why: conflict })}</p>}
+      {conflict !== null && (
+        <div className="banner bad" role="alert">
+          <p>{t("proposals.conflict", { why: conflict })}</p>
+          <button type="button" onClick={() => runAgain(true)}>
+            {t("proposals.again", { slug: proposal.agent_slug })}
+          </button>
+        </div>
+      )}
+      {conflict !== null && <ChangedSince proposal={proposal} steps={steps.data?.items ?? []} />}
       <section className="card">
         <h2>{t("proposals.change")}</h2>
         {isOpen && diff.isPending ? (
@@ -183,20 +201,46 @@ function ProposalView({
           </>
         )}
       </section>
-      <Grounds proposal={proposal} runId={typeof run === "string" ? run : null} />
+      <Grounds proposal={proposal} steps={steps.data?.items ?? []} />
       <section className="card">
         <h2>{t("proposals.origin")}</h2>
         <dl className="facts">
           <dt>{t("proposals.agent")}</dt>
-          <dd>{proposal.agent_slug}</dd>
-          {typeof run === "string" && (
+          <dd>
+            <Link to="/console/agents/$slug" params={{ slug: proposal.agent_slug }}>
+              {proposal.agent_slug}
+            </Link>
+          </dd>
+          {runId !== null && (
             <>
               <dt>{t("proposals.run")}</dt>
               <dd>
-                <Link to="/console/runs/$runId" params={{ runId: run }}>
-                  {run}
+                <Link to="/console/runs/$runId" params={{ runId }}>
+                  {runId}
                 </Link>
               </dd>
+            </>
+          )}
+          <dt>{t("proposals.by")}</dt>
+          <dd>
+            {String(proposal.source["identity"] ?? "–")} <span className="quiet">({String(proposal.source["type"] ?? "–")})</span>
+          </dd>
+          <dt>{t("proposals.priority")}</dt>
+          <dd>{proposal.priority}</dd>
+          {typeof proposal.content["expected_version"] === "number" && (
+            <>
+              <dt>{t("proposals.made.for")}</dt>
+              <dd>
+                <Link to="/console/agents/$slug" params={{ slug: proposal.agent_slug }} search={{ part: "history" }}>
+                  {t("proposals.made.memory", { version: proposal.content["expected_version"] })}
+                </Link>
+              </dd>
+            </>
+          )}
+          {proposal.target_hash !== null && (
+            <>
+              <dt>{t("proposals.made.for")}</dt>
+              <dd className="mono">sha256 {proposal.target_hash}</dd>
             </>
           )}
           <dt>{t("proposals.target")}</dt>
@@ -244,7 +288,8 @@ function ProposalView({
           python: `print(client.proposals.get(${pythonLiteral(id)}))`,
         })}
       />
-      {deciding !== null && isOpen && (
+      {again && <StartRun agent={proposal.agent_slug} onClose={() => runAgain(false)} />}
+      {deciding !== null && isOpen && !(deciding === "approve" && conflict !== null) && (
         <Decision
           proposal={proposal}
           what={deciding}
@@ -349,23 +394,11 @@ function Decision({
 }
 
 /** Why, with each citation compared word for word with the source that the run has read. */
-function Grounds({ proposal, runId }: { proposal: Proposal; runId: string | null }) {
+function Grounds({ proposal, steps }: { proposal: Proposal; steps: StepFile[] }) {
   const t = useTexts();
-  const steps = useQuery({
-    queryKey: ["run", runId, "steps"],
-    queryFn: ({ signal }) => api.get("/runs/{run_id}/steps", { path: { run_id: runId ?? "" }, signal }),
-    enabled: runId !== null,
-    staleTime: 60_000,
-  });
   const grounds = groundsOf(proposal);
   const sources = new Map<string, string>();
-  for (const step of steps.data?.items ?? []) {
-    const listed = step.result["sources"];
-    if (!Array.isArray(listed)) continue;
-    for (const one of listed as { ref?: unknown; text?: unknown }[]) {
-      if (typeof one.ref === "string" && typeof one.text === "string") sources.set(one.ref, one.text);
-    }
-  }
+  for (const { ref, text } of sourcesOf(steps)) if (typeof ref === "string" && typeof text === "string") sources.set(ref, text);
   return (
     <section className="card">
       <h2>{t("proposals.why")}</h2>
