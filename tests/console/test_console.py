@@ -139,8 +139,8 @@ async def test_sign_in_by_token_by_link_and_out(server: ConsoleServer, open_scre
     await expect(page.get_by_label("Token")).to_be_visible()
 
     code = server.codes.new_code()
-    linked = await open_screen(f"/#code={code}")
-    await expect(linked.page.get_by_role("heading", name="Overview")).to_be_visible()
+    linked = await open_screen(f"/console/proposals#code={code}")
+    await expect(linked.page.get_by_role("heading", name="Proposals")).to_be_visible()
     assert "code" not in linked.page.url
     await expect(linked.page.locator(".who")).to_have_text("iryna: owner, control-plane")
     again = await open_screen(f"/#code={code}")
