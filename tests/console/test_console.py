@@ -110,6 +110,29 @@ async def test_group_of_dead_letters_is_requeued_after_its_exact_number_was_show
     await expect(page.get_by_role("button", name="Requeue all that match (1)")).to_be_visible()
 
 
+@pytest.mark.requirement("DJ-12")
+async def test_all_that_a_filter_matches_are_counted_and_requeued_by_the_gateway(
+    server: ConsoleServer, open_screen: Open
+):
+    ids = server.dead_jobs(230, lambda at: f"page {at} of {HOSTILE}", type_="bulk.import")
+    (other,) = server.dead_jobs(1, lambda _: "not of this type", type_="bulk.other")
+    screen = await open_screen("/console/dead-letters?q=type%3Abulk.import", Role.OWNER, Role.CONTROL_PLANE)
+    page = screen.page
+    sent: list[Any] = []
+    page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/dlq/requeue") else None)
+    await page.get_by_role("button", name="Requeue all that match (230)").click()
+    await expect(page.get_by_role("dialog")).to_contain_text("Requeue these jobs (230)?")
+    assert sent == [], "it is only counted so far"
+    await page.get_by_label("Why (optional)").fill("the bulk is mended")
+    await screen.shot("requeue")
+    await page.locator("dialog button.primary").click()
+    await expect(page.locator(".toast")).to_contain_text("230 of 230 requeued, 0 refused")
+    reason = {"filter": {"type": "bulk.import"}, "reason": "the bulk is mended"}
+    assert sent == [{**reason, "limit": 200}, {**reason, "limit": 30}]
+    assert {server.status(one) for one in (ids[0], ids[-1])} == {"queued"}
+    assert server.status(other) == "dead_lettered"
+
+
 @pytest.mark.requirement("AUTH-5")
 async def test_refusal_names_the_rule_and_the_way_out(server: ConsoleServer, open_screen: Open):
     server.dead_jobs(1, lambda _: "refused for the owner")
