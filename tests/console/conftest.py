@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,7 +214,9 @@ async def open_screen(browser: Browser, server: ConsoleServer) -> AsyncIterator[
     contexts: list[Any] = []
     screens: list[Screen] = []
 
-    async def opened(path: str, *roles: Role, **options: Any) -> Screen:
+    async def opened(
+        path: str, *roles: Role, prepare: Callable[[Page], Awaitable[None]] | None = None, **options: Any
+    ) -> Screen:
         chosen = {"viewport": {"width": 1360, "height": 860}, "locale": "en-GB", "color_scheme": "light", **options}
         context = await browser.new_context(**chosen)
         contexts.append(context)
@@ -229,6 +231,8 @@ async def open_screen(browser: Browser, server: ConsoleServer) -> AsyncIterator[
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+        if prepare is not None:
+            await prepare(page)
         await page.goto(server.url + path)
         screens.append(Screen(page, errors))
         return screens[-1]

@@ -200,19 +200,6 @@ async def test_gateway_that_is_gone_leaves_what_was_known_and_comes_back(server:
     await expect(page.get_by_text("The gateway does not answer.")).to_have_count(0)
 
 
-async def test_hidden_tab_ends_its_stream_and_goes_on_when_seen(server: ConsoleServer, open_screen: Open):
-    screen = await open_screen("/console/runs", Role.OWNER)
-    page = screen.page
-    await expect(page.locator(".side-foot [role=status]")).to_contain_text("Live")
-    await page.evaluate(
-        "Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true});"
-        "window.away = true; document.dispatchEvent(new Event('visibilitychange'))"
-    )
-    await expect(page.locator(".side-foot [role=status]")).to_contain_text("Paused")
-    await page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    await expect(page.locator(".side-foot [role=status]")).to_contain_text("Live")
-
-
 async def test_filter_completes_and_stays_in_the_address(server: ConsoleServer, open_screen: Open):
     screen = await open_screen("/console/runs", Role.OWNER)
     page = screen.page
