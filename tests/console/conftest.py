@@ -21,6 +21,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright
 
 from tests.gateway.serving import Served, serving
+from tests.gateway.world import proposal
 from tests.known_routes import share_routes
 from tools.browser import NEEDED, browser_path
 from trellis import connect_sync
@@ -106,17 +107,24 @@ class ConsoleServer:
 
         return self.run(made())
 
-    def queued_jobs(self, number: int) -> None:
+    def queued_jobs(self, number: int) -> list[JobId]:
         """Jobs that nobody serves."""
         assert self.served is not None
         ledger = self.served.instance.ledger
+        ids = [JobId(new_id()) for _ in range(number)]
 
         async def made() -> None:
-            for _ in range(0, number, BATCH):
-                jobs = [NewJob(job_id=JobId(new_id()), type="page.fetch", payload=b"{}") for _ in range(BATCH)]
+            for first in range(0, number, BATCH):
+                jobs = [NewJob(job_id=one, type="page.fetch", payload=b"{}") for one in ids[first : first + BATCH]]
                 await ledger.submit(OPERATOR, jobs)
 
         self.run(made())
+        return ids
+
+    def proposal(self, text: str) -> JobId:
+        """A note that somebody proposes."""
+        assert self.served is not None
+        return self.run(proposal(self.served, text=text))
 
     def status(self, job_id: str) -> str:
         """The status of a job in the ledger."""
