@@ -8,7 +8,7 @@ import { api, type EventListed, type Proposal, type StepFile } from "../api";
 import { Citations } from "../components/citations";
 import { ChangedSince } from "../components/conflict";
 import { Diff } from "../components/diff";
-import { Command, Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast, useKeys } from "../components/parts";
+import { Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast, useKeys } from "../components/parts";
 import { useTimes } from "../format";
 import type { Citation } from "../lib/citations";
 import { commands, pythonLiteral } from "../lib/commands";
@@ -289,11 +289,12 @@ function ProposalView({
         })}
       />
       {again && <StartRun agent={proposal.agent_slug} onClose={() => runAgain(false)} />}
-      {deciding !== null && isOpen && !(deciding === "approve" && conflict !== null) && (
+      {deciding !== null && isOpen && (
         <Decision
           proposal={proposal}
           what={deciding}
           diff={diff.data?.version === proposal.version ? (diff.data.diff ?? null) : null}
+          conflict={conflict}
           onClose={() => decide(null)}
           onDecided={onDecided}
         />
@@ -317,12 +318,14 @@ function Decision({
   proposal,
   what,
   diff,
+  conflict,
   onClose,
   onDecided,
 }: {
   proposal: Proposal;
   what: "approve" | "reject";
   diff: string | null;
+  conflict: string | null;
   onClose: () => void;
   onDecided: () => void;
 }) {
@@ -355,6 +358,7 @@ function Decision({
         {proposal.action} {proposal.target}
       </p>
       {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version: proposal.version, id: proposal.id })}</p>}
+      {what === "approve" && conflict !== null && <p className="banner bad">{t("proposals.conflict", { why: conflict })}</p>}
       {what === "approve" && (diff !== null ? <Diff unified={diff} /> : <pre className="json">{proposedText(proposal)}</pre>)}
       {what === "reject" && (
         <>
@@ -371,24 +375,22 @@ function Decision({
         <button
           type="button"
           className={what === "approve" ? "primary" : "danger"}
-          disabled={sent.isPending || missing > 0}
+          disabled={sent.isPending || missing > 0 || (what === "approve" && conflict !== null)}
           onClick={() => sent.mutate()}
         >
           {t(`proposals.${what}`)}
         </button>
       </div>
-      <details>
-        <summary>{t("common.same")}</summary>
-        <Command
-          text={
-            commands({
-              trellis: ["proposals", what, proposal.id, ...(what === "reject" ? ["--note", note || "…"] : [])],
-              address: `/proposals/${proposal.id}`,
-              python: "",
-            }).trellis
-          }
-        />
-      </details>
+      <SameElsewhere
+        commands={commands({
+          trellis: ["proposals", what, proposal.id, ...(what === "reject" ? ["--note", note || "…"] : [])],
+          method: "PATCH",
+          address: `/proposals/${proposal.id}`,
+          headers: { "If-Match": `"${proposal.version}"` },
+          body: { decision: what, note: what === "reject" ? note || "…" : null },
+          python: `client.proposals.${what}(${pythonLiteral(proposal.id)}${what === "reject" ? `, ${pythonLiteral(note || "…")}` : ""}, version=${proposal.version})`,
+        })}
+      />
     </Dialog>
   );
 }
