@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from playwright.async_api import Locator, Page, expect
 
+from tests.console.artifacts import BOWS, FOUND, brief, finalized
 from tests.console.conftest import VIOLIN, ConsoleServer
 from tests.console.test_console import Open
 from trellis.cli import main
@@ -92,7 +93,7 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
     server: ConsoleServer, open_screen: Open, execute: Callable[[str, str], Awaitable[str]]
 ):
     (dead,) = server.dead_jobs(1, lambda _: 'it\'s the "end" of $HOME', type_="quoted.mail")
-    note = server.proposal("one more note")
+    note, made = server.proposal("one more note"), finalized(server, brief("About 60 g.", "58–63 g.", [FOUND]))
     screens = {
         "overview": ("slo", ""),
         f"proposals?id={note}": ("proposals show", note),
@@ -101,6 +102,13 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
         "jobs?q=type%3Aquoted.mail%20status%3Adead_lettered": ("jobs --status", dead),
         f"jobs/{dead}": ("job show", dead),
         "dead-letters?q=type%3Aquoted.mail%20reason%3Apolicy_violation": ("dlq list --type", dead),
+        "artifacts?q=type%3ARESEARCH_BRIEF": ("artifacts list --type", made),
+        f"artifacts/{made}": ("artifacts show", "What a bow weighs"),
+        "agents": ("agents", VIOLIN),
+        f"agents/{VIOLIN}": ("agents show", VIOLIN),
+        f"agents/{VIOLIN}?part=sources": ("agents sources", BOWS),
+        f"agents/{VIOLIN}?part=memory": ("memory read", "ts-03-bass-bar"),
+        f"agents/{VIOLIN}?part=history": ("memory history", "facts.md"),
     }
     screen = await open_screen("/console/overview", Role.OWNER, Role.CONTROL_PLANE)
     for path, (command, expected) in screens.items():

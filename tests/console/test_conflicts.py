@@ -66,3 +66,5 @@ async def test_proposal_for_a_text_that_has_changed_shows_the_change_and_cannot_
     await page.keyboard.type("the memory has moved on")
     await page.locator("dialog button.danger").click()
     await expect(page.locator(".toast")).to_contain_text(f"Rejected: {fact}")
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        client.proposals.reject(edit, "the letters have moved on")

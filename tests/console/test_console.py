@@ -16,7 +16,7 @@ from trellis.lifecycles import Role
 Open = Callable[..., Awaitable[Screen]]
 AXE = ROOT / "console" / "node_modules" / "axe-core" / "axe.min.js"
 HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>\"'>javascript:window.hacked=1"
-SCREENS = ("overview", "proposals", "runs", "jobs", "dead-letters")
+SCREENS = ("overview", "proposals", "runs", "jobs", "dead-letters", "artifacts", "agents")
 
 
 @pytest.mark.requirement("RUN-5")

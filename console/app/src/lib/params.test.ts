@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { paramsOf, textOf } from "./params";
+import { paramsOf, rowsOf, textOf } from "./params";
 
 const row = (name: string, value: string) => ({ name, value });
 
@@ -13,6 +13,11 @@ describe("paramsOf", () => {
     expect(paramsOf([row(" ", "x")]).problem).toBe("unnamed");
     expect(paramsOf([row("a", "1"), row("a ", "2")]).problem).toBe("twice");
     expect(paramsOf([row("toString", "1")]).problem).toBeNull();
+  });
+
+  it("gives parameters back as rows", () => {
+    const given = { topic: "bows", number: "3", deep: { a: [true, null] } };
+    expect(paramsOf(rowsOf(given)).params).toEqual(given);
   });
 
   it("writes text so that it is read back as the same value", () => {

@@ -21,6 +21,11 @@ export function paramsOf(rows: readonly Row[]): { params: Record<string, unknown
   return { params: { ...params }, problem: null };
 }
 
+/** Rows that give these parameters back. */
+export function rowsOf(params: Record<string, unknown>): Row[] {
+  return Object.entries(params).map(([name, value]) => ({ name, value: textOf(value) }));
+}
+
 /** The text that gives this value back on the command line. */
 export function textOf(value: unknown): string {
   return typeof value === "string" && valueOf(value) === value ? value : JSON.stringify(value);

@@ -11,7 +11,7 @@ import { PagedTable, type Column } from "../components/table";
 import { between, duration, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
-import { paramsOf, textOf, type Row } from "../lib/params";
+import { paramsOf, rowsOf, textOf, type Row } from "../lib/params";
 import { failed, interval, queries } from "../live";
 import { useTexts } from "../texts";
 
@@ -94,11 +94,11 @@ function valuesOf(one: RunListed) {
   return { id: one.run_id, agent: one.agent_slug, status: one.status, trigger: one.trigger, age: between(one.created_at, Date.now()) };
 }
 
-export function StartRun({ agent, onClose }: { agent?: string; onClose: () => void }) {
+export function StartRun({ agent, given, onClose }: { agent?: string; given?: Record<string, unknown>; onClose: () => void }) {
   const t = useTexts();
   const navigate = useNavigate();
   const [slug, choose] = useState(agent ?? "");
-  const [rows, setRows] = useState<Row[]>([]);
+  const [rows, setRows] = useState<Row[]>(() => rowsOf(given ?? {}));
   const first = useId();
   const agents = useQuery({ queryKey: ["agents"], queryFn: ({ signal }) => api.get("/agents", { signal }), staleTime: 60_000 });
   const { params, problem } = paramsOf(rows);
