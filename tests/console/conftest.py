@@ -87,8 +87,8 @@ class ConsoleServer:
         assert self.served is not None
         return asyncio.run_coroutine_threadsafe(what, self.served.loop).result(PATIENCE_S)
 
-    def token(self, *roles: Role) -> str:
-        return issue(KEY, name="iryna", roles=roles, ttl_s=3600.0, now=time.time())
+    def token(self, *roles: Role, name: str = "iryna") -> str:
+        return issue(KEY, name=name, roles=roles, ttl_s=3600.0, now=time.time())
 
     def dead_jobs(self, number: int, error: Callable[[int], str], type_: str = "mail.send") -> list[JobId]:
         """Jobs that an operator gave up."""
@@ -121,10 +121,10 @@ class ConsoleServer:
         self.run(made())
         return ids
 
-    def proposal(self, text: str) -> JobId:
-        """A note that somebody proposes."""
+    def proposal(self, text: str, **content: object) -> JobId:
+        """A note that somebody proposes; `content` is added to what it says."""
         assert self.served is not None
-        return self.run(proposal(self.served, text=text))
+        return self.run(proposal(self.served, text=text, **content))
 
     def status(self, job_id: str) -> str:
         """The status of a job in the ledger."""
