@@ -123,7 +123,7 @@ class ConsoleServer:
         self.run(made())
         return ids
 
-    def proposal(self, text: str, **content: object) -> JobId:
+    def proposal(self, text: str, **content: Any) -> JobId:
         """A note that somebody proposes; `content` is added to what it says."""
         assert self.served is not None
         return self.run(proposal(self.served, text=text, **content))

@@ -47,10 +47,12 @@ async def test_proposal_is_approved_and_another_rejected_by_keyboard_alone(serve
     before = await entries.count()
     await expect(page.locator(".diff .add").first).to_be_visible()
     await expect(page.locator(".quote.verified").first).to_be_visible()
-    await screen.shot("proposals")
     first = await page.locator("article").get_attribute("aria-label")
     await page.keyboard.press("j")
     await expect(page.locator("article")).not_to_have_attribute("aria-label", first or "")
+    await expect(page.locator("article .diff .add").first).to_be_visible()
+    await expect(page.locator(".quote.verified").first).to_be_visible()
+    await screen.shot("proposals")
     await page.keyboard.press("k")
     await expect(page.locator("article")).to_have_attribute("aria-label", first or "")
 
