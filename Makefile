@@ -11,38 +11,52 @@ APT_LINE := sudo apt-get install -y python3 python3-pip python3-venv
 bootstrap = @command -v $(PYTHON) >/dev/null || { echo "python3 is missing. Install it, then try again:" >&2; echo "  $(APT_LINE)" >&2; exit 2; }; \
 	$(PYTHON) tools/bootstrap.py
 pytest = $(BIN)/python -m pytest
+console = @$(BIN)/python tools/console.py
+browser = @$(BIN)/python tools/browser.py
 
 # A machine may be set up to keep nothing that Python compiles; the suite would then compile its libraries in every process.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check fmt prove conformance bench bench-large lock clean
+.PHONY: help setup demo up console test check fmt prove conformance bench bench-large lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Make or repair .venv with everything for tests and checks
+setup: ## Make or repair .venv with everything for tests and checks, build the console, find or install Chromium
 	$(bootstrap) dev
+	$(console) build
+	$(browser)
 
 demo: ## An agent from trigger to proposals (ARGS=--crash: a worker killed in the middle, and what happened then)
 	$(bootstrap) run
+	$(console) build
 	@$(BIN)/trellis demo $(ARGS)
 
 up: ## Serve an instance on an embedded ledger, with its HTTP gateway, until stopped
 	$(bootstrap) run
+	$(console) build
 	@$(BIN)/trellis up $(ARGS)
+
+console: ## Build the console into the package (what setup, demo, up and test do, too)
+	$(bootstrap) run
+	$(console) build --strict
 
 test: ## Run the default suite (ARGS='-k lease' narrows it)
 	$(bootstrap) dev
+	$(console) build
+	$(browser)
 	@$(pytest) -n $(TEST_WORKERS) $(ARGS)
 
-check: ## Format, lint, types, layers, locks for every platform
+check: ## Format, lint, types, layers, locks for every platform; types and unit tests of the console
 	$(bootstrap) dev
 	@$(BIN)/ruff format --check --quiet . || { echo "Formatting differs: run make fmt" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_locks.py
+	$(console) check
+	$(console) test
 
 fmt: ## Format and apply safe lint fixes
 	$(bootstrap) dev
@@ -51,10 +65,13 @@ fmt: ## Format and apply safe lint fixes
 
 prove: ## Run the long proofs
 	$(bootstrap) dev
+	$(browser)
 	@$(pytest) -m prove --timeout 3600 --requirement-results=build/requirements-prove.json $(ARGS)
 
 conformance: ## Run the default suite and print requirement -> tests -> result
 	$(bootstrap) dev
+	$(console) build
+	$(browser)
 	@$(pytest) -n $(TEST_WORKERS) -q $(ARGS); result=$$?; $(BIN)/python -m tests.requirement_report; exit $$result
 
 bench: ## Print the performance table
@@ -70,4 +87,5 @@ lock: ## Resolve the requirement files again (ARGS=--upgrade for newer versions)
 
 clean: ## Remove everything that was made
 	rm -rf .venv .dev build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf console/node_modules console/client/dist src/trellis/gateway/console_files
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,7 +23,10 @@ from packaging.markers import Marker
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
-MANYLINUX = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux_2_12")
+MANYLINUX = (
+    *("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux_2_12"),
+    *("manylinux2010", "manylinux_2_5", "manylinux1"),  # older and still accepted: playwright names its wheel so
+)
 STAMP = bootstrap.DEV / "locks-checked"
 
 

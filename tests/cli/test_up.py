@@ -78,6 +78,10 @@ def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_on_a_signal(
         assert main(["wait", "--data", str(tmp_path), "--for", "30s"]) == 0
         assert capsys.readouterr().out.strip() == running.address
         assert "token issue --role owner --ledger sqlite:///trellis.db" in running.said
+        address, _, code = running.said.partition("console   ")[2].partition("\n")[0].partition("/#code=")
+        assert address == running.address
+        signed_in = httpx2.post(f"{address}/sign-in", json={"code": code})
+        assert signed_in.status_code == 200, "the link in the terminal signs in"
         capsys.readouterr()
         assert main(["token", "issue", "--role", "owner", "--data", str(tmp_path)]) == 0
         headers = {"Authorization": f"Bearer {capsys.readouterr().out.strip()}"}

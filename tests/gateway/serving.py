@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -49,9 +49,10 @@ def serving(
     settings: Settings,
     options: GatewayOptions | None = None,
     send_buffer: int | None = None,
+    port: int = 0,
 ) -> Iterator[Served]:
     """Serve until the block ends; then the server has stopped and everything is closed. Connections get `send_buffer` bytes."""
-    stage = _Stage(ledger_url, keys, settings, options, send_buffer)
+    stage = _Stage(ledger_url, keys, settings, options, send_buffer, port)
     thread = threading.Thread(target=lambda: asyncio.run(stage.run()), daemon=True)
     thread.start()
     try:
@@ -73,6 +74,7 @@ class _Stage:
     settings: Settings
     options: GatewayOptions | None
     send_buffer: int | None
+    port: int
     settled: threading.Event = field(default_factory=threading.Event)
     served: Served | None = None
     failed: BaseException | None = None
@@ -83,7 +85,7 @@ class _Stage:
                 app = create_app(instance, self.keys, monotonic=time.monotonic, new_id=new_id, options=self.options)
                 with _BUILDING:
                     app.openapi()
-                place = listen(LOOPBACK, key_configured=True)
+                place = listen(replace(LOOPBACK, port=self.port), key_configured=True)
                 if self.send_buffer is not None:
                     place.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
                 port, stop = place.sockets[0].getsockname()[1], asyncio.Event()

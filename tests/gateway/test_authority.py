@@ -177,6 +177,7 @@ OPEN = {
     ("GET", "/system/live"): "whoever restarts processes asks it, and it tells nothing else",
     ("GET", "/system/ready"): "load balancers ask it, and it tells only which dependency answers",
     ("GET", "/system/health"): "load balancers ask it, and it tells only whether the gateway answers",
+    ("POST", "/sign-in"): "a code that works once, from the terminal that started the gateway, is its credential",
     ("POST", "/jobs/{job_id}/result"): "a signature over the body is its credential (D26)",
 }
 UNENDING = {("GET", "/events/stream")}
@@ -210,6 +211,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/agents/run"): lambda *_: {"json": {"agent_slug": VIOLIN}},
     ("PATCH", "/agents/{slug}/status"): lambda *_: {"slug": LOGICIAN, "json": {"status": "paused"}},
     ("GET", "/agents/{slug}"): lambda *_: {"slug": VIOLIN},
+    ("GET", "/agents/{slug}/sources"): lambda *_: {"slug": VIOLIN},
     ("GET", "/runs/{run_id}"): lambda world, _: {"run_id": world.run},
     ("GET", "/runs/{run_id}/status"): lambda world, _: {"run_id": world.run},
     ("GET", "/runs/{run_id}/steps"): lambda world, _: {"run_id": world.run},
@@ -236,6 +238,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/memory/{agent_id}/read"): lambda *_: {"agent_id": VIOLIN},
     ("GET", "/memory/{agent_id}/deep"): lambda *_: {"agent_id": VIOLIN, "params": {"part": "decisions"}},
     ("GET", "/memory/{agent_id}/history"): lambda *_: {"agent_id": VIOLIN},
+    ("GET", "/memory/{agent_id}/diff"): lambda *_: {"agent_id": VIOLIN, "params": {"from_version": 0}},
     ("POST", "/memory/{agent_id}/propose"): lambda *_: {
         "agent_id": VIOLIN,
         "json": {"summary": "one more", "updates": [UPDATE]},

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ ROLE_S_MAX = 900
 """One role takes a minute or two; a gateway that hangs must not keep the others from being asked."""
 TIMEOUT_S = 60.0
 FAILURE_CHARS = 1_500
-OPEN = {"GET /system/health", "GET /system/live", "GET /system/ready"}
+OPEN = {"POST /sign-in", "GET /system/health", "GET /system/live", "GET /system/ready"}
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +148,12 @@ def test_the_description_itself_is_for_everybody_and_shows_no_secret(served: Ser
     answer = httpx2.get(f"http://127.0.0.1:{served.port}/openapi.json", trust_env=False)
     assert answer.status_code == 200
     assert token() not in answer.text
+
+
+def test_every_reference_of_the_description_leads_to_a_schema(served: Served):
+    """A generator of clients refuses a description with a reference that leads nowhere."""
+    described = served.app.openapi()
+    schemas = {f"#/components/schemas/{name}" for name in described["components"]["schemas"]}
+    references = set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(described)))
+    assert len(references) > 50
+    assert references <= schemas

@@ -98,6 +98,22 @@ async def test_a_list_of_proposals_names_those_that_can_no_longer_be_applied(gat
     assert not any(one["conflict"] for one in (await client.get("/proposals")).json()["items"])
 
 
+@pytest.mark.requirement("D22")
+async def test_proposal_about_a_memory_that_has_moved_on_says_so_before_it_is_approved(gateway: Gateway):
+    owner, runtime = gateway.client("owner"), gateway.client("agent-runtime")
+    wish = memory_wish(priority="high")
+    fact = (await runtime.post(f"/memory/{VIOLIN}/propose", json=wish)).json()["proposalId"]
+    assert (await owner.get(f"/proposals/{fact}/diff")).json()["conflict"] is None
+    other = {"updates": [{"file": "facts.md", "operation": "append", "content": "- TB-03 is carbon"}]}
+    assert (await runtime.post(f"/memory/{VIOLIN}/propose", json=other)).json()["status"] == "auto_applied"
+    found = (await owner.get(f"/proposals/{fact}/diff")).json()
+    version = (await owner.get(f"/memory/{VIOLIN}/read")).json()["version"]
+    expected = f"the memory was at version {version - 1} when this was proposed and is at {version} now, so it can no"
+    assert found["conflict"].startswith(expected), found
+    (listed,) = (await owner.get("/proposals?conflicts=true&status=pending")).json()["items"]
+    assert (listed["id"], listed["conflict"]) == (fact, found["conflict"])
+
+
 @pytest.mark.requirement("D22", "AUTH-6")
 async def test_a_person_approves_what_was_seen_and_it_is_applied_once(gateway: Gateway):
     id_, client = await proposal(gateway), gateway.client("owner", name="iryna")

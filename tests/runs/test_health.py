@@ -23,7 +23,7 @@ from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.lifecycles import Role
 from trellis.operations.alert_conditions import LedgerConditions
 from trellis.operations.alerts import AlertEvaluator, AlertThresholds
-from trellis.runs.agent_status import AgentHealth, HealthOptions, last_failure, set_status
+from trellis.runs.agent_status import AgentHealth, HealthOptions, failed_in_a_row, last_failure, set_status
 from trellis.runs.orchestration import BuiltinLayer, TriggerKind
 from trellis.runs.orchestrator import StepContext, StepResult
 from trellis.runs.timetable import Timetable
@@ -163,6 +163,24 @@ async def test_three_failed_runs_in_a_row_stop_the_agent_and_change_nothing_else
     index = await ward.objects.get("agents/index.json")
     assert index is not None
     assert json.loads(index.body)["agents"][0]["status"] == "error"
+
+
+@pytest.mark.requirement("D24")
+async def test_row_of_failures_is_counted_as_it_is_judged_and_begins_again_with_the_agent(ward: Ward):
+    async def row() -> int:
+        file = await ward.catalog.file(SLUG)
+        assert not isinstance(file, AgentMissing)
+        return await failed_in_a_row(ward.stand.ledger, SLUG, file)
+
+    await ward.ran(FAILED, COMPLETED, FAILED, UPSTREAM, CANCELLED, FAILED)
+    assert await row() == 2
+    await ward.ran(FAILED)
+    assert await ward.judged() == (SLUG,)
+    ward.saved()
+    assert (await ward.status(), await row()) == ("error", 3)
+    await set_status(ward.catalog, ward.stand.ledger, OWNER, SLUG, AgentStatus.ACTIVE, reason=None)
+    ward.saved()
+    assert await row() == 0
 
 
 @pytest.mark.requirement("D24", "D19")

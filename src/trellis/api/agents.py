@@ -1,13 +1,19 @@
 """Agents: list and read them, let one run, or let no further run of it begin (D24)."""
 
-from trellis.agents.catalog import Agent, AgentMissing
+from trellis.agents.catalog import Agent, AgentFile, AgentMissing
 from trellis.agents.definition import AgentMalformed, AgentStatus
-from trellis.agents.errors import AgentNotFound
+from trellis.agents.errors import AgentNotFound, DefinitionMalformed
 from trellis.agents.models import model_problem
+from trellis.agents.sources import SOURCES_TOKENS_MAX
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.auth.ownership import sees_all
+from trellis.engine.cron import next_instants
+from trellis.http.agent_shapes import AgentDetail, AgentSourceShape, AgentSourcesShape, SourceLeftOut
 from trellis.http.shapes import AgentChanged, AgentShape, Page
-from trellis.runs.agent_status import last_failure, set_status
+from trellis.runs.agent_status import FAILURES_MAX, failed_in_a_row, last_failure, set_status
+
+READ = "agents.read"
+SHOWN_INSTANTS = 5
 
 
 class LocalAgents:
@@ -18,19 +24,55 @@ class LocalAgents:
 
     async def list(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[AgentShape]:
         """The agents, by name."""
-        self._context.check_read("agents.read")
+        self._context.check_read(READ)
         catalog = (await self._context.instance()).catalog
         listed = [one for one in (await catalog.list()).agents if cursor is None or (one.slug or "") > cursor]
         after = listed[limit - 1].slug if len(listed) > limit else None
         return Page[AgentShape](items=[await self._shape(one) for one in listed[:limit]], next_cursor=after)
 
-    async def get(self, agent: str) -> AgentShape:
-        """One agent; raises AgentNotFound."""
-        self._context.check_read("agents.read")
-        agent_file = await (await self._context.instance()).catalog.load(agent)
-        if isinstance(agent_file, AgentMissing):
-            raise AgentNotFound(slug=agent)
-        return await self._shape(agent_file)
+    async def get(self, agent: str) -> AgentDetail:
+        """One agent with its whole definition; raises AgentNotFound."""
+        file = await self._load(agent)
+        found, shape = file.agent, (await self._shape(file.agent)).model_dump()
+        if isinstance(found, AgentMalformed):
+            return AgentDetail(**shape)
+        counted = sees_all(self._context.reader, "runs.read")
+        cron = found.triggers.cron if found.may_run else None
+        return AgentDetail(
+            **shape,
+            model=found.model,
+            safe_outputs=[one.value for one in found.safe_outputs],
+            temperature=found.temperature,
+            max_steps=found.max_steps,
+            manual=found.triggers.manual,
+            events=[str(one) for one in found.triggers.events],
+            next=[] if cron is None else next_instants(cron, await self._context.now(), SHOWN_INSTANTS),
+            folder=found.context.folder,
+            max_sources=found.context.max_sources,
+            memory_mode=found.context.mode.value,
+            created_at=found.created_at,
+            created_by=found.created_by,
+            updated_at=found.updated_at,
+            failed_in_a_row=await failed_in_a_row(self._context.ledger, agent, file) if counted else None,
+            failed_in_a_row_max=FAILURES_MAX,
+            instructions=found.instructions,
+            sha256=found.sha256,
+        )
+
+    async def sources(self, agent: str) -> AgentSourcesShape:
+        """What an agent would read if it ran now. Raises AgentNotFound, DefinitionMalformed."""
+        found = (await self._load(agent)).agent
+        if isinstance(found, AgentMalformed):
+            raise DefinitionMalformed(problems=found)
+        read = await (await self._context.instance()).catalog.sources(agent, found)
+        return AgentSourcesShape(
+            agent=agent,
+            items=[AgentSourceShape(ref=one.ref, sha256=one.sha256, text=one.text) for one in read.items],
+            left_out=[SourceLeftOut(ref=one.ref, reason=one.reason.value, detail=one.detail) for one in read.left_out],
+            tokens=read.tokens,
+            tokens_max=SOURCES_TOKENS_MAX,
+            complete=read.complete,
+        )
 
     async def activate(self, agent: str, *, reason: str | None = None) -> AgentChanged:
         """Let an agent run."""
@@ -50,6 +92,14 @@ class LocalAgents:
         )
         shape = await self._shape(changed.agent)
         return AgentChanged(**shape.model_dump(), previous=changed.previous.value)
+
+    async def _load(self, agent: str) -> AgentFile:
+        """The file of the agent, if the caller may read agents; raises AgentNotFound, NotAllowed."""
+        self._context.check_read(READ)
+        found = await (await self._context.instance()).catalog.file(agent)
+        if isinstance(found, AgentMissing):
+            raise AgentNotFound(slug=agent)
+        return found
 
     async def _shape(self, agent: Agent) -> AgentShape:
         if isinstance(agent, AgentMalformed):

@@ -8,6 +8,7 @@ from trellis.agents.catalog import AgentMissing
 from trellis.agents.definition import AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.http.agent_shapes import MemoryDiff
 from trellis.http.pages import read_pages
 from trellis.http.shapes import MemoryChange, MemoryRead, Page
 from trellis.runs.memory_access import check_reach, only_agent
@@ -49,6 +50,13 @@ class LocalMemory:
         start = None if cursor is None else CommitId(cursor)
         commits = await asyncio.to_thread(memory.history, agent, limit=limit, before=start)
         return Page[MemoryChange](items=[_change(entry) for entry in commits.entries], next_cursor=commits.more)
+
+    async def diff(self, agent: str, from_version: int, to_version: int | None = None) -> MemoryDiff:
+        """What changed from one version to another, or to the newest. Raises as `read`, and MemoryVersionNotFound."""
+        memory = await self._memory_of(agent)
+        newest = (await asyncio.to_thread(memory.read, agent)).version if to_version is None else to_version
+        text = await asyncio.to_thread(memory.diff, agent, from_version, newest)
+        return MemoryDiff(agent_id=agent, from_version=from_version, to_version=newest, diff=text)
 
     async def _memory_of(self, agent: str) -> MemoryRepository:
         """The repository, if the caller may read this agent's memory and the agent exists."""

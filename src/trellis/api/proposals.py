@@ -11,7 +11,6 @@ from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.app.wiring import SystemClock
 from trellis.bus import approvals
-from trellis.bus.topics import HELD_ACTION
 from trellis.documents.errors import ProposalDecided, ProposalNotFound, ProposalOutdated
 from trellis.engine.errors import InvalidTransition, Refused
 from trellis.engine.jobs import Actor, JobId, NotMoved
@@ -32,6 +31,7 @@ from trellis.proposals.apply import (
     conflicts_of,
     diff_of,
     exclusions_of,
+    has_target,
 )
 from trellis.storage.memory.errors import MemoryUnavailable
 from trellis.storage.objects.store import StoreUnavailable
@@ -80,9 +80,7 @@ class LocalProposals:
         """One page, which may be short although another one follows, so that reading it takes a bounded time."""
         self._context.check_read("proposals.read")
         items, after = await proposal_page(self._context.ledger, status, limit, cursor)
-        if conflicts and (
-            open_ := [one for one in items if one["status"] not in ENDED and one["action"] != HELD_ACTION]
-        ):
+        if conflicts and (open_ := [one for one in items if has_target(one)]):
             instance = await self._context.instance()
             reasons = await conflicts_of(open_, objects=instance.objects, memory=instance.memory)
             items = [{**one, "conflict": reasons.get(one["id"])} for one in items]

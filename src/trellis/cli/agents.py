@@ -1,6 +1,6 @@
-"""`trellis agents`: list, create, activate and pause agents."""
+"""`trellis agents`: list, show, create, activate and pause agents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +16,14 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
 from trellis.runs.agent_status import recorded_creation
 
 if TYPE_CHECKING:  # loads the whole platform, so only commands that open an instance import it
     from trellis.app.instance import Instance
+    from trellis.http.agent_shapes import AgentDetail
     from trellis.http.shapes import AgentChanged
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's slug.")]
@@ -35,6 +37,8 @@ def add_to(program: typer.Typer) -> None:
         program, "agents", section="Agents", help_="The agents: make one, let it run, or stop it.", lists=True
     )
     command(agents, "list", gateway=True)(list_agents)
+    command(agents, "show", gateway=True)(show)
+    command(agents, "sources", gateway=True)(sources)
     command(agents, "create")(create)
     command(agents, "activate", gateway=True)(activate)
     command(agents, "pause", gateway=True)(pause)
@@ -67,6 +71,71 @@ def _about(one: Mapping[str, Any]) -> str:
         return f"{one['last_run']}: {one['last_error']}"
     warnings = [f"warning: {text}" for text in one["warnings"]]
     return "; ".join([*(one["problems"] or [one["description"] or ""]), *warnings])
+
+
+async def show(cli: Cli, agent: AgentArgument) -> None:
+    """Show an agent: its definition, what starts it, when its schedule is due next, and its instructions."""
+    async with cli.api() as api:
+        found = await api.agents.get(agent)
+    if cli.out.as_json:
+        cli.out.record(found.model_dump(mode="json"))
+        return
+    cli.out.facts(_facts(found))
+    for text in [*found.problems, *(f"warning: {one}" for one in found.warnings)]:
+        cli.out.line(text, "yellow")
+    if found.instructions:
+        cli.out.line()
+        cli.out.line(found.instructions.strip("\n"))
+
+
+def _facts(found: "AgentDetail") -> Iterator[tuple[str, str | Text]]:
+    yield "agent", f"{found.slug} {found.version or ''}".strip()
+    yield "status", Text(found.status, STYLES.get(found.status, "dim"))
+    if found.last_error:
+        yield "last run", f"{found.last_run}: {found.last_error}"
+    if found.failed_in_a_row:
+        yield "failed", f"{found.failed_in_a_row} in a row; stopped after {found.failed_in_a_row_max}"
+    if found.model is None:
+        return
+    yield "about", found.description or ""
+    yield "model", f"{found.model}, temperature {found.temperature}, at most {found.max_steps} steps"
+    yield "tools", ", ".join(found.tools)
+    yield "may propose", ", ".join(found.safe_outputs)
+    yield "reads", f"{found.max_sources} files of {found.folder}, memory {found.memory_mode}"
+    triggers = [*(["a person"] if found.manual else []), *([found.cron] if found.cron else []), *found.events]
+    yield "started by", ", ".join(triggers) or "nothing"
+    if found.next:
+        yield "next", ", ".join(f"{one:%Y-%m-%d %H:%M}Z" for one in found.next)
+
+
+async def sources(
+    cli: Cli,
+    agent: AgentArgument,
+    ref: Annotated[str | None, typer.Option("--ref", metavar="REF", help="Print the text of this source.")] = None,
+) -> None:
+    """List the texts that an agent would read if it ran now, and the files that it leaves out with the reasons."""
+    async with cli.api() as api:
+        found = await api.agents.sources(agent)
+    if ref is not None:
+        texts = {one.ref: one.text for one in found.items}
+        if ref not in texts:
+            expected = ", ".join(texts) or "none"
+            raise OptionInvalid(option="--ref", value=repr(ref[:200]), expected=f"a source that it reads: {expected}")
+        cli.out.line(texts[ref].rstrip("\n"))
+        return
+    if cli.out.as_json:
+        cli.out.record(found.model_dump(mode="json"))
+        return
+    columns = [
+        ListingColumn[tuple[str, str]](title="SOURCE", cell=lambda one: one[0]),
+        ListingColumn[tuple[str, str]](title="READ", cell=lambda one: one[1], gives_way=True),
+    ]
+    rows = [
+        *((one.ref, f"{len(one.text)} characters") for one in found.items),
+        *((one.ref, f"no: {one.detail}") for one in found.left_out),
+    ]
+    cli.out.listing(rows, columns, empty="It has no sources.")
+    cli.out.note(f"{found.tokens} of at most {found.tokens_max} tokens")
 
 
 async def create(

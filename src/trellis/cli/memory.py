@@ -20,10 +20,13 @@ WideOption = Annotated[bool, typer.Option("--wide", help="With the facts; withou
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    memory = group(program, "memory", section="Agents", help_="Memory of agents: list, read, history.", lists=True)
+    memory = group(
+        program, "memory", section="Agents", help_="Memory of agents: list, read, history, diff.", lists=True
+    )
     command(memory, "list", gateway=True)(list_memories)
     command(memory, "read", gateway=True)(read)
     command(memory, "history", gateway=True)(history)
+    command(memory, "diff", gateway=True)(diff)
 
 
 async def list_memories(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
@@ -47,6 +50,25 @@ async def history(cli: Cli, agent: AgentArgument, limit: LimitOption = LIMIT_DEF
     async with cli.api() as api:
         found = (await api.memory.history(agent, limit=wanted)).items
     _show_history(cli, [one.model_dump(mode="json") for one in found])
+
+
+async def diff(
+    cli: Cli,
+    agent: AgentArgument,
+    from_version: Annotated[int, typer.Argument(metavar="FROM", min=0, help="A version of the history; 0 is empty.")],
+    to_version: Annotated[
+        int | None, typer.Argument(metavar="[TO]", min=0, help="Another version; without one, the newest.")
+    ] = None,
+) -> None:
+    """Print what changed in a memory from one version to another, as a unified diff."""
+    async with cli.api() as api:
+        found = await api.memory.diff(agent, from_version, to_version)
+    if cli.out.as_json:
+        cli.out.record(found.model_dump(mode="json"))
+    elif found.diff:
+        cli.out.diff(found.diff)
+    else:
+        cli.out.line(f"Nothing changed from version {found.from_version} to {found.to_version}.")
 
 
 def _show_list(cli: Cli, found: Sequence[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from trellis.app.wiring import (
 )
 from trellis.auth.tokens import TrustedKey
 from trellis.cli.applications import load_app
-from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.invocation import Cli, sqlite_path, user_name
 from trellis.cli.up_bus import (
     BusProcess,
     bus_probe,
@@ -45,6 +45,8 @@ from trellis.cli.wait import announce_gateway
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.jobs import Actor
 from trellis.gateway import create_app
+from trellis.gateway.console import is_built as is_console_built
+from trellis.gateway.sign_in import SignInCodes
 from trellis.http_server.health import ProcessHealth
 from trellis.http_server.server import BoundSockets, ServerOptions, listen, serve_gateway
 from trellis.lifecycles import Role
@@ -156,7 +158,10 @@ async def _gateway(
     stop: asyncio.Event,
 ) -> None:
     secrets = callback_secrets(cli.url, cli.settings)
-    app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets)
+    codes = _sign_in_codes(cli, listening, keys)
+    app = create_app(
+        instance, keys, monotonic=time.monotonic, new_id=new_id, callback_secrets=secrets, sign_in_codes=codes
+    )
     with announce_gateway(cli, listening.url, app.state.instance_name):
         await serve_gateway(
             app,
@@ -164,8 +169,15 @@ async def _gateway(
             options,
             stop,
             end_streams=app.state.streams.hub.close,
-            ready=lambda: _print_gateway(cli, listening),
+            ready=lambda: _print_gateway(cli, listening, codes),
         )
+
+
+def _sign_in_codes(cli: Cli, listening: BoundSockets, keys: Sequence[TrustedKey]) -> SignInCodes | None:
+    """Codes for sign-in links; None with a configured key, or where others can reach the gateway."""
+    if is_key_configured(cli.settings) or not listening.is_local:
+        return None
+    return SignInCodes(key=keys[0], name=user_name(), now=time.time)
 
 
 def _listening(
@@ -184,9 +196,12 @@ def _listening(
     return listen(options, key_configured=is_key_configured(cli.settings)), keys
 
 
-def _print_gateway(cli: Cli, listening: BoundSockets) -> None:
-    """Print the gateway's address, and how to get a token."""
+def _print_gateway(cli: Cli, listening: BoundSockets, codes: SignInCodes | None) -> None:
+    """Print the gateway's address, a link that signs in to its console, and how to get a token."""
     cli.out.line(f"gateway   {listening.url}")
+    cli.out.line(f"console   {listening.url}/{'' if codes is None else f'#code={codes.new_code()}'}")
+    if not is_console_built():
+        cli.out.note("the console is not built; its address says what is missing")
     cli.out.line(f"docs      {listening.url}/docs")
     if not listening.is_local and listening.tls is None:
         cli.out.note("tokens travel unencrypted: set TRELLIS_TLS_CERT_FILE, or keep it behind a proxy that has TLS")

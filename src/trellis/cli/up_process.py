@@ -1,6 +1,7 @@
 """The process of `trellis up`: its roles, its status lines, and parts that end together."""
 
 import asyncio
+import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ ROLES = (
     "alerts",
 )
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})
 
 
@@ -87,6 +89,15 @@ async def print_others(cli: Cli, ledger: Ledger) -> None:
 def print_ready(cli: Cli) -> None:
     """Print the last line, when everything has started."""
     cli.out.line("Ctrl-C stops it")
+
+
+def stopped_by_signals() -> asyncio.Event:
+    """An event that is set on SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 async def run_together(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:

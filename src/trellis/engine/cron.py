@@ -89,6 +89,15 @@ def next_instant(expression: str, after: datetime, zone: tzinfo = UTC) -> dateti
     return next(instant for instant in _simulated(expression, local, zone) if instant > after)
 
 
+def next_instants(expression: str, after: datetime, count: int, zone: tzinfo = UTC) -> list[datetime]:
+    """The first instants after `after`; only for a valid expression."""
+    instants: list[datetime] = []
+    for _ in range(count):
+        after = next_instant(expression, after, zone)
+        instants.append(after)
+    return instants
+
+
 def latest_instant(expression: str, until: datetime, zone: tzinfo = UTC) -> datetime:
     """The last instant up to and including `until`; only for a valid expression."""
     return next(instants_back(expression, until, zone))

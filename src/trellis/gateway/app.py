@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -16,7 +17,7 @@ from trellis.engine.errors import NotAllowed
 from trellis.engine.extras import program_version
 from trellis.engine.jobs import JobId
 from trellis.engine.recent_entries import LruCache
-from trellis.gateway import docs_page, nlm
+from trellis.gateway import console, docs_page, nlm
 from trellis.gateway.callers import GatewayState, refusal_answer
 from trellis.gateway.event_stream import StreamServices, Tickets
 from trellis.gateway.hub import EventHub, StreamOptions
@@ -32,9 +33,11 @@ from trellis.gateway.routes import (
     runs,
     safety,
     schedules,
+    sign_in,
     stream,
     system,
 )
+from trellis.gateway.sign_in import SignInCodes
 from trellis.gateway.visibility import PublishedVersions
 from trellis.http_server import problems
 from trellis.http_server.bodies import BodiesUnderWay, BodyLimits
@@ -61,6 +64,7 @@ ROUTES = (
     rules,
     safety,
     schedules,
+    sign_in,
     stream,
     system,
 )
@@ -92,18 +96,15 @@ def create_app(
     now: Callable[[], float] = time.time,
     callback_secrets: Sequence[bytes] = (),
     health: ProcessHealth | None = None,
+    sign_in_codes: SignInCodes | None = None,
 ) -> FastAPI:
-    """The application over an open instance. Without a callback secret no callback is accepted."""
+    """The application over an open instance.
+
+    Without a callback secret no callback is accepted, and without sign-in codes no sign-in link.
+    """
     chosen = options or GatewayOptions()
-    app = FastAPI(
-        title="Trellis",
-        version=program_version(),
-        description=DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        telemetry=NO_SPANS,
-    )
+    app = _routes()
+    app.state.sign_in = sign_in_codes
     app.state.gateway = GatewayState(
         instance=instance,
         keys=keys,
@@ -132,12 +133,32 @@ def create_app(
     app.state.instance_name = new_id()
     app.state.health = health or ProcessHealth(instance.probes())
     app.state.health.measures(partial(ledger_gauges, instance.ledger), app.state.streams.hub.gauges)
+    app.add_middleware(ReadDeadlineMiddleware, seconds=chosen.read_s)
+    app.add_middleware(TracingMiddleware)
+    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # outermost: the middleware added last wraps the others
+    return app
+
+
+def _routes() -> FastAPI:
+    """The routes without an instance."""
+    app = FastAPI(
+        title="Trellis",
+        version=program_version(),
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry=NO_SPANS,
+    )
     problems.install(app)
     app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
     for module in ROUTES:
         app.include_router(module.router)
     docs_page.install(app)
-    app.add_middleware(ReadDeadlineMiddleware, seconds=chosen.read_s)
-    app.add_middleware(TracingMiddleware)
-    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # outermost: the middleware added last wraps the others
+    console.install(app)
     return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI description that every gateway serves at `/openapi.json`."""
+    return _routes().openapi()

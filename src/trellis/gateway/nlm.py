@@ -22,7 +22,7 @@ from trellis.engine.records import Job
 from trellis.gateway.callers import Caller, InstanceOf, record_refusal
 from trellis.gateway.idempotency import mark_replayed
 from trellis.http_server.bodies import StrictRoute, parse, sender_of
-from trellis.http_server.problems import PROBLEMS, Problem
+from trellis.http_server.problems import PROBLEMS, REF_TEMPLATE, Problem
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.net.signatures import (
@@ -98,7 +98,10 @@ class CallbackKeys:
     response_model=CallbackAccepted,
     responses=PROBLEMS,
     openapi_extra={
-        "requestBody": {"required": True, "content": {"application/json": {"schema": Callback.model_json_schema()}}}
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": Callback.model_json_schema(ref_template=REF_TEMPLATE)}},
+        }
     },
 )
 async def result(

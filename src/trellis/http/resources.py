@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from trellis.bus.topics import HELD_ACTION
 from trellis.engine.alerts import ALERTS_MAX
+from trellis.http.agent_shapes import AgentDetail, AgentSourcesShape, MemoryDiff
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.errors import NotFound
 from trellis.http.operation_shapes import (
@@ -66,9 +67,13 @@ class Agents:
         """The agents, by name."""
         return await listed(self._calls, AgentShape, "/agents", limit, cursor)
 
-    async def get(self, agent: str) -> AgentShape:
-        """One agent."""
-        return await self._calls.get(AgentShape, path_of("agents", agent))
+    async def get(self, agent: str) -> AgentDetail:
+        """One agent with its whole definition."""
+        return await self._calls.get(AgentDetail, path_of("agents", agent))
+
+    async def sources(self, agent: str) -> AgentSourcesShape:
+        """What an agent would read if it ran now."""
+        return await self._calls.get(AgentSourcesShape, path_of("agents", agent, "sources"))
 
     async def activate(self, agent: str, *, reason: str | None = None) -> AgentChanged:
         """Let an agent run."""
@@ -257,6 +262,11 @@ class Memory:
     async def history(self, agent: str, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[MemoryChange]:
         """The changes of a memory, newest first."""
         return await listed(self._calls, MemoryChange, path_of("memory", agent, "history"), limit, cursor)
+
+    async def diff(self, agent: str, from_version: int, to_version: int | None = None) -> MemoryDiff:
+        """What changed in a memory from one version to another, or to the newest, as a unified diff."""
+        versions = {"from_version": from_version, "to_version": to_version}
+        return await self._calls.get(MemoryDiff, path_of("memory", agent, "diff"), **versions)
 
     async def propose(
         self,

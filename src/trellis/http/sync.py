@@ -121,6 +121,7 @@ class SyncAgents(BlockingTwin):
 
     list = BlockingMethod(Agents.list)
     get = BlockingMethod(Agents.get)
+    sources = BlockingMethod(Agents.sources)
     activate = BlockingMethod(Agents.activate)
     pause = BlockingMethod(Agents.pause)
 
@@ -199,6 +200,7 @@ class SyncMemory(BlockingTwin):
     list = BlockingMethod(Memory.list)
     read = BlockingMethod(Memory.read)
     history = BlockingMethod(Memory.history)
+    diff = BlockingMethod(Memory.diff)
     propose = BlockingMethod(Memory.propose)
 
 

@@ -15,6 +15,7 @@ from trellis.engine.jobs import CORRELATION_PATTERN
 from trellis.engine.logs import log_of
 from trellis.engine.metrics import HTTP_SECONDS, process_metrics
 from trellis.http_server.problems import Problem, correlation_of, problem_response
+from trellis.http_server.security_headers import SECURITY_HEADERS
 
 # Correlation id of a request and its response, and headers that routes add to the response.
 
@@ -44,8 +45,7 @@ class CorrelationMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = correlation_id
                 headers.setdefault("Cache-Control", "no-store")
-                headers["X-Content-Type-Options"] = "nosniff"
-                for name, value in scope.get("trellis.headers", {}).items():
+                for name, value in (*scope.get("trellis.headers", {}).items(), *SECURITY_HEADERS.items()):
                     headers.setdefault(name, value)
             await send(message)
 

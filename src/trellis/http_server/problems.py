@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, TrellisError
 from trellis.engine.logs import log_of
+from trellis.http_server.security_headers import SECURITY_HEADERS
 
 # Every error response is application/problem+json (RFC 9457, D27), with one shape that also covers crashes.
 # A problem says what the caller can change. It never carries internal details: an unexpected error is logged under the
@@ -67,7 +68,7 @@ class Problem(Exception):
 def problem_response(request: Request, problem: Problem) -> Response:
     """The problem as a response."""
     status = STATUS_OF_CODE[problem.code]
-    headers = dict(problem.headers)
+    headers = {**SECURITY_HEADERS, **problem.headers}  # a crash is answered outside of the middleware that adds them
     if status == HTTPStatus.UNAUTHORIZED:
         headers.setdefault("WWW-Authenticate", 'Bearer realm="trellis"')
     return JSONResponse(problem_document(problem, correlation_of(request)), status, headers, media_type=MEDIA_TYPE)
@@ -100,6 +101,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _crash)
+    _complete_description(app)
 
 
 def problem_of_error(error: TrellisError) -> Problem:
@@ -176,6 +178,30 @@ class ProblemShape(pydantic.BaseModel):
     detail: str
     code: str
     correlation_id: str | None
+
+
+REF_TEMPLATE = "#/components/schemas/{model}"
+"""Where the schema of a body that a route describes itself refers to: `model_json_schema(ref_template=…)`."""
+
+
+def _complete_description(app: FastAPI) -> None:
+    """Put the schemas into the description that routes refer to without having them as their models.
+
+    These are problems, and what the schema of a body that a route describes itself defines (`$defs`). A generator of
+    clients refuses a description with a reference that leads nowhere.
+    """
+    described = app.openapi
+
+    def complete() -> dict[str, Any]:
+        made = described()
+        schemas = made["components"]["schemas"]
+        schemas.setdefault(ProblemShape.__name__, ProblemShape.model_json_schema())
+        for operation in (one for path in made["paths"].values() for one in path.values()):
+            for media in operation.get("requestBody", {}).get("content", {}).values():
+                schemas.update(media.get("schema", {}).pop("$defs", {}))
+        return made
+
+    app.openapi = complete
 
 
 def _shapes_problem(description: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from trellis.engine.logs import log_of
 from trellis.http_server.connections import Acceptor, ConnectionPool
 from trellis.http_server.limits import LogLimit
 from trellis.http_server.problems import MEDIA_TYPE, Problem, problem_document
+from trellis.http_server.security_headers import SECURITY_HEADERS
 
 ADDRESSES_MAX = 8
 BACKLOG = 2_048
@@ -450,8 +451,9 @@ def _answer(problem: Problem) -> bytes:
     """The complete response to a request that never reached the application."""
     document = problem_document(problem, None)
     body = json.dumps(document).encode()
+    protected = "".join(f"{name.lower()}: {value}\r\n" for name, value in SECURITY_HEADERS.items())
     head = (
-        f"HTTP/1.1 {document['status']} {document['title']}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+        f"HTTP/1.1 {document['status']} {document['title']}\r\ncontent-type: {MEDIA_TYPE}\r\n{protected}"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body

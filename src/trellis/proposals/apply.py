@@ -359,13 +359,17 @@ async def diff_of(
     return unified_diff(_text(before or b""), after, None if before is None else change.key, change.key)
 
 
+def has_target(document: Mapping[str, Any]) -> bool:
+    """Whether the proposal changes a text that others may change before it is applied."""
+    return document["status"] not in ENDED and bool({"change", "updates"} & document["content"].keys())
+
+
 async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository) -> str | None:
     """Why applying the proposal would be refused now; None if its target is unchanged. Raises TargetRefused."""
-    content: Mapping[str, Any] = document["content"]
-    if document["status"] in ENDED or not ({"change", "updates"} & content.keys()):
+    if not has_target(document):
         return None
     if document["action"] == proposal.MEMORY_UPDATE:
-        expected, id_ = content["expected_version"], document["id"]
+        expected, id_ = document["content"]["expected_version"], document["id"]
         stale = await asyncio.to_thread(
             memory.version_conflict, document["agent_slug"], expected_version=expected, proposal_id=id_
         )

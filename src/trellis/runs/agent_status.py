@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from trellis.agents.catalog import AgentMissing, Catalog, StatusChanged
+from trellis.agents.catalog import AgentFile, AgentMissing, Catalog, StatusChanged
 from trellis.agents.creation import NewAgent, create_agent
 from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus, checked_slug
 from trellis.agents.errors import AgentExists, AgentNotFound, DefinitionContended, DefinitionMalformed, SlugInvalid
@@ -178,6 +178,22 @@ async def last_failure(ledger: Ledger, slug: str) -> RunFailure | None:
     async for failure in failures(ledger, slug):
         return failure
     return None
+
+
+async def failed_in_a_row(ledger: Ledger, slug: str, file: AgentFile) -> int:
+    """How many runs of the agent failed in its current row, at most FAILURES_MAX: with so many it is stopped."""
+    agent = file.agent
+    if isinstance(agent, AgentMalformed):
+        return 0
+    # The file of a stopped agent was changed after its failures, by whoever stopped it.
+    stopped = agent.status is AgentStatus.ERROR
+    since = None if stopped else _last_change(agent, file.modified_at, now=await ledger.now())
+    row = 0
+    async for _ in failures(ledger, slug, since=since):
+        row += 1
+        if row == FAILURES_MAX:
+            break
+    return row
 
 
 async def _failure(ledger: Ledger, slug: str, job: Job) -> RunFailure | None:

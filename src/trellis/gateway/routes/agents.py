@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path
 from trellis.agents.definition import AgentStatus
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page
+from trellis.http.agent_shapes import AgentDetail, AgentSourcesShape
 from trellis.http.shapes import AgentShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS
@@ -41,9 +42,17 @@ async def listing(
 
 
 @router.get("/agents/{slug}", responses=PROBLEMS)
-async def one(slug: Slug, instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]) -> AgentShape:
-    """Get an agent."""
+async def one(slug: Slug, instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]) -> AgentDetail:
+    """Get an agent with its whole definition, and the next instants of its schedule."""
     return await api_for(instance, caller).agents.get(slug)
+
+
+@router.get("/agents/{slug}/sources", responses=PROBLEMS)
+async def sources(
+    slug: Slug, instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]
+) -> AgentSourcesShape:
+    """Get the texts that an agent would read if it ran now, and the files that it leaves out with the reasons."""
+    return await api_for(instance, caller).agents.sources(slug)
 
 
 @router.patch("/agents/{slug}/status", responses=PROBLEMS)

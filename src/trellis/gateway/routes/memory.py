@@ -16,6 +16,7 @@ from trellis.engine.jobs import Actor
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_reach
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
+from trellis.http.agent_shapes import MemoryDiff
 from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
 from trellis.http_server.bodies import LargeBodyRoute
 from trellis.http_server.problems import PROBLEMS
@@ -41,6 +42,7 @@ from trellis.storage.memory.updates import (
 DEEP_LIMIT_DEFAULT = 5
 DEEP_LIMIT_MAX = 100
 SUMMARY_CHARS_MAX = 1_000
+VERSION_MAX = 2**31
 REASONING_CHARS_MAX = 10_000
 
 router = APIRouter(tags=["memory"], route_class=LargeBodyRoute)
@@ -159,6 +161,18 @@ async def history(
 ) -> Page[MemoryChange]:
     """List the changes of a memory, newest first. A page may be empty and have a next one."""
     return await api_for(instance, caller).memory.history_page(agent_id, limit=limit, cursor=cursor)
+
+
+@router.get("/memory/{agent_id}/diff", responses=PROBLEMS)
+async def diff(
+    agent_id: AgentId,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("memory.read")],
+    from_version: Annotated[int, Query(ge=0, le=VERSION_MAX, examples=[0])],
+    to_version: Annotated[int | None, Query(ge=0, le=VERSION_MAX, description="Without one, the newest.")] = None,
+) -> MemoryDiff:
+    """Get what changed in layer 1 of a memory between two versions, as a unified diff. Version 0 is the empty memory."""
+    return await api_for(instance, caller).memory.diff(agent_id, from_version, to_version)
 
 
 @router.post("/memory/{agent_id}/propose", status_code=202, response_model=MemoryProposed, responses=PROBLEMS)

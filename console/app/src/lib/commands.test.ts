@@ -1,0 +1,26 @@
+import { describe, expect, it } from "vitest";
+import { commands, pythonLiteral, shellWord } from "./commands";
+
+describe("commands", () => {
+  it("quotes what a shell or Python would read otherwise", () => {
+    expect(shellWord("it's; rm -rf $HOME")).toBe("'it'\\''s; rm -rf $HOME'");
+    expect(shellWord("prop_2026-02-14_0123")).toBe("prop_2026-02-14_0123");
+    expect(pythonLiteral({ a: [true, null, 'x"y'] })).toBe('{"a": [True, None, "x\\"y"]}');
+  });
+
+  it("writes one act three ways", () => {
+    const made = commands({
+      trellis: ["proposals", "reject", "prop_1", "--note", "says otherwise"],
+      method: "PATCH",
+      address: "/proposals/prop_1",
+      body: { decision: "reject" },
+      headers: { "If-Match": '"1"' },
+      python: "client.proposals.get('prop_1')",
+    });
+    expect(made.trellis).toBe("trellis proposals reject prop_1 --note 'says otherwise'");
+    expect(made.curl).toBe(
+      `curl -sS -X PATCH -H "Authorization: Bearer $TRELLIS_TOKEN" -H 'If-Match: "1"' -H 'Content-Type: application/json' -d '{"decision":"reject"}' "$TRELLIS_GATEWAY"/proposals/prop_1`,
+    );
+    expect(made.python).toContain("    client.proposals.get('prop_1')");
+  });
+});

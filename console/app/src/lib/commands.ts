@@ -1,0 +1,56 @@
+/** The same act as a command of `trellis`, as curl, and in Python. */
+
+export interface Commands {
+  trellis: string;
+  curl: string;
+  python: string;
+}
+
+const AUTHORIZED = '-H "Authorization: Bearer $TRELLIS_TOKEN"';
+
+/** A word of a shell command: quoted unless it is harmless. */
+export function shellWord(text: string): string {
+  return /^[A-Za-z0-9_@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+/** A literal of Python; JSON text is one, apart from its three constants. */
+export function pythonLiteral(value: unknown): string {
+  if (value === null || value === undefined) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (Array.isArray(value)) return `[${value.map(pythonLiteral).join(", ")}]`;
+  if (typeof value === "object") {
+    return `{${Object.entries(value)
+      .map(([name, one]) => `${JSON.stringify(name)}: ${pythonLiteral(one)}`)
+      .join(", ")}}`;
+  }
+  return JSON.stringify(value);
+}
+
+export function commands(options: {
+  trellis: (string | null | undefined)[];
+  method?: string;
+  address: string;
+  body?: unknown;
+  headers?: Record<string, string>;
+  python: string;
+}): Commands {
+  const method = options.method ?? "GET";
+  const words = ["curl -sS", method === "GET" ? null : `-X ${method}`, AUTHORIZED];
+  for (const [name, value] of Object.entries(options.headers ?? {})) words.push(`-H ${shellWord(`${name}: ${value}`)}`);
+  if (options.body !== undefined) {
+    words.push("-H 'Content-Type: application/json'", `-d ${shellWord(JSON.stringify(options.body))}`);
+  }
+  words.push(`"$TRELLIS_GATEWAY"${shellWord(options.address)}`);
+  return {
+    trellis: ["trellis", ...options.trellis.filter((one) => one != null).map((one) => shellWord(one))].join(" "),
+    curl: words.filter((one) => one !== null).join(" "),
+    python: [
+      "import os",
+      "from trellis import connect_sync",
+      "",
+      'with connect_sync(os.environ["TRELLIS_GATEWAY"]) as client:',
+      `    ${options.python}`,
+    ].join("\n"),
+  };
+}

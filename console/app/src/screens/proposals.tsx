@@ -1,0 +1,446 @@
+/** Proposals: what agents want changed, word by word, and the decision of a person. */
+
+import { useMutation, useQuery } from "@tanstack/react-query";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { ProblemError } from "@trellis/client";
+import { useEffect, useId, useRef, useState } from "react";
+import { api, type EventListed, type Proposal, type StepFile } from "../api";
+import { Citations } from "../components/citations";
+import { ChangedSince } from "../components/conflict";
+import { Diff } from "../components/diff";
+import { Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast, useKeys } from "../components/parts";
+import { useTimes } from "../format";
+import type { Citation } from "../lib/citations";
+import { commands, pythonLiteral } from "../lib/commands";
+import { sourcesOf } from "../lib/proposals";
+import { failed, interval, queries } from "../live";
+import { useTexts } from "../texts";
+import { StartRun } from "./runs";
+
+export const STATUSES = ["pending", "approved", "applied", "failed", "rejected", "expired", "all"] as const;
+export type ProposalStatus = (typeof STATUSES)[number];
+const NOTE_MIN = 10;
+const NOTE_MAX = 2_000;
+const DECIDABLE = new Set(["pending"]);
+
+export function Proposals() {
+  const t = useTexts();
+  const navigate = useNavigate();
+  const { status = "pending", id } = useSearch({ from: "/console/proposals" });
+  const [deciding, decide] = useState<"approve" | "reject" | null>(null);
+  const listing = useQuery({
+    queryKey: ["proposals", status],
+    queryFn: ({ signal }) =>
+      api.get("/proposals", { query: { limit: 200, ...(status === "all" ? {} : { status }), conflicts: status === "pending" || status === "all" }, signal }),
+    refetchInterval: () => interval(true),
+  });
+  const items = listing.data?.items ?? [];
+  const chosen = items.find((one) => one.id === id) ?? (id === undefined ? items[0] : undefined);
+  const go = (next: { status?: ProposalStatus; id?: string }) =>
+    void navigate({ to: "/console/proposals", search: { status, ...next }, replace: true });
+  const step = (by: number) => {
+    const at = chosen === undefined ? -1 : items.indexOf(chosen);
+    const next = items[Math.min(Math.max(at + by, 0), items.length - 1)];
+    if (next !== undefined) go({ id: next.id });
+  };
+  const isOpen = chosen !== undefined && DECIDABLE.has(chosen.status);
+  useKeys({
+    j: () => step(1),
+    k: () => step(-1),
+    a: () => isOpen && chosen.conflict == null && decide("approve"),
+    r: () => isOpen && decide("reject"),
+  });
+  const list = useRef<HTMLUListElement>(null);
+  useEffect(() => {
+    list.current?.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
+  }, [chosen?.id]);
+  return (
+    <>
+      <div className="page-head">
+        <h1>{t("proposals.title")}</h1>
+        <div className="tabs" role="group" aria-label={t("runs.status")}>
+          {STATUSES.map((one) => (
+            <button key={one} type="button" className="small" aria-pressed={one === status} onClick={() => go({ status: one })}>
+              {one === "all" ? t("proposals.all") : one}
+            </button>
+          ))}
+        </div>
+      </div>
+      {listing.isPending ? (
+        <Loading />
+      ) : listing.data === undefined ? (
+        <Failure error={listing.error} retry={() => void listing.refetch()} />
+      ) : items.length === 0 && id === undefined ? (
+        status === "pending" ? (
+          <Empty title={t("proposals.empty")} hint={t("proposals.empty.hint")} command="trellis run archivist-violin" />
+        ) : (
+          <Empty title={t("proposals.empty.status")} />
+        )
+      ) : (
+        <div className="inbox">
+          <ul className="inbox-list" ref={list} aria-label={t("proposals.title")}>
+            {items.map((one) => (
+              <li key={one.id}>
+                <button type="button" aria-current={one.id === chosen?.id} onClick={() => go({ id: one.id })}>
+                  <span className="summary">{summaryOf(one)}</span>
+                  <span className="target mono">{one.target}</span>
+                  <span className="row">
+                    <Status value={one.status} />
+                    <span className="quiet">{one.agent_slug}</span>
+                    {one.conflict != null && <span className="badge bad">!</span>}
+                  </span>
+                </button>
+              </li>
+            ))}
+          </ul>
+          <ProposalView
+            key={chosen?.id ?? id}
+            id={chosen?.id ?? id ?? ""}
+            deciding={deciding}
+            decide={decide}
+            onDecided={() => {
+              // On to the next one: what was decided leaves the list of what waits.
+              const at = chosen === undefined ? -1 : items.indexOf(chosen);
+              const next = items[at + 1] ?? items[at - 1];
+              if (status === "pending") go(next === undefined ? {} : { id: next.id });
+            }}
+          />
+        </div>
+      )}
+    </>
+  );
+}
+
+export function summaryOf(proposal: Proposal): string {
+  const summary = proposal.content["summary"];
+  return typeof summary === "string" && summary !== "" ? summary : `${proposal.action} ${proposal.target}`;
+}
+
+function ProposalView({
+  id,
+  deciding,
+  decide,
+  onDecided,
+}: {
+  id: string;
+  deciding: "approve" | "reject" | null;
+  decide: (what: "approve" | "reject" | null) => void;
+  onDecided: () => void;
+}) {
+  const t = useTexts();
+  const { full, ago } = useTimes();
+  const one = useQuery({
+    queryKey: ["proposal", id],
+    queryFn: ({ signal }) => api.get("/proposals/{proposal_id}", { path: { proposal_id: id }, signal }),
+    refetchInterval: (query) => interval(DECIDABLE.has(query.state.data?.status ?? "pending")),
+  });
+  const proposal = one.data;
+  const isOpen = proposal !== undefined && DECIDABLE.has(proposal.status);
+  const diff = useQuery({
+    queryKey: ["proposal", id, "diff", proposal?.version],
+    queryFn: ({ signal }) => api.get("/proposals/{proposal_id}/diff", { path: { proposal_id: id }, signal }),
+    enabled: isOpen,
+  });
+  const history = useQuery({
+    queryKey: ["proposal", id, "events", proposal?.version],
+    queryFn: ({ signal }) => api.get("/events", { query: { job_id: id, limit: 100 }, signal }),
+    enabled: proposal !== undefined,
+  });
+  const runId = typeof proposal?.source["run_id"] === "string" ? proposal.source["run_id"] : null;
+  const steps = useQuery({
+    queryKey: ["run", runId, "steps"],
+    queryFn: ({ signal }) => api.get("/runs/{run_id}/steps", { path: { run_id: runId ?? "" }, signal }),
+    enabled: runId !== null,
+    staleTime: 60_000,
+  });
+  const [again, runAgain] = useState(false);
+  if (proposal === undefined) {
+    return one.isPending ? <Loading /> : <Failure error={one.error} retry={() => void one.refetch()} />;
+  }
+  const conflict = diff.data?.conflict ?? proposal.conflict ?? null;
+  return (
+    <article aria-label={summaryOf(proposal)}>
+      <div className="actions">
+        <span className="grow">
+          <strong>{summaryOf(proposal)}</strong>
+        </span>
+        <Status value={proposal.status} />
+        {proposal.requiresHumanReview && <span className="badge warn">{t("proposals.review")}</span>}
+        {isOpen && (
+          <>
+            <button type="button" className="primary" disabled={conflict !== null} onClick={() => decide("approve")}>
+              {t("proposals.approve")} <kbd>a</kbd>
+            </button>
+            <button type="button" className="danger" onClick={() => decide("reject")}>
+              {t("proposals.reject")} <kbd>r</kbd>
+            </button>
+          </>
+        )}
+      </div>
+      {conflict !== null && (
+        <div className="banner bad" role="alert">
+          <p>{t("proposals.conflict", { why: conflict })}</p>
+          <button type="button" onClick={() => runAgain(true)}>
+            {t("proposals.again", { slug: proposal.agent_slug })}
+          </button>
+        </div>
+      )}
+      {conflict !== null && <ChangedSince proposal={proposal} steps={steps.data?.items ?? []} />}
+      <section className="card">
+        <h2>{t("proposals.change")}</h2>
+        {isOpen && diff.isPending ? (
+          <Loading />
+        ) : diff.error !== null ? (
+          <Failure error={diff.error} retry={() => void diff.refetch()} />
+        ) : diff.data?.diff != null ? (
+          <Diff unified={diff.data.diff} />
+        ) : (
+          <>
+            <p className="quiet">{t("proposals.change.none")}</p>
+            <pre className="json">{proposedText(proposal)}</pre>
+          </>
+        )}
+      </section>
+      <Grounds proposal={proposal} steps={steps.data?.items ?? []} />
+      <section className="card">
+        <h2>{t("proposals.origin")}</h2>
+        <dl className="facts">
+          <dt>{t("proposals.agent")}</dt>
+          <dd>
+            <Link to="/console/agents/$slug" params={{ slug: proposal.agent_slug }}>
+              {proposal.agent_slug}
+            </Link>
+          </dd>
+          {runId !== null && (
+            <>
+              <dt>{t("proposals.run")}</dt>
+              <dd>
+                <Link to="/console/runs/$runId" params={{ runId }}>
+                  {runId}
+                </Link>
+              </dd>
+            </>
+          )}
+          <dt>{t("proposals.by")}</dt>
+          <dd>
+            {String(proposal.source["identity"] ?? "–")} <span className="quiet">({String(proposal.source["type"] ?? "–")})</span>
+          </dd>
+          <dt>{t("proposals.priority")}</dt>
+          <dd>{proposal.priority}</dd>
+          {typeof proposal.content["expected_version"] === "number" && (
+            <>
+              <dt>{t("proposals.made.for")}</dt>
+              <dd>
+                <Link to="/console/agents/$slug" params={{ slug: proposal.agent_slug }} search={{ part: "history" }}>
+                  {t("proposals.made.memory", { version: proposal.content["expected_version"] })}
+                </Link>
+              </dd>
+            </>
+          )}
+          {proposal.target_hash !== null && (
+            <>
+              <dt>{t("proposals.made.for")}</dt>
+              <dd className="mono">sha256 {proposal.target_hash}</dd>
+            </>
+          )}
+          <dt>{t("proposals.target")}</dt>
+          <dd className="mono">
+            {proposal.action} {proposal.target}
+          </dd>
+          <dt>{t("proposals.created")}</dt>
+          <dd>
+            {full(proposal.created_at)} <span className="quiet">({ago(proposal.created_at)})</span>
+          </dd>
+          {isOpen && (
+            <>
+              <dt>{t("proposals.expires")}</dt>
+              <dd>{ago(proposal.expires_at)}</dd>
+            </>
+          )}
+          {proposal.approval !== null && (
+            <>
+              <dt>{t("proposals.decided")}</dt>
+              <dd>
+                {String(proposal.approval["decided_by"])}
+                {proposal.approval["decision_note"] != null && `: ${String(proposal.approval["decision_note"])}`}
+              </dd>
+            </>
+          )}
+          {proposal.apply_result !== null && (
+            <>
+              <dt>{t("proposals.applied")}</dt>
+              <dd className="mono">
+                {String(proposal.apply_result["error"] ?? proposal.apply_result["git_commit"] ?? proposal.apply_result["object_key"] ?? "")}
+              </dd>
+            </>
+          )}
+        </dl>
+        <Json value={proposal} title={t("common.raw")} />
+      </section>
+      <section className="card">
+        <h2>{t("proposals.history")}</h2>
+        {history.error !== null ? <Failure error={history.error} retry={() => void history.refetch()} /> : <Events items={history.data?.items ?? []} />}
+      </section>
+      <SameElsewhere
+        commands={commands({
+          trellis: ["proposals", "show", id],
+          address: `/proposals/${id}`,
+          python: `print(client.proposals.get(${pythonLiteral(id)}))`,
+        })}
+      />
+      {again && <StartRun agent={proposal.agent_slug} onClose={() => runAgain(false)} />}
+      {deciding !== null && isOpen && (
+        <Decision
+          proposal={proposal}
+          what={deciding}
+          diff={diff.data?.version === proposal.version ? (diff.data.diff ?? null) : null}
+          conflict={conflict}
+          onClose={() => decide(null)}
+          onDecided={onDecided}
+        />
+      )}
+    </article>
+  );
+}
+
+function proposedText(proposal: Proposal): string {
+  const change = proposal.content["change"];
+  if (typeof change === "object" && change !== null && "text" in change && typeof change.text === "string") return change.text;
+  const updates = proposal.content["updates"];
+  if (Array.isArray(updates)) {
+    return updates.map((one: Record<string, unknown>) => `${String(one["file"])}: ${String(one["operation"])}\n${String(one["content"] ?? "")}`).join("\n\n");
+  }
+  return JSON.stringify(proposal.content, null, 2);
+}
+
+/** The exact change, and the confirmation. The focus is on the way back: Enter alone decides nothing. */
+function Decision({
+  proposal,
+  what,
+  diff,
+  conflict,
+  onClose,
+  onDecided,
+}: {
+  proposal: Proposal;
+  what: "approve" | "reject";
+  diff: string | null;
+  conflict: string | null;
+  onClose: () => void;
+  onDecided: () => void;
+}) {
+  const t = useTexts();
+  const [note, setNote] = useState("");
+  const field = useId();
+  const sent = useMutation({
+    mutationFn: () =>
+      api.patch("/proposals/{proposal_id}", {
+        path: { proposal_id: proposal.id },
+        body: { decision: what, note: what === "reject" ? note : null },
+        ifMatch: `"${proposal.version}"`,
+      }),
+    onSuccess: () => {
+      toast(t(`proposals.done.${what}`, { id: proposal.id }));
+      onClose();
+      onDecided();
+    },
+    onError: failed,
+    onSettled: () => {
+      void queries.invalidateQueries({ queryKey: ["proposals"] });
+      void queries.invalidateQueries({ queryKey: ["proposal", proposal.id] });
+    },
+  });
+  const isChanged = sent.error instanceof ProblemError && sent.error.status === 412;
+  const missing = what === "reject" ? NOTE_MIN - note.trim().length : 0;
+  return (
+    <Dialog title={t(`proposals.${what}.title`)} onClose={onClose}>
+      <p className="mono">
+        {proposal.action} {proposal.target}
+      </p>
+      {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version: proposal.version, id: proposal.id })}</p>}
+      {what === "approve" && conflict !== null && <p className="banner bad">{t("proposals.conflict", { why: conflict })}</p>}
+      {what === "approve" && (diff !== null ? <Diff unified={diff} /> : <pre className="json">{proposedText(proposal)}</pre>)}
+      {what === "reject" && (
+        <>
+          <label htmlFor={field}>{t("proposals.note")}</label>
+          <textarea id={field} data-focus="true" value={note} maxLength={NOTE_MAX} onChange={(event) => setNote(event.target.value)} />
+          {missing > 0 && <p className="quiet">{t("proposals.note.short", { n: missing })}</p>}
+        </>
+      )}
+      {isChanged ? <p className="banner bad">{t("proposals.changed")}</p> : sent.error !== null && <Failure error={sent.error} />}
+      <div className="row end">
+        <button type="button" data-focus={what === "approve"} onClick={onClose}>
+          {t("common.cancel")}
+        </button>
+        <button
+          type="button"
+          className={what === "approve" ? "primary" : "danger"}
+          disabled={sent.isPending || missing > 0 || (what === "approve" && conflict !== null)}
+          onClick={() => sent.mutate()}
+        >
+          {t(`proposals.${what}`)}
+        </button>
+      </div>
+      <SameElsewhere
+        commands={commands({
+          trellis: ["proposals", what, proposal.id, ...(what === "reject" ? ["--note", note || "…"] : [])],
+          method: "PATCH",
+          address: `/proposals/${proposal.id}`,
+          headers: { "If-Match": `"${proposal.version}"` },
+          body: { decision: what, note: what === "reject" ? note || "…" : null },
+          python: `client.proposals.${what}(${pythonLiteral(proposal.id)}${what === "reject" ? `, ${pythonLiteral(note || "…")}` : ""}, version=${proposal.version})`,
+        })}
+      />
+    </Dialog>
+  );
+}
+
+/** Why, with each citation compared word for word with the source that the run has read. */
+function Grounds({ proposal, steps }: { proposal: Proposal; steps: StepFile[] }) {
+  const t = useTexts();
+  const grounds = groundsOf(proposal);
+  const sources = new Map<string, string>();
+  for (const { ref, text } of sourcesOf(steps)) if (typeof ref === "string" && typeof text === "string") sources.set(ref, text);
+  return (
+    <section className="card">
+      <h2>{t("proposals.why")}</h2>
+      {grounds.reasons.map((one) => (
+        <p key={one}>{one}</p>
+      ))}
+      <h3>{t("proposals.citations")}</h3>
+      <Citations items={grounds.citations} sources={sources} />
+    </section>
+  );
+}
+
+function groundsOf(proposal: Proposal): { reasons: string[]; citations: Citation[] } {
+  const content = proposal.content;
+  const several = Array.isArray(content["grounds"]) ? (content["grounds"] as Record<string, unknown>[]) : [content];
+  return {
+    reasons: several.map((one) => one["reasoning"]).filter((one): one is string => typeof one === "string"),
+    citations: several.flatMap((one) => (Array.isArray(one["citations"]) ? (one["citations"] as Citation[]) : [])),
+  };
+}
+
+export function Events({ items }: { items: EventListed[] }) {
+  const { full } = useTimes();
+  return (
+    <div className="scroll-x">
+      <table>
+        <tbody>
+          {items.map((one) => (
+            <tr key={one.id}>
+              <td className="nowrap quiet">{full(one.ts)}</td>
+              <td className="mono">{one.type}</td>
+              <td className="mono">
+                {one.payload["from"] === one.payload["to"] ? "" : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
+              </td>
+              <td>{one.actor}</td>
+              <td>{one.cause}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

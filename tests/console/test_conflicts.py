@@ -1,0 +1,72 @@
+"""A proposal whose target has changed since: the console shows what changed, and approves nothing that cannot be applied."""
+
+import pytest
+from playwright.async_api import expect
+
+from tests.console.conftest import VIOLIN, ConsoleServer
+from tests.console.test_console import AXE, Open, serious
+from trellis import connect_sync
+from trellis.app.wiring import new_id
+from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.lifecycles import Role
+from trellis.proposals import proposal as proposals
+from trellis.proposals.proposal import ProposalContent, ProposalSource
+from trellis.storage.objects.canonical_json import sha256
+
+LETTERS = "sources/08-letters.md"
+GATEWAY = Actor(role=Role.GATEWAY, name="gateway@test")
+
+
+async def _edit_of_a_text_that_moved_on(server: ConsoleServer) -> JobId:
+    """A proposal about a source, and after it another text in that source."""
+    assert server.served is not None
+    instance, id_ = server.served.instance, JobId(f"prop_2026-01-01_{new_id()[:8]}")
+    key = f"agents/{VIOLIN}/{LETTERS}"
+    stored = await instance.objects.get(key)
+    assert stored is not None
+    content = {"summary": "Shorten the letters", "change": {"type": "replace", "text": "# Letters\n"}}
+    draft = ProposalContent(action="propose-edit", target=LETTERS, content=content, target_hash=sha256(stored.body))
+    source = ProposalSource(type="agent", identity=VIOLIN, run_id=server.run_id)
+    body = proposals.body_of(id_, VIOLIN, source, draft, priority="normal")
+    await instance.ledger.submit(GATEWAY, [NewJob(job_id=id_, type=proposals.TYPE, lifecycle="proposal", payload=body)])
+    await instance.objects.put(key, stored.body + b"\nThe sheet of 1926 was found again.\n")
+    return id_
+
+
+@pytest.mark.requirement("D22")
+async def test_proposal_for_a_text_that_has_changed_shows_the_change_and_cannot_be_approved(
+    server: ConsoleServer, open_screen: Open
+):
+    edit = server.run(_edit_of_a_text_that_moved_on(server))
+    with connect_sync(server.url, token=server.token(Role.ORCHESTRATOR)) as client:
+        wish = [{"file": "facts.md", "operation": "append", "content": "- TB-01 has no hair."}]
+        fact = client.memory.propose(VIOLIN, "No hair", wish, priority="high").proposalId
+        other = [{"file": "facts.md", "operation": "append", "content": "- The cabinet was moved."}]
+        assert client.memory.propose(VIOLIN, "A move", other).status == "auto_applied"
+
+    screen = await open_screen(f"/console/proposals?id={edit}", Role.OWNER)
+    page = screen.page
+    since = page.locator("section.card", has_text="What has changed since it was proposed")
+    await expect(page.locator(".banner.bad")).to_contain_text(f"{LETTERS} has changed since this was proposed")
+    await expect(since.locator(".diff .add").last).to_have_text("+The sheet of 1926 was found again.")
+    await expect(
+        page.locator(".inbox-list button", has_text="Shorten the letters").locator(".badge.bad")
+    ).to_be_visible()
+    await expect(page.locator(".actions button.primary")).to_be_disabled()
+    await page.keyboard.press("a")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await screen.shot("conflict")
+    assert await serious(page, AXE.read_text()) == []
+
+    await page.goto(f"{server.url}/console/proposals?id={fact}")
+    await expect(page.locator(".banner.bad")).to_contain_text("the memory was at version")
+    await expect(since.locator(".diff .add").last).to_have_text("+- The cabinet was moved.")
+    await page.get_by_role("button", name=f"Run {VIOLIN} again").click()
+    await expect(page.get_by_role("dialog").get_by_label("Agent")).to_have_value(VIOLIN)
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("r")
+    await page.keyboard.type("the memory has moved on")
+    await page.locator("dialog button.danger").click()
+    await expect(page.locator(".toast")).to_contain_text(f"Rejected: {fact}")
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        client.proposals.reject(edit, "the letters have moved on")
