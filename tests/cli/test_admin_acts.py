@@ -127,7 +127,7 @@ COMMANDS_WITHOUT = {
         ],
         "reads",
     ),
-    **dict.fromkeys(["lifecycles", "completion", "agents list", "runs list", "runs show"], "reads"),
+    **dict.fromkeys(["lifecycles", "authority", "completion", "agents list", "runs list", "runs show"], "reads"),
     **dict.fromkeys(["proposals list", "proposals show", "artifacts list", "artifacts show"], "reads"),
     "artifacts download": "reads, and writes a file of its caller's own",
     **dict.fromkeys(["memory list", "memory read", "memory history", "job show", "job result"], "reads"),

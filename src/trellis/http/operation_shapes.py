@@ -107,6 +107,15 @@ class AlertShape(pydantic.BaseModel):
     runbook: str
 
 
+class RuleShape(pydantic.BaseModel):
+    """One column of an authority matrix: `yes`, `own` or `no` for each role."""
+
+    name: str
+    action: str
+    source: str
+    grants: dict[str, str]
+
+
 class ScheduleShape(pydantic.BaseModel):
     """When an agent runs by itself, or a job is submitted by itself. Exactly one of `agent`, `type` and `topic` is set.
 

@@ -15,6 +15,7 @@ from trellis.http.operation_shapes import (
     EventPage,
     QueuePaused,
     QueueShape,
+    RuleShape,
     ScheduleDetail,
     ScheduleRemoved,
     ScheduleRun,
@@ -524,6 +525,10 @@ class System:
     async def slo(self) -> Page[SloShape]:
         """The service level objectives, each measured over its window from what the ledger has stored."""
         return await self._calls.get(Page[SloShape], "/slo")
+
+    async def authority(self) -> Page[RuleShape]:
+        """The authority matrices: for each action, how far the right of each role goes."""
+        return await self._calls.get(Page[RuleShape], "/authority")
 
 
 class Schedules:

@@ -233,6 +233,7 @@ class SyncSystem(BlockingTwin):
     alerts = BlockingMethod(System.alerts)
     metrics = BlockingMethod(System.metrics)
     slo = BlockingMethod(System.slo)
+    authority = BlockingMethod(System.authority)
 
 
 class SyncSchedules(BlockingTwin):
