@@ -1,6 +1,6 @@
 /** The screens and their addresses. What an address says after `?` is checked: it may come from anywhere. */
 
-import { createRootRoute, createRoute, createRouter, Link, redirect } from "@tanstack/react-router";
+import { createRootRoute, createRoute, createRouter, lazyRouteComponent, Link, redirect } from "@tanstack/react-router";
 import { Frame } from "./frame";
 import { TEXT_MAX } from "./lib/filter";
 import { DeadLetters } from "./screens/dead-letters";
@@ -46,8 +46,44 @@ const dead = createRoute({
   validateSearch: filtered,
 });
 
+/** The value of a parameter of an address, if it is a text of sensible length. */
+const worded = <K extends string>(...names: K[]) => (search: Record<string, unknown>): { [name in K]?: string } =>
+  Object.fromEntries(names.flatMap((name) => (typeof search[name] === "string" && search[name] !== "" ? [[name, search[name].slice(0, ID_CHARS_MAX)]] : []))) as { [name in K]?: string };
+
+// The screens for operators are loaded when they are opened.
+const workers = createRoute({
+  getParentRoute: () => root,
+  path: "/console/workers",
+  component: lazyRouteComponent(() => import("./screens/workers"), "Workers"),
+});
+const schedules = createRoute({
+  getParentRoute: () => root,
+  path: "/console/schedules",
+  component: lazyRouteComponent(() => import("./screens/schedules"), "Schedules"),
+  validateSearch: worded("name"),
+});
+const alerts = createRoute({
+  getParentRoute: () => root,
+  path: "/console/alerts",
+  component: lazyRouteComponent(() => import("./screens/alerts"), "Alerts"),
+  validateSearch: worded("runbook"),
+});
+const policy = createRoute({
+  getParentRoute: () => root,
+  path: "/console/policy",
+  component: lazyRouteComponent(() => import("./screens/policy"), "Policy"),
+  validateSearch: worded("topic"),
+});
+const authority = createRoute({
+  getParentRoute: () => root,
+  path: "/console/authority",
+  component: lazyRouteComponent(() => import("./screens/authority"), "Authority"),
+  validateSearch: worded("rule", "role"),
+});
+const operations = [workers, schedules, alerts, policy, authority] as const;
+
 export const router = createRouter({
-  routeTree: root.addChildren([home, overview, proposals, runs, run, jobs, job, dead]),
+  routeTree: root.addChildren([home, overview, proposals, runs, run, jobs, job, dead, ...operations]),
   defaultPreload: false,
 });
 
