@@ -134,6 +134,7 @@ class SyncRuns(BlockingTwin):
     list = BlockingMethod(Runs.list)
     steps = BlockingMethod(Runs.steps)
     manifest = BlockingMethod(Runs.manifest)
+    request = BlockingMethod(Runs.request)
     wait = BlockingMethod(Runs.wait)
     watch = BlockingIterator(Runs.watch)
     cancel = BlockingMethod(Runs.cancel)

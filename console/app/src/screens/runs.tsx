@@ -92,11 +92,11 @@ function valuesOf(one: RunListed) {
   return { id: one.run_id, agent: one.agent_slug, status: one.status, trigger: one.trigger, age: between(one.created_at, Date.now()) };
 }
 
-export function StartRun({ agent, onClose }: { agent?: string; onClose: () => void }) {
+export function StartRun({ agent, given, onClose }: { agent?: string; given?: Record<string, unknown>; onClose: () => void }) {
   const t = useTexts();
   const navigate = useNavigate();
   const [slug, choose] = useState(agent ?? "");
-  const [params, setParams] = useState("{}");
+  const [params, setParams] = useState(() => JSON.stringify(given ?? {}, null, 2));
   const [first, second] = [useId(), useId()];
   const agents = useQuery({ queryKey: ["agents"], queryFn: ({ signal }) => api.get("/agents", { signal }), staleTime: 60_000 });
   const parsed = objectOf(params);
