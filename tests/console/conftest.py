@@ -103,14 +103,15 @@ class ConsoleServer:
 
         return self.run(made())
 
-    def queued_jobs(self, number: int) -> None:
+    def queued_jobs(self, number: int, type_: str = "page.fetch") -> None:
         """Jobs that nobody serves."""
         assert self.served is not None
         ledger = self.served.instance.ledger
 
         async def made() -> None:
-            for _ in range(0, number, BATCH):
-                jobs = [NewJob(job_id=JobId(new_id()), type="page.fetch", payload=b"{}") for _ in range(BATCH)]
+            for begun in range(0, number, BATCH):
+                size = min(BATCH, number - begun)
+                jobs = [NewJob(job_id=JobId(new_id()), type=type_, payload=b"{}") for _ in range(size)]
                 await ledger.submit(OPERATOR, jobs)
 
         self.run(made())

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.console.conftest import OPERATOR, VIOLIN, ConsoleServer, Screen
+from tests.console.conftest import OPERATOR, PATIENCE_S, VIOLIN, ConsoleServer, Screen
 from tests.console.test_console import AXE, serious
 from trellis import connect_sync
 from trellis.app.wiring import new_id
@@ -94,7 +94,9 @@ async def test_schedule_is_paused_and_its_job_is_submitted_now(server: ConsoleSe
 @pytest.mark.requirement("OBS-4")
 async def test_alert_shows_what_to_do_first_and_its_runbook(server: ConsoleServer, open_screen: Open):
     assert server.served is not None
-    seen = AlertObservation(id=new_id(), name="jobs-wait", subject=TYPE, value=400.0, text=f"A job of type {TYPE} waits.")
+    seen = AlertObservation(
+        id=new_id(), name="jobs-wait", subject=TYPE, value=400.0, text=f"A job of type {TYPE} waits."
+    )
     checked = AlertRound(mark=0, scopes=(), observed=(seen,))
     server.run(server.served.instance.ledger.observe_alerts(OPERATOR, checked))
     screen = await open_screen("/console/alerts", Role.OWNER)
@@ -194,3 +196,38 @@ async def test_screens_for_operators_pass_axe_in_the_dark_in_ukrainian_on_a_phon
         await expect(page.locator("main h1")).to_be_visible()
         await check(screen, f"{name}-phone-dark-uk")
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+
+
+@pytest.mark.requirement("OBS-3")
+async def test_overview_counts_what_needs_somebody_and_says_why_jobs_are_stuck(
+    server: ConsoleServer, open_screen: Open
+):
+    server.queued_jobs(1, type_="ink.refill")
+    screen = await open_screen("/console/overview", Role.OWNER)
+    page = screen.page
+    tiles = page.get_by_role("region", name="Needs attention")
+    await expect(tiles.get_by_role("link", name="Stuck jobs")).to_have_class(re.compile("urgent"))
+    await expect(page.locator(".causes li", has_text="ink.refill")).to_contain_text("has no live worker; ready jobs: 1")
+    await check(screen, "overview")
+    await tiles.get_by_role("link", name="Stuck jobs").click()
+    await expect(page.get_by_text("Jobs are ready that no live worker serves.")).to_be_visible()
+
+
+@pytest.mark.requirement("OBS-3", "RUN-4")
+async def test_run_shows_the_calls_of_its_steps_and_is_started_again_with_its_parameters(
+    server: ConsoleServer, open_screen: Open
+):
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        first = client.runs.wait(client.runs.start(VIOLIN, {"topic": "bows"}).run_id, timeout_s=PATIENCE_S).run_id
+    screen = await open_screen(f"/console/runs/{first}", Role.OWNER)
+    page = screen.page
+    await expect(page.locator("dl.facts")).to_contain_text("topic = bows")
+    await expect(page.locator("svg .call-nlm").first).to_be_attached()
+    await page.get_by_text("2 execute-agent").last.click()
+    await expect(page.locator(".step[open]")).to_contain_text("notebooklm-query")
+    await check(screen, "run-calls")
+    await page.get_by_role("button", name="Start again").click()
+    await expect(page.get_by_label("Parameters")).to_have_value(re.compile('"topic": "bows"'))
+    await page.get_by_role("button", name="Start", exact=True).click()
+    await page.wait_for_url(re.compile(f"/console/runs/(?!{first})"))
+    await expect(page.locator("dl.facts")).to_contain_text("topic = bows")

@@ -1,6 +1,7 @@
 /** Parts of the screens for operators: bars, and queries that show why they have nothing. */
 
 import type { ReactNode } from "react";
+import { useTexts } from "../texts";
 import { Failure, Loading } from "./parts";
 
 const BAR_W = 120;
@@ -21,6 +22,29 @@ export function AmountBar({ parts, total, label }: { parts: { kind: string; valu
       })}
     </svg>
   );
+}
+
+interface Depth {
+  held: number;
+  ready: number;
+  blocked: number;
+  scheduled: number;
+}
+
+export function depthOf(queue: Depth): number {
+  return queue.held + queue.ready + queue.blocked + queue.scheduled;
+}
+
+/** The jobs of a queue by where they are, against the deepest queue. */
+export function DepthBar({ queue, deepest }: { queue: Depth; deepest: number }) {
+  const t = useTexts();
+  const parts = [
+    { kind: "held", value: queue.held },
+    { kind: "ready", value: queue.ready },
+    { kind: "blocked", value: queue.blocked },
+    { kind: "later", value: queue.scheduled },
+  ];
+  return <AmountBar parts={parts} total={deepest} label={t("workers.depth.of", { held: queue.held, ready: queue.ready, blocked: queue.blocked, later: queue.scheduled })} />;
 }
 
 /** A region that scrolls sideways on a narrow screen; the keyboard reaches it. */

@@ -5,13 +5,13 @@ import { Link } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, type JobListed, type QueueListed, type WorkerListed } from "../api";
 import { ActDialog } from "../components/act-dialog";
-import { AmountBar, Loaded, Scroll } from "../components/operation-parts";
+import { AmountBar, depthOf, DepthBar, Loaded, Scroll } from "../components/operation-parts";
 import { Command, Empty, SameElsewhere, Status, toast } from "../components/parts";
 import { duration } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { clockOffset, leaseLeft, leaseState } from "../lib/leases";
 import { servedBy } from "../lib/stuck";
-import { POLL_MS, queries } from "../live";
+import { POLL_MS, queries, useQueues, useWorkers } from "../live";
 import { useNow } from "../now";
 import { useTexts } from "../texts";
 
@@ -23,14 +23,6 @@ const HELD: Record<string, readonly string[]> = {
   "queue-job": ["CONTEXT_ASSEMBLY", "NOTEBOOKLM_CALL", "ARTIFACT_WRITE"],
 };
 type HeldLifecycle = "leased-job" | "bus-job" | "queue-job";
-
-export function useWorkers() {
-  return useQuery({ queryKey: ["workers"], queryFn: ({ signal }) => api.get("/workers", { signal }), refetchInterval: POLL_MS });
-}
-
-export function useQueues() {
-  return useQuery({ queryKey: ["queues"], queryFn: ({ signal }) => api.get("/queues", { signal }), refetchInterval: POLL_MS });
-}
 
 export function Workers() {
   const t = useTexts();
@@ -216,7 +208,7 @@ function Queues({ items, workers }: { items: QueueListed[]; workers: WorkerListe
   const t = useTexts();
   const [chosen, choose] = useState<QueueListed | null>(null);
   const serving = (type: string) => workers.filter((one) => one.state === "alive" && servedBy(one.info).includes(type)).length;
-  const deepest = Math.max(1, ...items.map((one) => one.ready + one.held + one.blocked + one.scheduled));
+  const deepest = Math.max(1, ...items.map(depthOf));
   return (
     <>
       <div className="legend">
@@ -256,16 +248,7 @@ function Queues({ items, workers }: { items: QueueListed[]; workers: WorkerListe
                 </td>
                 <td>{one.lifecycle === "bus-job" ? t("workers.topic") : one.lifecycle}</td>
                 <td>
-                  <AmountBar
-                    parts={[
-                      { kind: "held", value: one.held },
-                      { kind: "ready", value: one.ready },
-                      { kind: "blocked", value: one.blocked },
-                      { kind: "later", value: one.scheduled },
-                    ]}
-                    total={deepest}
-                    label={t("workers.depth.of", { held: one.held, ready: one.ready, blocked: one.blocked, later: one.scheduled })}
-                  />
+                  <DepthBar queue={one} deepest={deepest} />
                 </td>
                 <td className="num">{one.ready}</td>
                 <td className="num">{one.scheduled}</td>
