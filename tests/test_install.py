@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ class Installation:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, ROOT / "tools" / "console.py", "build", "--strict"], check=True, timeout=INSTALL_S)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=INSTALL_S)
     (built,) = folder.glob("*.whl")
@@ -85,6 +87,9 @@ def serves_the_demo(installation: Installation, folder: Path) -> None:
             while not lines or "stops" not in lines[-1]:
                 lines.append(server.stdout.readline())
                 assert lines[-1], f"it ended: {''.join(lines)}"
+            link = next(line.split()[1] for line in lines if line.startswith("console "))
+            with urllib.request.urlopen(link) as page:
+                assert b'<div id="root">' in page.read(), "the wheel brings the console"
             ran = installation.trellis("run", "archivist-violin", "--watch", cwd=folder)
             assert ran.returncode == 0, ran.stderr
             proposals = installation.trellis("proposals", "--json", cwd=folder)
@@ -103,6 +108,17 @@ def test_the_wheel_has_the_page_that_an_alert_names(wheel: Path, installation: I
         assert {Path(name).name: packed.read(name) for name in shipped} == pages
     printed = installation.trellis("alerts", "runbook", "jobs-wait", cwd=tmp_path)
     assert printed.stdout.encode() == pages["jobs-wait.md"], printed.stderr
+
+
+def test_the_wheel_has_the_built_console(wheel: Path) -> None:
+    folder = ROOT / "src/trellis/gateway/console_files"
+    built = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with zipfile.ZipFile(wheel) as packed:
+        shipped = {
+            name: packed.read(name) for name in packed.namelist() if name.startswith("trellis/gateway/console_files/")
+        }
+    assert {name.partition("console_files/")[2]: body for name, body in shipped.items()} == built
+    assert "index.html" in built
 
 
 MISSING = {

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
+import httpx2
 import pytest
 
 from tests.cli.conftest import Terminal
@@ -253,6 +255,21 @@ def test_a_demo_that_is_stopped_takes_its_workers_with_it(tmp_path: Path):
     assert (process.returncode, errors) == (130, "")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_demo_ends_with_a_link_that_signs_in_and_opens_its_proposals(tmp_path: Path):
+    with running("demo", "--serve", "--data", str(tmp_path / "demo"), cwd=tmp_path) as process:
+        assert process.stdout is not None
+        link = next(urlsplit(line.strip()) for line in process.stdout if "#code=" in line)
+        (proposal,) = parse_qs(link.query)["id"]
+        with httpx2.Client(base_url=f"{link.scheme}://{link.netloc}") as client:
+            assert client.get(link.path).headers["content-type"].startswith("text/html")
+            token = client.post("/sign-in", json={"code": link.fragment.removeprefix("code=")}).json()["token"]
+            client.headers["Authorization"] = f"Bearer {token}"
+            assert client.get(f"/proposals/{proposal}").json()["status"] == "pending"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in errors) == (0, False)
 
 
 def test_the_demo_does_not_take_a_ledger_that_is_not_its_own(local: Terminal):

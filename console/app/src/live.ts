@@ -37,9 +37,9 @@ export const queries: QueryClient = new QueryClient({
   },
 });
 
-/** How often a query asks by itself: never while events come, each 5 seconds for what moves, else each 30. */
+/** How often a query asks by itself: not while events come or nobody looks, every 5 s for what moves, else every 30 s. */
 export function interval(moves: boolean): number | false {
-  if (mode.value === "live") return false;
+  if (mode.value === "live" || mode.value === "paused") return false;
   return moves ? POLL_MS : POLL_SLOW_MS;
 }
 
@@ -52,6 +52,13 @@ export function useWorkers() {
 export function useQueues() {
   return useQuery({ queryKey: ["queues"], queryFn: ({ signal }) => api.get("/queues", { signal }), refetchInterval: POLL_MS });
 }
+
+// A query computes its interval when it is drawn or answered. A stream that breaks does neither, so it is done here.
+mode.subscribe(() => {
+  for (const query of queries.getQueryCache().findAll({ type: "active" })) {
+    for (const observer of query.observers) observer.setOptions(observer.options);
+  }
+});
 
 function answered(): void {
   lastKnown.set(Date.now());

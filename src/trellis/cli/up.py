@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import signal
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Annotated, Any
@@ -26,6 +25,7 @@ from trellis.cli.up_process import (
     print_services,
     process_part_name,
     run_together,
+    stopped_by_signals,
 )
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
@@ -37,8 +37,6 @@ from trellis.http_server.health import ProcessHealth
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.operations.metrics import ledger_gauges
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def add_to(program: typer.Typer) -> None:
@@ -99,7 +97,7 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
             make_development_key(cli.url)
     finally:
         await ledger.close()
-    stop = _stopped_by_signals()
+    stop = stopped_by_signals()
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
     if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):
         await _serve_jobs(cli, wanted, stop, app=choices.app, health=health)
@@ -117,26 +115,17 @@ async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: Process
         from trellis.cli.up_nlm import serve_nlm_alone
 
         make_folder(cli.url)
-        await serve_nlm_alone(cli, _stopped_by_signals(), health)
+        await serve_nlm_alone(cli, stopped_by_signals(), health)
         cli.out.line("stopped")
         return True
     if wanted == frozenset({SAFETY_KERNEL}):
         from trellis.cli.up_bus import serve_safety_kernel
 
         health.needs()
-        await serve_safety_kernel(cli, _stopped_by_signals(), alone=True)
+        await serve_safety_kernel(cli, stopped_by_signals(), alone=True)
         cli.out.line("stopped")
         return True
     return False
-
-
-def _stopped_by_signals() -> asyncio.Event:
-    """An event that is set on SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stop.set)
-    return stop
 
 
 def _wanted_roles(roles: str | None) -> frozenset[str] | None:

@@ -1,6 +1,7 @@
 """The process of `trellis up`: its roles, its status lines, and parts that end together."""
 
 import asyncio
+import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ ROLES = (
     "alerts",
 )
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})
 
 
@@ -69,6 +71,15 @@ def print_services(cli: Cli, names: list[str]) -> None:
 def print_ready(cli: Cli) -> None:
     """Print the last line, when everything has started."""
     cli.out.line("Ctrl-C stops it")
+
+
+def stopped_by_signals() -> asyncio.Event:
+    """An event that is set on SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 async def run_together(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,6 @@
-/** Dead letters grouped by what went wrong. */
+/** Dead letters: grouped by what went wrong, and requeued, by a filter that the gateway evaluates. */
+
+import type { Filter } from "./filter";
 
 export interface Letter {
   job_id: string;
@@ -42,4 +44,61 @@ export function grouped<T extends Letter>(letters: readonly T[]): LetterGroup<T>
     groups.set(key, group);
   }
   return [...groups.values()].sort((a, b) => b.letters.length - a.letters.length || a.key.localeCompare(b.key));
+}
+
+/** What the gateway can select dead letters by. */
+export interface LetterFilter {
+  type?: string;
+  reason_code?: string;
+  lifecycle?: string;
+}
+
+const OF_GATEWAY: Record<string, keyof LetterFilter> = { type: "type", reason: "reason_code", lifecycle: "lifecycle" };
+
+/**
+ * The filter as the gateway takes it, or null if it cannot evaluate all of it: words, ages and beginnings of names are
+ * compared here, with the letters that are loaded.
+ */
+export function gatewayFilter(filter: Filter, known: Record<string, readonly string[]>): LetterFilter | null {
+  if (filter.words.length > 0 || filter.unknown.length > 0) return null;
+  const made: LetterFilter = {};
+  for (const term of filter.terms) {
+    const name = OF_GATEWAY[term.field];
+    if (name === undefined || term.op !== ":" || known[term.field]?.includes(term.value) !== true || name in made) return null;
+    made[name] = term.value;
+  }
+  return made;
+}
+
+export interface Progress {
+  done: number;
+  failed: number;
+}
+
+/** What the gateway answers for one job: its new status, or why it was refused. */
+export type RequeueAnswer = Record<string, unknown>;
+
+/**
+ * Requeue as many jobs as were counted, piece by piece; `requeue` asks for at most so many and returns an answer for
+ * each. Ends early when nothing is left, or when a whole piece was refused: the same jobs would come again.
+ */
+export async function requeueCounted(
+  total: number,
+  atOnce: number,
+  requeue: (from: number, count: number) => Promise<RequeueAnswer[]>,
+  onProgress: (progress: Progress) => void,
+): Promise<Progress> {
+  const refused = new Set<unknown>();
+  let done = 0;
+  let asked = 0;
+  while (asked < total) {
+    const answers = await requeue(asked, Math.min(atOnce, total - asked));
+    const moved = answers.filter((one) => one["status"] !== undefined).length;
+    for (const one of answers) if (one["status"] === undefined) refused.add(one["job_id"]);
+    done += moved;
+    asked += answers.length;
+    onProgress({ done, failed: refused.size });
+    if (answers.length === 0 || moved === 0) break;
+  }
+  return { done, failed: refused.size };
 }

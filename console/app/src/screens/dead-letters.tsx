@@ -9,34 +9,54 @@ import { Dialog, Empty, Failure, Loading, SameElsewhere, toast } from "../compon
 import { between, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
-import { grouped } from "../lib/letters";
+import { gatewayFilter, grouped, requeueCounted, type LetterFilter, type Progress } from "../lib/letters";
 import { failed, interval, queries } from "../live";
 import { useTexts } from "../texts";
 
 const PAGE = 200;
 const LETTERS_MAX = 5_000;
+/** How many letters the dry run counts before it says "or more". */
+const COUNTED_MAX = 20_000;
 const REQUEUE_AT_ONCE = 200;
 const IDS_SHOWN = 20;
+
+const LIFECYCLES = ["leased-job", "queue-job"] as const;
+const REASONS: readonly DeadLetter["reason_code"][] = [
+  "parse_error",
+  "validation_failed",
+  "dependency_unavailable",
+  "timeout",
+  "exhausted_retries",
+  "policy_violation",
+  "infrastructure_failure",
+  "compensation_failed",
+];
+
+/** Jobs by their ids, or all that the gateway selects by a filter. */
+type Asked = { ids: string[] } | { filter: LetterFilter };
 
 export function DeadLetters() {
   const t = useTexts();
   const { ago } = useTimes();
   const navigate = useNavigate();
   const { q = "" } = useSearch({ from: "/console/dead-letters" });
-  const [asked, ask] = useState<DeadLetter[] | null>(null);
+  const [asked, ask] = useState<Asked | null>(null);
+  const queues = useQuery({ queryKey: ["queues"], queryFn: ({ signal }) => api.get("/queues", { signal }), staleTime: 30_000, retry: false });
+  const known = {
+    type: distinct((queues.data?.items ?? []).map((one) => one.type)),
+    reason: REASONS as readonly string[],
+    lifecycle: LIFECYCLES as readonly string[],
+  };
+  const fields: FilterFields = { ...Object.fromEntries(Object.entries(known).map(([name, values]) => [name, { values }])), age: { duration: true } };
+  const filter = parseFilter(q, fields);
+  const whole = gatewayFilter(filter, known);
   const letters = useQuery({
-    queryKey: ["dead-letters", "all"],
-    queryFn: ({ signal }) => everyLetter(signal),
+    queryKey: ["dead-letters", "some", whole ?? {}],
+    queryFn: ({ signal }) => lettersOf(whole ?? {}, LETTERS_MAX, signal),
     refetchInterval: () => interval(false),
+    placeholderData: (before) => before,
   });
   const all = letters.data?.items ?? [];
-  const fields: FilterFields = {
-    type: { values: distinct(all.map((one) => one.type)) },
-    reason: { values: distinct(all.map((one) => one.reason_code)) },
-    lifecycle: { values: distinct(all.map((one) => one.lifecycle)) },
-    age: { duration: true },
-  };
-  const filter = parseFilter(q, fields);
   const matching = all.filter((one) =>
     passes(filter, { type: one.type, reason: one.reason_code, lifecycle: one.lifecycle, age: between(one.at, Date.now()), error: one.last_error, id: one.job_id }),
   );
@@ -52,8 +72,8 @@ export function DeadLetters() {
         <h1>{t("dead.title")}</h1>
         <FilterBox value={q} onChange={search} fields={fields} filter={filter} example="reason:exhausted_retries type:mail.send age>1h" />
         {matching.length > 0 && (
-          <button type="button" onClick={() => ask(matching)}>
-            {t("dead.requeue.all", { n: matching.length })}
+          <button type="button" onClick={() => ask(whole === null ? { ids: matching.map((one) => one.job_id) } : { filter: whole })}>
+            {t("dead.requeue.all", { n: letters.data?.bounded === true && whole !== null ? `${matching.length}+` : matching.length })}
           </button>
         )}
       </div>
@@ -75,7 +95,7 @@ export function DeadLetters() {
                 {t("dead.last")}: {ago(group.letters[0]?.at ?? "")}
               </span>
               <span className="grow" />
-              <button type="button" className="primary" onClick={() => ask(group.letters)}>
+              <button type="button" className="primary" onClick={() => ask({ ids: group.letters.map((one) => one.job_id) })}>
                 {t("dead.requeue.group", { n: group.letters.length })}
               </button>
             </div>
@@ -89,7 +109,7 @@ export function DeadLetters() {
                       {one.job_id}
                     </Link>{" "}
                     <span className="quiet">{ago(one.at)}</span>{" "}
-                    <button type="button" className="small" aria-label={`${t("dead.requeue.one")} ${one.job_id}`} onClick={() => ask([one])}>
+                    <button type="button" className="small" aria-label={`${t("dead.requeue.one")} ${one.job_id}`} onClick={() => ask({ ids: [one.job_id] })}>
                       {t("dead.requeue.one")}
                     </button>
                   </li>
@@ -107,42 +127,57 @@ export function DeadLetters() {
           python: "print(client.dead_letters.list().items)",
         })}
       />
-      {asked !== null && <Requeue letters={asked} onClose={() => ask(null)} />}
+      {asked !== null && <Requeue asked={asked} onClose={() => ask(null)} />}
     </>
   );
 }
 
-async function everyLetter(signal: AbortSignal): Promise<{ items: DeadLetter[]; bounded: boolean }> {
+/** The newest letters that the gateway selects; `bounded` if there are more. */
+async function lettersOf(filter: LetterFilter, most: number, signal: AbortSignal): Promise<{ items: DeadLetter[]; bounded: boolean }> {
   const items: DeadLetter[] = [];
   let cursor: string | null = null;
   do {
-    const page: { items: DeadLetter[]; next_cursor: string | null } = await api.get("/dlq", { query: { limit: PAGE, cursor }, signal });
+    const page: { items: DeadLetter[]; next_cursor: string | null } = await api.get("/dlq", {
+      query: { limit: PAGE, cursor, ...(filter as object) },
+      signal,
+    });
     items.push(...page.items);
     cursor = page.next_cursor;
-  } while (cursor !== null && items.length < LETTERS_MAX);
+  } while (cursor !== null && items.length < most);
   return { items, bounded: cursor !== null };
 }
 
 /** The exact number first, then the jobs in pieces, with what became of them. */
-function Requeue({ letters, onClose }: { letters: DeadLetter[]; onClose: () => void }) {
+function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
   const t = useTexts();
   const [reason, setReason] = useState("");
-  const [progress, setProgress] = useState<{ done: number; failed: number } | null>(null);
+  const [progress, setProgress] = useState<Progress | null>(null);
   const [error, setError] = useState<unknown>(null);
-  const ids = letters.map((one) => one.job_id);
+  const filter = "filter" in asked ? asked.filter : null;
+  const counted = useQuery({
+    queryKey: ["dead-letters-counted", filter],
+    queryFn: ({ signal }) => lettersOf(filter ?? {}, COUNTED_MAX, signal),
+    enabled: filter !== null && progress === null,
+    gcTime: 0,
+    staleTime: Number.POSITIVE_INFINITY,
+  });
+  const ids = "ids" in asked ? asked.ids : (counted.data?.items ?? []).map((one) => one.job_id);
+  const total = ids.length;
+  const shown = counted.data?.bounded === true ? `${total}+` : total;
   const go = async () => {
     setError(null);
-    const counted = { done: 0, failed: 0 };
-    setProgress({ ...counted });
+    setProgress({ done: 0, failed: 0 });
     try {
-      for (let at = 0; at < ids.length; at += REQUEUE_AT_ONCE) {
-        const answer = await api.post("/dlq/requeue", {
-          body: { job_ids: ids.slice(at, at + REQUEUE_AT_ONCE), limit: REQUEUE_AT_ONCE, ...(reason === "" ? {} : { reason }) },
-        });
-        for (const one of answer.items) counted[one["status"] === undefined ? "failed" : "done"] += 1;
-        setProgress({ ...counted });
-      }
-      toast(t("dead.progress", { ...counted, total: ids.length }));
+      const done = await requeueCounted(
+        total,
+        REQUEUE_AT_ONCE,
+        async (from, limit) => {
+          const which = filter === null ? { job_ids: ids.slice(from, from + limit) } : { filter: filter as object };
+          return (await api.post("/dlq/requeue", { body: { ...which, limit, ...(reason === "" ? {} : { reason }) } })).items;
+        },
+        setProgress,
+      );
+      toast(t("dead.progress", { ...done, total }));
       onClose();
     } catch (problem) {
       failed(problem);
@@ -153,15 +188,20 @@ function Requeue({ letters, onClose }: { letters: DeadLetter[]; onClose: () => v
     }
   };
   const isBusy = progress !== null && error === null;
+  const named = ids.slice(0, IDS_SHOWN);
+  const options = filter === null ? named : optionsOf(filter);
   return (
-    <Dialog title={t("dead.requeue.title", { n: ids.length })} onClose={onClose}>
+    <Dialog title={counted.isLoading ? t("dead.requeue.counting") : t("dead.requeue.title", { n: shown })} onClose={onClose}>
+      {counted.isLoading && <Loading />}
+      {counted.error !== null && <Failure error={counted.error} retry={() => void counted.refetch()} />}
       <p>{t("dead.requeue.note")}</p>
-      <p className="mono quiet">{ids.slice(0, 3).join(", ") + (ids.length > 3 ? ", …" : "")}</p>
+      {filter !== null && <p className="mono">{optionsOf(filter).join(" ")}</p>}
+      <p className="mono quiet">{ids.slice(0, 3).join(", ") + (total > 3 ? ", …" : "")}</p>
       <label htmlFor="requeue-reason">{t("common.reason")}</label>
       <input id="requeue-reason" value={reason} maxLength={500} onChange={(event) => setReason(event.target.value)} />
       {progress !== null && (
         <p role="status">
-          <progress value={progress.done + progress.failed} max={ids.length} /> {t("dead.progress", { ...progress, total: ids.length })}
+          <progress value={progress.done + progress.failed} max={total} /> {t("dead.progress", { ...progress, total })}
         </p>
       )}
       {error !== null && <Failure error={error} />}
@@ -169,21 +209,38 @@ function Requeue({ letters, onClose }: { letters: DeadLetter[]; onClose: () => v
         <button type="button" data-focus="true" onClick={onClose}>
           {t("common.cancel")}
         </button>
-        <button type="button" className="primary" disabled={isBusy} onClick={() => void go()}>
-          {t("dead.requeue.group", { n: ids.length })}
+        <button type="button" className="primary" disabled={isBusy || total === 0} onClick={() => void go()}>
+          {t("dead.requeue.group", { n: shown })}
         </button>
       </div>
       <SameElsewhere
         commands={commands({
-          trellis: ["dlq", "requeue", ...ids.slice(0, IDS_SHOWN)],
+          trellis: ["dlq", "requeue", ...options, ...(filter === null ? [] : ["--yes"]), ...(reason === "" ? [] : ["--cause", reason])],
           method: "POST",
           address: "/dlq/requeue",
-          body: { job_ids: ids.slice(0, IDS_SHOWN) },
-          python: `client.dead_letters.requeue(${pythonLiteral(ids.slice(0, IDS_SHOWN))})`,
+          body: { ...(filter === null ? { job_ids: named } : { filter, limit: REQUEUE_AT_ONCE }), ...(reason === "" ? {} : { reason }) },
+          python: `print(client.dead_letters.requeue(${filter === null ? pythonLiteral(named) : `[one.job_id for one in client.dead_letters.list(${pythonArguments(filter)}).items]`}))`,
         })}
       />
     </Dialog>
   );
+}
+
+function pythonArguments(filter: LetterFilter): string {
+  const named = { type_: filter.type, reason: filter.reason_code, lifecycle: filter.lifecycle, limit: REQUEUE_AT_ONCE };
+  return Object.entries(named)
+    .filter(([, value]) => value !== undefined)
+    .map(([name, value]) => `${name}=${pythonLiteral(value)}`)
+    .join(", ");
+}
+
+function optionsOf(filter: LetterFilter): string[] {
+  const options = [
+    ...(filter.type === undefined ? [] : ["--type", filter.type]),
+    ...(filter.reason_code === undefined ? [] : ["--reason", filter.reason_code]),
+    ...(filter.lifecycle === undefined ? [] : ["--lifecycle", filter.lifecycle]),
+  ];
+  return options.length === 0 ? ["--all"] : options;
 }
 
 const distinct = (values: string[]) => [...new Set(values)].sort();

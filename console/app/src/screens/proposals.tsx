@@ -5,7 +5,7 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState } from "react";
 import { api, type EventListed, type Proposal } from "../api";
-import { Command, Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast, useKeys } from "../components/parts";
+import { Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast, useKeys } from "../components/parts";
 import { useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
 import { wordDiff } from "../lib/diff";
@@ -254,6 +254,7 @@ function ProposalView({
           proposal={proposal}
           what={deciding}
           diff={diff.data?.version === proposal.version ? (diff.data.diff ?? null) : null}
+          conflict={conflict}
           onClose={() => decide(null)}
           onDecided={onDecided}
         />
@@ -277,12 +278,14 @@ function Decision({
   proposal,
   what,
   diff,
+  conflict,
   onClose,
   onDecided,
 }: {
   proposal: Proposal;
   what: "approve" | "reject";
   diff: string | null;
+  conflict: string | null;
   onClose: () => void;
   onDecided: () => void;
 }) {
@@ -315,6 +318,7 @@ function Decision({
         {proposal.action} {proposal.target}
       </p>
       {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version: proposal.version, id: proposal.id })}</p>}
+      {what === "approve" && conflict !== null && <p className="banner bad">{t("proposals.conflict", { why: conflict })}</p>}
       {what === "approve" && (diff !== null ? <Diff unified={diff} /> : <pre className="json">{proposedText(proposal)}</pre>)}
       {what === "reject" && (
         <>
@@ -337,18 +341,16 @@ function Decision({
           {t(`proposals.${what}`)}
         </button>
       </div>
-      <details>
-        <summary>{t("common.same")}</summary>
-        <Command
-          text={
-            commands({
-              trellis: ["proposals", what, proposal.id, ...(what === "reject" ? ["--note", note || "…"] : [])],
-              address: `/proposals/${proposal.id}`,
-              python: "",
-            }).trellis
-          }
-        />
-      </details>
+      <SameElsewhere
+        commands={commands({
+          trellis: ["proposals", what, proposal.id, ...(what === "reject" ? ["--note", note || "…"] : [])],
+          method: "PATCH",
+          address: `/proposals/${proposal.id}`,
+          headers: { "If-Match": `"${proposal.version}"` },
+          body: { decision: what, note: what === "reject" ? note || "…" : null },
+          python: `client.proposals.${what}(${pythonLiteral(proposal.id)}${what === "reject" ? `, ${pythonLiteral(note || "…")}` : ""}, version=${proposal.version})`,
+        })}
+      />
     </Dialog>
   );
 }

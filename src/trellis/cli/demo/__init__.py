@@ -70,11 +70,16 @@ async def demo(
     crash: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--crash", help="Jobs instead: kill a worker and see that nothing is lost.")
     ] = False,
+    serve: Annotated[
+        bool | None,
+        typer.Option("--serve/--no-serve", help="Then serve the console until Ctrl-C; by default only at a terminal."),
+    ] = None,
 ) -> int:
     """Run an agent from trigger to proposals that wait for your decision.
 
-    It makes a folder with everything in it (or uses --data DIR), needs no key and no network, takes a few seconds, leaves nothing running
-    and approves nothing. With --crash a small application runs instead, and its worker is killed in the middle.
+    It makes a folder with everything in it (or uses --data DIR), needs no key and no network, takes a few seconds and approves nothing. At a
+    terminal it ends with a link that signs in to the console and opens the proposals, and serves it until Ctrl-C; nothing else is left
+    running. With --crash a small application runs instead, and its worker is killed in the middle.
     """
     if cli.ledger is not None:
         raise InputError(detail="The demo makes a ledger of its own; --data DIR chooses its folder.")
@@ -84,7 +89,7 @@ async def demo(
         return await _crash(cli)
     from trellis.cli.demo.agent import agent_demo  # imports the whole platform, only for the agent demo
 
-    return await agent_demo(cli, agent)
+    return await agent_demo(cli, agent, serve=cli.out.console.is_terminal if serve is None else serve)
 
 
 async def _crash(cli: Cli) -> int:

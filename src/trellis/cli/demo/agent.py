@@ -23,8 +23,11 @@ PATIENCE_S = 60.0
 QUOTES_MAX = 4
 
 
-async def agent_demo(cli: Cli, slug: str) -> int:
-    """Run one agent in its own folder and show its proposals; nothing is approved."""
+async def agent_demo(cli: Cli, slug: str, *, serve: bool) -> int:
+    """Run one agent in its own folder and show its proposals; nothing is approved.
+
+    With `serve` the instance is then served until stopped, so that a person can decide in the console.
+    """
     if slug not in AGENTS:
         raise InputError(detail=f"The garden has no agent {slug!r}; choose {' or '.join(AGENTS)}.")
     folder = (cli.data or Path(tempfile.mkdtemp(prefix="trellis-demo-"))).resolve()
@@ -44,7 +47,11 @@ async def agent_demo(cli: Cli, slug: str) -> int:
             cli.out.line(status["error"])
             return 1
         await _show(cli, instance, slug, status)
-    _print_locations(cli, folder, slug, run_id, status)
+        _print_locations(cli, folder, slug, run_id)
+        waiting = status["proposals_created"]
+        if waiting:
+            _print_decisions(cli, folder, waiting[0])
+            await _decided_in_a_browser(cli, instance, folder, waiting[0], serve=serve)
     return 0
 
 
@@ -66,7 +73,7 @@ async def _show(cli: Cli, instance: Instance, slug: str, status: dict[str, Any])
             cli.out.prose(f"  “{quote['excerpt']}” {quote['ref']}", style="dim")
 
 
-def _print_locations(cli: Cli, folder: Path, slug: str, run_id: str, status: dict[str, Any]) -> None:
+def _print_locations(cli: Cli, folder: Path, slug: str, run_id: str) -> None:
     cli.out.line()
     cli.out.facts(
         [
@@ -75,11 +82,23 @@ def _print_locations(cli: Cli, folder: Path, slug: str, run_id: str, status: dic
             ("ledger", ledger_url(folder)),
         ]
     )
-    waiting = status["proposals_created"]
-    if waiting:
-        cli.out.line()
-        cli.out.line("Nothing was changed but the agent's own memory. What waits for you:")
-        cli.out.line(f"  {program_name()} proposals show {waiting[0]} --data {folder}")
-        cli.out.line(f"  {program_name()} proposals approve {waiting[0]} --data {folder}")
+
+
+def _print_decisions(cli: Cli, folder: Path, proposal: str) -> None:
+    cli.out.line()
+    cli.out.line("Nothing was changed but the agent's own memory. What waits for you:")
+    cli.out.line(f"  {program_name()} proposals show {proposal} --data {folder}")
+    cli.out.line(f"  {program_name()} proposals approve {proposal} --data {folder}")
+
+
+async def _decided_in_a_browser(cli: Cli, instance: Instance, folder: Path, proposal: str, *, serve: bool) -> None:
+    """Serve the console with a link to the proposal, or print the command that does."""
+    from trellis.gateway.console import is_built  # loads the web framework
+
+    if serve and is_built():
+        from trellis.cli.demo.console import serve_console
+
+        await serve_console(cli, instance, ledger_url(folder), proposal=proposal)
+    else:
         cli.out.line("Or decide in a browser; this prints a link that signs in:")
         cli.out.line(f"  {program_name()} up --data {folder}")

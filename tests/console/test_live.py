@@ -1,0 +1,99 @@
+"""What is on the screen stays current: by events, by polling where there are none, and not at all where nobody looks.
+
+The clock of the page is the test's: half a minute of polling takes a moment.
+"""
+
+from playwright.async_api import Page, Request, expect
+
+from tests.console.conftest import ConsoleServer
+from tests.console.test_console import Open
+from trellis.lifecycles import Role
+
+STEP_S = 5
+STATE = ".side-foot [role=status]"
+HIDE = """
+    window.away = true;
+    Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true});
+    Object.defineProperty(document, 'visibilityState', {get: () => window.away ? 'hidden' : 'visible', configurable: true});
+    document.dispatchEvent(new Event('visibilitychange'));
+"""
+SHOW = "window.away = false; document.dispatchEvent(new Event('visibilitychange'))"
+
+
+class Requests:
+    """The requests that a page sent, without those for the stream of events."""
+
+    def __init__(self, page: Page) -> None:
+        self.paths: list[str] = []
+        page.on("request", self._add)
+
+    def _add(self, request: Request) -> None:
+        path = "/" + request.url.split("/", 3)[3]
+        if "/events/stream" not in path and "/assets/" not in path:
+            self.paths.append(path)
+
+    async def within(self, page: Page, seconds: int, path: str = "/") -> int:
+        """How many requests for this path the page sends while its clock runs so long."""
+        self.paths.clear()
+        for _ in range(0, seconds, STEP_S):
+            await page.clock.run_for(STEP_S * 1_000)
+            await page.evaluate("fetch('/system/live').then(r => r.text())")  # what was asked before is answered
+        return sum(one.startswith(path) and one != "/system/live" for one in self.paths)
+
+
+async def fragile_stream(page: Page) -> None:
+    """A stream of events that opens, that `breakStream()` ends, and that is refused from then on until `mended`."""
+    await page.clock.install()
+    await page.add_init_script(
+        """
+        const fetched = window.fetch.bind(window);
+        let opened = false;
+        window.fetch = (address, options) => {
+            if (!String(address).includes('/events/stream') || window.mended) return fetched(address, options);
+            if (opened) return Promise.resolve(new Response('{}', {status: 503}));
+            opened = true;
+            const body = new ReadableStream({start: (stream) => { window.breakStream = () => stream.close(); }});
+            return Promise.resolve(new Response(body, {headers: {'Content-Type': 'text/event-stream'}}));
+        };
+        """
+    )
+
+
+async def test_console_without_a_stream_polls_what_moves_and_what_rests_and_nothing_that_has_ended(
+    server: ConsoleServer, open_screen: Open
+):
+    screen = await open_screen("/console/runs", Role.OWNER, Role.CONTROL_PLANE, prepare=fragile_stream)
+    page, requests = screen.page, Requests(screen.page)
+    await expect(page.locator(".grid-row").first).to_be_visible()
+    await expect(page.locator(STATE)).to_contain_text("Live")
+    assert await requests.within(page, 40, "/runs?") <= 1, (
+        "events would come: it is asked once for what was before them"
+    )
+    await page.evaluate("breakStream()")
+    await expect(page.locator(STATE)).to_contain_text("Polling every 5 s")
+    assert 3 <= await requests.within(page, 20, "/runs?") <= 4, "runs move: every 5 seconds"
+
+    await page.get_by_role("link", name="Dead letters").click()
+    await expect(page.get_by_role("heading", name="Dead letters")).to_be_visible()
+    await expect(page.locator(".loading")).to_have_count(0)
+    assert 1 <= await requests.within(page, 60, "/dlq?") <= 2, "dead letters rest: every 30 seconds"
+
+    await page.goto(f"{server.url}/console/runs/{server.run_id}")
+    await expect(page.locator(".page-head .badge")).to_have_text("completed")
+    await expect(page.locator(".loading")).to_have_count(0)
+    assert await requests.within(page, 20, f"/runs/{server.run_id}") == 0, "a run that has ended is not asked for again"
+
+
+async def test_hidden_tab_asks_for_nothing_and_goes_on_when_seen(server: ConsoleServer, open_screen: Open):
+    screen = await open_screen("/console/runs", Role.OWNER, prepare=fragile_stream)
+    page, requests = screen.page, Requests(screen.page)
+    await expect(page.locator(".grid-row").first).to_be_visible()
+    await page.evaluate("breakStream()")
+    await expect(page.locator(STATE)).to_contain_text("Polling")
+    await page.evaluate(HIDE)
+    await expect(page.locator(STATE)).to_contain_text("Paused")
+    assert await requests.within(page, 40) == 0
+    await page.evaluate("window.mended = true")
+    await page.evaluate(SHOW)
+    await expect(page.locator(STATE)).to_contain_text("Live")
+    assert await requests.within(page, 40, "/runs?") <= 1, "events come: it is asked once for what was missed"
