@@ -231,3 +231,10 @@ async def test_run_shows_the_calls_of_its_steps_and_is_started_again_with_its_pa
     await page.get_by_role("button", name="Start", exact=True).click()
     await page.wait_for_url(re.compile(f"/console/runs/(?!{first})"))
     await expect(page.locator("dl.facts")).to_contain_text("topic = bows")
+
+
+async def test_job_that_is_not_there_leads_to_the_list(server: ConsoleServer, open_screen: Open):
+    screen = await open_screen("/console/jobs/no-such-job", Role.OWNER)
+    await expect(screen.page.get_by_role("alert")).to_contain_text("There is no job 'no-such-job'")
+    await screen.page.get_by_role("link", name="Show the list").click()
+    await expect(screen.page.get_by_role("heading", name="Jobs")).to_be_visible()

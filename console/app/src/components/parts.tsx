@@ -37,7 +37,7 @@ export function Empty({ title, hint, command }: { title: string; hint?: string; 
 }
 
 /** What went wrong, in the gateway's words, and a way out. */
-export function Failure({ error, retry }: { error: unknown; retry?: () => void }) {
+export function Failure({ error, retry, list }: { error: unknown; retry?: () => void; list?: "/console/runs" | "/console/jobs" }) {
   const t = useTexts();
   const who = useStore(session);
   const problem = error instanceof ProblemError ? error : null;
@@ -61,6 +61,11 @@ export function Failure({ error, retry }: { error: unknown; retry?: () => void }
       )}
       {error instanceof GatewayUnreachable && <Command text="trellis up" />}
       <div className="row">
+        {list !== undefined && problem?.status === 404 && (
+          <Link className="button" to={list}>
+            {t("error.list")}
+          </Link>
+        )}
         {retry !== undefined && (
           <button type="button" onClick={retry}>
             {t("error.retry")}

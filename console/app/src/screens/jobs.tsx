@@ -161,7 +161,7 @@ export function Job() {
     onSettled: () => void queries.invalidateQueries({ queryKey: ["job", jobId] }),
   });
   if (job.data === undefined) {
-    return job.isPending ? <Loading /> : <Failure error={job.error} retry={() => void job.refetch()} />;
+    return job.isPending ? <Loading /> : <Failure error={job.error} retry={() => void job.refetch()} list="/console/jobs" />;
   }
   const one = job.data;
   const ended = hasEnded(one.lifecycle, one.status);

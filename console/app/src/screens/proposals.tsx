@@ -471,6 +471,12 @@ function Source({ citation, text, onClose }: { citation: Citation; text: string;
   );
 }
 
+/** The name of the step that an event is about, if it is about one. */
+function stepOf(data: unknown): string {
+  const name = typeof data === "object" && data !== null ? (data as { name?: unknown }).name : undefined;
+  return typeof name === "string" ? name : "";
+}
+
 export function Events({ items }: { items: EventListed[] }) {
   const { full } = useTimes();
   return (
@@ -482,7 +488,7 @@ export function Events({ items }: { items: EventListed[] }) {
               <td className="nowrap quiet">{full(one.ts)}</td>
               <td className="mono">{one.type}</td>
               <td className="mono">
-                {one.payload["from"] === one.payload["to"] ? "" : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
+                {one.payload["from"] === one.payload["to"] ? stepOf(one.payload["data"]) : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
               </td>
               <td>{one.actor}</td>
               <td>{one.cause}</td>

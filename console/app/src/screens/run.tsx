@@ -70,7 +70,7 @@ export function Run() {
     staleTime: Number.POSITIVE_INFINITY,
   });
   if (run.data === undefined) {
-    return run.isPending ? <Loading /> : <Failure error={run.error} retry={() => void run.refetch()} />;
+    return run.isPending ? <Loading /> : <Failure error={run.error} retry={() => void run.refetch()} list="/console/runs" />;
   }
   const one = run.data;
   const listed = events.data?.items ?? [];
