@@ -105,6 +105,7 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
         "schedules": ("schedules list", ""),
         "alerts": ("alerts list", ""),
         "authority": ("authority", "jobs.requeue"),
+        f"events?correlation={dead}": ("events --correlation", dead),
     }
     screen = await open_screen("/console/overview", Role.OWNER, Role.CONTROL_PLANE)
     for path, (command, expected) in screens.items():

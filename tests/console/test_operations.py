@@ -190,7 +190,7 @@ async def test_screens_for_operators_pass_axe_in_the_dark_in_ukrainian_on_a_phon
         viewport={"width": 390, "height": 844},
     )
     page = screen.page
-    for name in ("workers", "schedules", "alerts", "policy", "authority"):
+    for name in ("workers", "schedules", "alerts", "events", "policy", "authority"):
         await page.locator(f'nav a[href="/console/{name}"]').click()
         await page.wait_for_url(f"**/console/{name}*")
         await expect(page.locator("main h1")).to_be_visible()
@@ -238,3 +238,23 @@ async def test_job_that_is_not_there_leads_to_the_list(server: ConsoleServer, op
     await expect(screen.page.get_by_role("alert")).to_contain_text("There is no job 'no-such-job'")
     await screen.page.get_by_role("link", name="Show the list").click()
     await expect(screen.page.get_by_role("heading", name="Jobs")).to_be_visible()
+
+
+@pytest.mark.requirement("RUN-5")
+async def test_events_of_a_correlation_id_are_looked_up_and_the_feed_is_followed(
+    server: ConsoleServer, open_screen: Open
+):
+    (dead,) = server.dead_jobs(1, lambda _: "the paper is wet")
+    screen = await open_screen(f"/console/jobs/{dead}", Role.OWNER)
+    page = screen.page
+    await page.locator("dl.facts").get_by_role("link", name=dead).click()
+    found = page.get_by_role("group", name="Events")
+    await expect(found.get_by_role("row")).to_have_count(3)
+    await expect(found).to_contain_text("queued → dead_lettered")
+    await expect(found).to_contain_text("operator control-plane")
+    await check(screen, "events")
+    await page.get_by_label("Correlation id").fill("")
+    await page.get_by_role("button", name="Look up").click()
+    await expect(page.get_by_text("Nothing has happened since")).to_be_visible()
+    (late,) = server.dead_jobs(1, lambda _: "and now the ink")
+    await expect(found.get_by_role("link", name=late).first).to_be_visible()

@@ -27,6 +27,7 @@ const OPERATE = [
   { to: "/console/workers", text: "nav.workers" },
   { to: "/console/schedules", text: "nav.schedules" },
   { to: "/console/alerts", text: "nav.alerts" },
+  { to: "/console/events", text: "nav.events" },
   { to: "/console/policy", text: "nav.policy" },
   { to: "/console/authority", text: "nav.authority" },
 ] as const;

@@ -80,7 +80,13 @@ const authority = createRoute({
   component: lazyRouteComponent(() => import("./screens/authority"), "Authority"),
   validateSearch: worded("rule", "role"),
 });
-const operations = [workers, schedules, alerts, policy, authority] as const;
+const events = createRoute({
+  getParentRoute: () => root,
+  path: "/console/events",
+  component: lazyRouteComponent(() => import("./screens/events"), "EventsScreen"),
+  validateSearch: worded("type", "correlation", "lifecycle", "since"),
+});
+const operations = [workers, schedules, alerts, policy, authority, events] as const;
 
 export const router = createRouter({
   routeTree: root.addChildren([home, overview, proposals, runs, run, jobs, job, dead, ...operations]),

@@ -471,12 +471,6 @@ function Source({ citation, text, onClose }: { citation: Citation; text: string;
   );
 }
 
-/** The name of the step that an event is about, if it is about one. */
-function stepOf(data: unknown): string {
-  const name = typeof data === "object" && data !== null ? (data as { name?: unknown }).name : undefined;
-  return typeof name === "string" ? name : "";
-}
-
 export function Events({ items }: { items: EventListed[] }) {
   const { full } = useTimes();
   return (
@@ -498,4 +492,10 @@ export function Events({ items }: { items: EventListed[] }) {
       </table>
     </div>
   );
+}
+
+/** The name of the step that an event is about, if it is about one. */
+function stepOf(data: unknown): string {
+  const name = typeof data === "object" && data !== null ? (data as { name?: unknown }).name : undefined;
+  return typeof name === "string" ? name : "";
 }
