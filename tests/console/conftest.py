@@ -62,6 +62,8 @@ class ConsoleServer:
     served: Served | None = None
     run_id: str = ""
     """A finished run, with proposals that wait."""
+    proposals: list[str] = field(default_factory=list[str])
+    """The proposals of that run."""
     codes: SignInCodes = field(default_factory=lambda: SignInCodes(key=KEY, name="iryna", now=time.time))
     _stack: ExitStack = field(default_factory=ExitStack)
 
@@ -87,8 +89,8 @@ class ConsoleServer:
         assert self.served is not None
         return asyncio.run_coroutine_threadsafe(what, self.served.loop).result(PATIENCE_S)
 
-    def token(self, *roles: Role) -> str:
-        return issue(KEY, name="iryna", roles=roles, ttl_s=3600.0, now=time.time())
+    def token(self, *roles: Role, name: str = "iryna") -> str:
+        return issue(KEY, name=name, roles=roles, ttl_s=3600.0, now=time.time())
 
     def dead_jobs(self, number: int, error: Callable[[int], str], type_: str = "mail.send") -> list[JobId]:
         """Jobs that an operator gave up."""
@@ -121,10 +123,10 @@ class ConsoleServer:
         self.run(made())
         return ids
 
-    def proposal(self, text: str) -> JobId:
-        """A note that somebody proposes."""
+    def proposal(self, text: str, **content: Any) -> JobId:
+        """A note that somebody proposes; `content` is added to what it says."""
         assert self.served is not None
-        return self.run(proposal(self.served, text=text))
+        return self.run(proposal(self.served, text=text, **content))
 
     def paused(self, type_: str) -> bool:
         """Whether jobs of a type are paused in the ledger."""
@@ -144,10 +146,12 @@ class ConsoleServer:
         return self.run(read())
 
 
-def _finished_run(server: ConsoleServer) -> str:
+def _finish_a_run(server: ConsoleServer) -> None:
     """Run an agent to its end. The first run is the one that proposes: equal proposals are not made twice."""
     with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
-        return client.runs.wait(client.runs.start(VIOLIN).run_id, timeout_s=PATIENCE_S).run_id
+        run = client.runs.wait(client.runs.start(VIOLIN).run_id, timeout_s=PATIENCE_S)
+        pending = {one.id for one in client.proposals.pending().items}
+    server.run_id, server.proposals = run.run_id, [one for one in run.proposals_created if one in pending]
 
 
 @contextmanager
@@ -182,7 +186,7 @@ def server(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Co
     try:
         assert made.served is not None
         made.run(made.served.instance.plant())
-        made.run_id = _finished_run(made)
+        _finish_a_run(made)
         yield made
     finally:
         made.stop()

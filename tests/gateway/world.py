@@ -98,14 +98,16 @@ async def dead_queue_job(
     return lease.job_id
 
 
-async def proposal(gateway: Gateway | Served, *, approved: bool = False, text: str = "a note") -> JobId:
-    """A note that somebody proposes for the violin's archivist."""
+async def proposal(
+    gateway: Gateway | Served, *, approved: bool = False, text: str = "a note", **content: object
+) -> JobId:
+    """A note that somebody proposes for the violin's archivist; `content` is added to what it says."""
     ledger = gateway.instance.ledger
     id_ = JobId(f"prop_2026-01-01_{new_id()[:8]}")
     draft = ProposalContent(
         action="propose-note",
         target=f"notes/{id_}.md",
-        content={"summary": text, "change": {"type": "create", "text": text}},
+        content={"summary": text, "change": {"type": "create", "text": text}, **content},
     )
     source = ProposalSource(type="agent", identity=VIOLIN, run_id=None)
     body = proposals.body_of(id_, VIOLIN, source, draft, priority="normal")
@@ -115,13 +117,13 @@ async def proposal(gateway: Gateway | Served, *, approved: bool = False, text: s
     return id_
 
 
-async def artifact(gateway: Gateway, *, job_type: JobType = JobType.RESEARCH) -> JobId:
-    """A finalized artifact."""
+async def artifact(gateway: Gateway | Served, *, job_type: JobType = JobType.RESEARCH, **content: object) -> JobId:
+    """A finalized artifact; `content` replaces parts of what it says."""
     instance = gateway.instance
     lease = await call_nlm(instance.ledger, queue_job(new_id(), job_type))
     waiting = await instance.ledger.job(lease.job_id)
     assert waiting is not None
-    staged = await instance.artifacts.stage(BACKEND, draft(job_type), job=waiting)
+    staged = await instance.artifacts.stage(BACKEND, draft(job_type, **content), job=waiting)
     assert await complete(instance.ledger, instance.artifacts, lease, staged.artifact_id)
     return staged.artifact_id
 

@@ -1,0 +1,145 @@
+"""Texts of others are shown, and never executed: in every field of jobs, runs, agents, proposals and artifacts."""
+
+import json
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.agents.files import agent_file
+from tests.console.conftest import OPERATOR, ConsoleServer
+from tests.console.test_console import Open
+from tests.gateway.world import artifact
+from trellis import connect_sync
+from trellis.agents.catalog import agent_key
+from trellis.app.wiring import new_id
+from trellis.engine.jobs import (
+    DeadLetterReason,
+    JobId,
+    Move,
+    NewJob,
+    ReasonCode,
+    RequestId,
+    Stage,
+)
+from trellis.lifecycles import Role
+
+MARK = "window.hacked=1"
+CORPUS = (
+    f"<script>{MARK}</script>",
+    f"<img src=/hacked onerror={MARK}>",
+    f"<svg/onload={MARK}>",
+    f"<iframe srcdoc='<script>parent.{MARK}</script>'></iframe>",
+    f"<details open ontoggle={MARK}>",
+    f"<a href=javascript:{MARK}>here</a>",
+    f"[here](javascript:{MARK}) ![it](/hacked)",
+    f"\"'`--></title></style></textarea></script><script>{MARK}</script>",
+    f"{{{{constructor.constructor('{MARK}')()}}}}${{{MARK}}}",
+    f"<math><mtext></p><style><img src=/hacked onerror={MARK}></style>",
+    "<link rel=stylesheet href=/hacked><style>@import '/hacked';</style><base href=//x/><meta http-equiv=refresh content=0;/hacked>",
+    f"javascript:{MARK}//data:text/html,<script>{MARK}</script>",
+)
+HOSTILE = " ".join(CORPUS)
+SHOWN = f"<script>{MARK}</script>"
+SLUG = "hostile"
+
+
+def hostile_jobs(server: ConsoleServer) -> tuple[JobId, JobId]:
+    """A dead letter, and a job that ended well, with such texts wherever somebody else can put one."""
+    assert server.served is not None
+    ledger = server.served.instance.ledger
+    payload = json.dumps({HOSTILE: HOSTILE}).encode()
+
+    async def made() -> tuple[JobId, JobId]:
+        dead, good = JobId(new_id()), JobId(new_id())
+        await ledger.submit(OPERATOR, [NewJob(job_id=dead, type="x.hostile", payload=payload, correlation_id=SHOWN)])
+        death = DeadLetterReason(reason_code=ReasonCode.PARSE_ERROR, stage=Stage.INPUT, last_error=HOSTILE)
+        request = RequestId(new_id())
+        move = Move(job_id=dead, target="dead_lettered", request_id=request, death=death, cause=HOSTILE[:400])
+        await ledger.move(OPERATOR, move)
+        await ledger.submit(OPERATOR, [NewJob(job_id=good, type="x.good", payload=payload, concurrency_key=SHOWN)])
+        return dead, good
+
+    return server.run(made())
+
+
+def hostile_agent(server: ConsoleServer) -> str:
+    """A run of an agent whose definition, sources and parameters are such texts."""
+    assert server.served is not None
+    objects = server.served.instance.objects
+    quoted = json.dumps(HOSTILE)
+    definition = agent_file(slug=SLUG, name=json.dumps(SHOWN), description=quoted, body=f"# {HOSTILE}\n")
+    source = f"# {HOSTILE}\n\nA bow {HOSTILE} is strung.\n".encode()
+    server.run(objects.put(agent_key(SLUG), definition))
+    server.run(objects.put(f"agents/{SLUG}/sources/01-bows.md", source))
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        started = client.runs.start(SLUG, {"question": HOSTILE}).run_id
+        return client.runs.wait(started, timeout_s=60).run_id
+
+
+async def visit(page: Page, path: str) -> None:
+    """Go to a screen within the loaded page, open all that is folded in it, and see that nothing was executed."""
+    await page.evaluate("path => history.pushState(null, '', path)", path)
+    await expect(page.locator("main h1, main .empty h2, main .empty h1, main article").first).to_be_visible()
+    await expect(page.locator(".loading")).to_have_count(0)
+    await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    assert await page.evaluate("window.hacked") is None, path
+
+
+@pytest.mark.requirement("PIPE-13")
+async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServer, open_screen: Open):
+    dead, good = hostile_jobs(server)
+    note = server.proposal(
+        HOSTILE,
+        reasoning=HOSTILE,
+        citations=[{"ref": SHOWN, "excerpt": HOSTILE}, {"ref": f"javascript:{MARK}", "excerpt": "x"}],
+    )
+    run_id = hostile_agent(server)
+    assert server.served is not None
+    made = server.run(artifact(server.served, title=SHOWN, summary=HOSTILE, conclusions=[HOSTILE]))
+    screen = await open_screen("/console/overview")
+    page = screen.page
+    dialogs, asked = list[str](), list[str]()
+    page.on("dialog", lambda one: dialogs.append(one.message))
+    page.on("request", lambda one: asked.append(one.url))
+    await page.get_by_label("Token").fill(HOSTILE)
+    await page.get_by_role("button", name="Sign in").click()
+    await page.get_by_label("Token").fill(server.token(Role.OWNER, Role.CONTROL_PLANE, name=f"iryna {SHOWN}"))
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.locator(".who")).to_contain_text(SHOWN)
+
+    shown = {
+        f"/console/proposals?id={note}": 4,
+        f"/console/jobs/{dead}": 3,
+        f"/console/jobs/{good}": 1,
+        "/console/dead-letters?q=type%3Ax.hostile": 1,
+        f"/console/runs/{run_id}": 1,
+    }
+    for path, times in shown.items():
+        await visit(page, path)
+        await expect(page.get_by_text(SHOWN).nth(times - 1)).to_be_attached()
+    links = await page.locator("nav a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+    for path in (
+        *links,
+        f"/console/agents/{SLUG}",
+        f"/console/artifacts/{made}",
+        "/console/%3Cscript%3E?q=%3Cscript%3E",
+    ):
+        await visit(page, path)
+    await visit(page, f"/console/proposals?id={note}")
+    await page.keyboard.press("a")
+    await expect(page.get_by_role("dialog")).to_contain_text(SHOWN)
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await page.keyboard.press("r")
+    await page.get_by_role("dialog").locator("textarea").fill(HOSTILE)
+    await page.get_by_role("dialog").locator("button.danger").click()
+    await expect(page.locator(".toast").first).to_be_visible()
+    for path in ("/console/runs", "/console/jobs", "/console/dead-letters"):
+        await visit(page, path)
+        await page.get_by_role("combobox", name="Filter").fill(HOSTILE[:400])
+        await page.wait_for_url("**q=*")
+    assert await page.evaluate("window.hacked") is None
+    assert dialogs == []
+    assert [one for one in asked if "/hacked" in one or not one.startswith(server.url)] == []
+    hrefs = await page.locator("a").evaluate_all("all => all.map(one => one.protocol)")
+    assert set(hrefs) == {"http:"}
