@@ -127,7 +127,7 @@ COMMANDS_WITHOUT = {
         ],
         "reads",
     ),
-    **dict.fromkeys(["lifecycles", "completion", "runs list", "runs show"], "reads"),
+    **dict.fromkeys(["lifecycles", "authority", "completion", "runs list", "runs show"], "reads"),
     **dict.fromkeys(["agents list", "agents show", "agents sources", "memory diff"], "reads"),
     **dict.fromkeys(["proposals list", "proposals show", "artifacts list", "artifacts show"], "reads"),
     "artifacts download": "reads, and writes a file of its caller's own",

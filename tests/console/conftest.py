@@ -109,7 +109,7 @@ class ConsoleServer:
 
         return self.run(made())
 
-    def queued_jobs(self, number: int) -> list[JobId]:
+    def queued_jobs(self, number: int, type_: str = "page.fetch") -> list[JobId]:
         """Jobs that nobody serves."""
         assert self.served is not None
         ledger = self.served.instance.ledger
@@ -117,7 +117,7 @@ class ConsoleServer:
 
         async def made() -> None:
             for first in range(0, number, BATCH):
-                jobs = [NewJob(job_id=one, type="page.fetch", payload=b"{}") for one in ids[first : first + BATCH]]
+                jobs = [NewJob(job_id=one, type=type_, payload=b"{}") for one in ids[first : first + BATCH]]
                 await ledger.submit(OPERATOR, jobs)
 
         self.run(made())
@@ -127,6 +127,11 @@ class ConsoleServer:
         """A note that somebody proposes; `content` is added to what it says."""
         assert self.served is not None
         return self.run(proposal(self.served, text=text, **content))
+
+    def paused(self, type_: str) -> bool:
+        """Whether jobs of a type are paused in the ledger."""
+        assert self.served is not None
+        return next(one.paused for one in self.run(self.served.instance.ledger.queues()) if one.type == type_)
 
     def status(self, job_id: str) -> str:
         """The status of a job in the ledger."""

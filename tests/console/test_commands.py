@@ -109,6 +109,11 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
         f"agents/{VIOLIN}?part=sources": ("agents sources", BOWS),
         f"agents/{VIOLIN}?part=memory": ("memory read", "ts-03-bass-bar"),
         f"agents/{VIOLIN}?part=history": ("memory history", "facts.md"),
+        "workers": ("workers", ""),
+        "schedules": ("schedules list", ""),
+        "alerts": ("alerts list", ""),
+        "authority": ("authority", "jobs.requeue"),
+        f"events?correlation={dead}": ("events --correlation", dead),
     }
     screen = await open_screen("/console/overview", Role.OWNER, Role.CONTROL_PLANE)
     for path, (command, expected) in screens.items():
@@ -147,6 +152,10 @@ async def test_what_a_dialog_would_do_is_done_by_its_commands(
         (dead,) = server.dead_jobs(1, lambda _: "again", type_=f"again.{tab.lower()}")
         await does(tab, f"dead-letters?q=type%3Aagain.{tab.lower()}", "Requeue all that match (1)", why)
         assert server.status(dead) == "queued", tab
+        await does(tab, "workers", "Pause page.fetch", why)
+        assert server.paused("page.fetch"), tab
+        await does(tab, "workers", "Resume page.fetch", why)
+        assert not server.paused("page.fetch"), tab
         await does(tab, f"proposals?id={(good := server.proposal('a good note'))}", "Approve")
         assert server.status(good) in {"approved", "applying", "applied"}, tab
         await does(tab, f"proposals?id={(bad := server.proposal('a bad note'))}", "Reject", why)

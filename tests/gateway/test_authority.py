@@ -216,6 +216,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/runs/{run_id}/status"): lambda world, _: {"run_id": world.run},
     ("GET", "/runs/{run_id}/steps"): lambda world, _: {"run_id": world.run},
     ("GET", "/runs/{run_id}/manifest"): lambda world, _: {"run_id": world.run, "expect": 404},
+    ("GET", "/runs/{run_id}/request"): lambda world, _: {"run_id": world.run},
     ("POST", "/runs/{run_id}/cancel"): lambda world, _: {"run_id": world.run},
     ("POST", "/jobs"): lambda *_: {"json": {"type": "work"}},
     ("GET", "/jobs/{job_id}"): lambda _, job: {"job_id": job},

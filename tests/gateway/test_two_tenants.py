@@ -85,6 +85,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/runs/{run_id}"): REFUSED,
     ("POST", "/runs/{run_id}/cancel"): REFUSED,
     ("GET", "/runs/{run_id}/manifest"): REFUSED,
+    ("GET", "/runs/{run_id}/request"): REFUSED,
     ("GET", "/runs/{run_id}/status"): REFUSED,
     ("GET", "/runs/{run_id}/steps"): REFUSED,
     ("POST", "/safety/explain"): REFUSED,

@@ -5,7 +5,7 @@ import pytest
 from tests.gateway.serving import PATIENCE_S
 from tests.http.conftest import Shell, Token
 from trellis import connect
-from trellis.http.errors import RequestInvalid, VersionDiffers
+from trellis.http.errors import NotFound, RequestInvalid, VersionDiffers
 from trellis.lifecycles import Role
 
 AGENT = "archivist-violin"
@@ -14,7 +14,11 @@ AGENT = "archivist-violin"
 @pytest.mark.requirement("RUN-4")
 async def test_a_person_decides_about_what_a_run_proposed(address: str, token: Token, working: None):
     async with connect(gateway=address, token=token(Role.OWNER)) as client:
-        run = await client.runs.start(AGENT)
+        run = await client.runs.start(AGENT, {"topic": "bows"})
+        asked = await client.runs.request(run.run_id)
+        assert (asked.agent_slug, asked.trigger, asked.params) == (AGENT, "manual", {"topic": "bows"})
+        with pytest.raises(NotFound):
+            await client.runs.request("run_2026-01-01_000000_abcdef")
         done = await client.runs.wait(run.run_id, timeout_s=PATIENCE_S)
         assert (done.status, done.steps_completed) == ("completed", 4)
         assert [step.step for step in await client.runs.steps(run.run_id)] == [1, 2, 3, 4]

@@ -19,6 +19,12 @@ export type EventListed = Schemas["EventListed"];
 export type DeadLetter = Schemas["DeadLetterShape"];
 export type StepFile = Schemas["StepFile"];
 export type LifecycleShape = Schemas["LifecycleShape"];
+export type WorkerListed = Schemas["WorkerShape"];
+export type QueueListed = Schemas["QueueShape"];
+export type ScheduleListed = Schemas["ScheduleShape"];
+export type AlertListed = Schemas["AlertShape"];
+export type Explanation = Schemas["ExplanationShape"];
+export type Simulation = Schemas["SimulationShape"];
 
 /** The states in which nothing happens any more until somebody acts: what is in one of them is not asked for again. */
 const RESTING: Record<string, readonly string[]> = {

@@ -2,7 +2,7 @@
 
 import { useQuery } from "@tanstack/react-query";
 import { Link, Outlet, useNavigate } from "@tanstack/react-router";
-import { useEffect, useRef, useState } from "react";
+import { lazy, Suspense, useEffect, useRef, useState } from "react";
 import { api } from "./api";
 import { Dialog, Toasts, useKeys } from "./components/parts";
 import { useTimes } from "./format";
@@ -24,6 +24,34 @@ const SCREENS = [
   { to: "/console/agents", text: "nav.agents", key: "7" },
 ] as const;
 
+/** Screens for operators. The search opens them, too: digits are too few for all. */
+const OPERATE = [
+  { to: "/console/workers", text: "nav.workers" },
+  { to: "/console/schedules", text: "nav.schedules" },
+  { to: "/console/alerts", text: "nav.alerts" },
+  { to: "/console/events", text: "nav.events" },
+  { to: "/console/policy", text: "nav.policy" },
+  { to: "/console/authority", text: "nav.authority" },
+] as const;
+
+const loadPalette = () => import("./components/palette").then((made) => ({ default: made.Palette }));
+const Palette = lazy(loadPalette);
+
+/** Cmd-K or Ctrl-K, also while a field has the focus. */
+function useSearchKey(open: () => void): void {
+  const latest = useRef(open);
+  latest.current = open;
+  useEffect(() => {
+    const pressed = (event: KeyboardEvent) => {
+      if (event.key.toLowerCase() !== "k" || !(event.metaKey || event.ctrlKey) || event.altKey || event.shiftKey) return;
+      event.preventDefault();
+      latest.current();
+    };
+    document.addEventListener("keydown", pressed);
+    return () => document.removeEventListener("keydown", pressed);
+  }, []);
+}
+
 export function Frame() {
   const who = useStore(session);
   return (
@@ -39,6 +67,10 @@ function SignedIn() {
   const { clock } = useTimes();
   const navigate = useNavigate();
   const [help, setHelp] = useState(false);
+  const [searching, search] = useState(false);
+  useSearchKey(() => search(true));
+  // Loaded ahead, so that what is typed right after the key arrives in its field.
+  useEffect(() => void loadPalette(), []);
   const who = useStore(session);
   const shownTheme = useStore(theme);
   const connection = useStore(mode);
@@ -66,6 +98,9 @@ function SignedIn() {
           <img src={icon} alt="" />
           Trellis
         </div>
+        <button type="button" className="search-button" onClick={() => search(true)}>
+          {t("search.title")} <kbd>{/Mac|iPhone|iPad/.test(navigator.userAgent) ? "⌘ K" : "Ctrl K"}</kbd>
+        </button>
         <nav aria-label={t("nav.menu")}>
           <ul className="nav">
             {SCREENS.map((one) => (
@@ -73,6 +108,16 @@ function SignedIn() {
                 <Link to={one.to} activeProps={{ "aria-current": "page" }} activeOptions={{ includeSearch: false }}>
                   {t(one.text)}
                   {one.text === "nav.proposals" && waits > 0 && <span className="count">{waits}</span>}
+                </Link>
+              </li>
+            ))}
+          </ul>
+          <div className="nav-group">{t("nav.operate")}</div>
+          <ul className="nav">
+            {OPERATE.map((one) => (
+              <li key={one.to}>
+                <Link to={one.to} activeProps={{ "aria-current": "page" }} activeOptions={{ includeSearch: false }}>
+                  {t(one.text)}
                 </Link>
               </li>
             ))}
@@ -107,6 +152,11 @@ function SignedIn() {
         <Outlet />
       </main>
       {help && <Keys onClose={() => setHelp(false)} />}
+      {searching && (
+        <Suspense>
+          <Palette screens={[...SCREENS, ...OPERATE].map((one) => ({ to: one.to, title: t(one.text) }))} onClose={() => search(false)} />
+        </Suspense>
+      )}
     </div>
   );
 }
@@ -120,6 +170,7 @@ function Keys({ onClose }: { onClose: () => void }) {
     ["r", "keys.reject"],
     ["/", "keys.filter"],
     [SCREENS.map((one) => one.key).join(" "), "keys.go"],
+    ["Ctrl/⌘ K", "keys.search"],
     ["?", "keys.help"],
   ];
   return (

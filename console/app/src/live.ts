@@ -1,6 +1,6 @@
 /** Keeps what is shown current: one stream of events per tab, polling while there is none, nothing while hidden. */
 
-import { QueryCache, QueryClient, type QueryKey } from "@tanstack/react-query";
+import { QueryCache, QueryClient, useQuery, type QueryKey } from "@tanstack/react-query";
 import { follow, GatewayUnreachable, ProblemError, type LiveEvent } from "@trellis/client";
 import { api, hasEnded } from "./api";
 import { toast } from "./components/parts";
@@ -41,6 +41,16 @@ export const queries: QueryClient = new QueryClient({
 export function interval(moves: boolean): number | false {
   if (mode.value === "live" || mode.value === "paused") return false;
   return moves ? POLL_MS : POLL_SLOW_MS;
+}
+
+/** Worker processes; heartbeats are no events, so they are asked for. */
+export function useWorkers() {
+  return useQuery({ queryKey: ["workers"], queryFn: ({ signal }) => api.get("/workers", { signal }), refetchInterval: POLL_MS });
+}
+
+/** The depth of each job type, asked for often: a count is no event either. */
+export function useQueues() {
+  return useQuery({ queryKey: ["queues"], queryFn: ({ signal }) => api.get("/queues", { signal }), refetchInterval: POLL_MS });
 }
 
 // A query computes its interval when it is drawn or answered. A stream that breaks does neither, so it is done here.

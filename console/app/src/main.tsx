@@ -8,6 +8,7 @@ import { applyPreferences } from "./preferences";
 import { router } from "./router";
 import { endedBecause, restore, signIn, takeCode } from "./session";
 import "./styles.css";
+import "./styles-operations.css";
 
 applyPreferences();
 restore();

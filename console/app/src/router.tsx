@@ -75,8 +75,50 @@ const agent = createRoute({
   },
 });
 
+/** The value of a parameter of an address, if it is a text of sensible length. */
+const worded = <K extends string>(...names: K[]) => (search: Record<string, unknown>): { [name in K]?: string } =>
+  Object.fromEntries(names.flatMap((name) => (typeof search[name] === "string" && search[name] !== "" ? [[name, search[name].slice(0, ID_CHARS_MAX)]] : []))) as { [name in K]?: string };
+
+// The screens for operators are loaded when they are opened.
+const workers = createRoute({
+  getParentRoute: () => root,
+  path: "/console/workers",
+  component: lazyRouteComponent(() => import("./screens/workers"), "Workers"),
+});
+const schedules = createRoute({
+  getParentRoute: () => root,
+  path: "/console/schedules",
+  component: lazyRouteComponent(() => import("./screens/schedules"), "Schedules"),
+  validateSearch: worded("name"),
+});
+const alerts = createRoute({
+  getParentRoute: () => root,
+  path: "/console/alerts",
+  component: lazyRouteComponent(() => import("./screens/alerts"), "Alerts"),
+  validateSearch: worded("runbook"),
+});
+const policy = createRoute({
+  getParentRoute: () => root,
+  path: "/console/policy",
+  component: lazyRouteComponent(() => import("./screens/policy"), "Policy"),
+  validateSearch: worded("topic"),
+});
+const authority = createRoute({
+  getParentRoute: () => root,
+  path: "/console/authority",
+  component: lazyRouteComponent(() => import("./screens/authority"), "Authority"),
+  validateSearch: worded("rule", "role"),
+});
+const events = createRoute({
+  getParentRoute: () => root,
+  path: "/console/events",
+  component: lazyRouteComponent(() => import("./screens/events"), "EventsScreen"),
+  validateSearch: worded("type", "correlation", "lifecycle", "since"),
+});
+const operations = [workers, schedules, alerts, policy, authority, events] as const;
+
 export const router = createRouter({
-  routeTree: root.addChildren([home, overview, proposals, runs, run, jobs, job, dead, artifacts, artifact, agents, agent]),
+  routeTree: root.addChildren([home, overview, proposals, runs, run, jobs, job, dead, artifacts, artifact, agents, agent, ...operations]),
   defaultPreload: false,
 });
 

@@ -9,8 +9,8 @@ beforeAll(() => {
 describe("translate", () => {
   it("has the same placeholders in both languages", async () => {
     const { translate } = await import("./texts");
-    const source = (await import("./texts.ts?raw")).default;
-    const keys = [...new Set([...source.matchAll(/^ {2}"([\w.]+)":/gm)].map((found) => found[1] as string))];
+    const source = (await import("./texts.ts?raw")).default + (await import("./texts-operations.ts?raw")).default;
+    const keys = [...new Set([...source.matchAll(/^ {2}"([\w.-]+)":/gm)].map((found) => found[1] as string))];
     expect(keys.length).toBeGreaterThan(100);
     for (const key of keys) {
       const names = (["en", "uk"] as const).map((one) => [...translate(one, key as never).matchAll(/\{\w+\}/g)].map(String).sort());

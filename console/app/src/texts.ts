@@ -2,8 +2,10 @@
 
 import { language, type Language } from "./preferences";
 import { useStore } from "./store";
+import { operationsEn, operationsUk } from "./texts-operations";
 
 const en = {
+  ...operationsEn,
   "nav.overview": "Overview",
   "nav.proposals": "Proposals",
   "nav.runs": "Runs",
@@ -305,6 +307,7 @@ const en = {
 export type TextKey = keyof typeof en;
 
 const uk: Record<TextKey, string> = {
+  ...operationsUk,
   "nav.overview": "Огляд",
   "nav.proposals": "Пропозиції",
   "nav.runs": "Запуски",

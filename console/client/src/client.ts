@@ -60,6 +60,11 @@ export class TrellisClient {
     return this.#call("get", path, options);
   }
 
+  /** A page that is no JSON, such as a runbook in Markdown. */
+  async text<P extends PathOf<"get">>(path: P, options: CallOptions<Operation<P, "get">> = {}): Promise<string> {
+    return (await this.#answer("get", path, options, "text/*")).text;
+  }
+
   post<P extends PathOf<"post">>(path: P, options: CallOptions<Operation<P, "post">> = {}): Promise<Answer<P, "post">> {
     return this.#call("post", path, options);
   }
@@ -86,7 +91,11 @@ export class TrellisClient {
   }
 
   async #call<T>(method: Method, path: string, options: AnyCall): Promise<T> {
-    const headers: Record<string, string> = { Accept: "application/json", ...this.headers() };
+    return (await this.#answer(method, path, options, "application/json")).document as T;
+  }
+
+  async #answer(method: Method, path: string, options: AnyCall, accept: string): Promise<{ text: string; document: unknown }> {
+    const headers: Record<string, string> = { Accept: accept, ...this.headers() };
     if (options.body !== undefined) headers["Content-Type"] = "application/json";
     if (options.ifMatch !== undefined) headers["If-Match"] = options.ifMatch;
     if (method !== "get") headers["Idempotency-Key"] = options.idempotencyKey ?? crypto.randomUUID();
@@ -110,7 +119,7 @@ export class TrellisClient {
     }
     const document = parsed(text);
     if (!response.ok) throw new ProblemError(response.status, (document ?? {}) as ProblemDocument);
-    return document as T;
+    return { text, document };
   }
 }
 

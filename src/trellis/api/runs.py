@@ -28,7 +28,17 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.engine.subscription import PROJECTOR
 from trellis.http.pages import read_pages
-from trellis.http.shapes import Page, RunDetail, RunListed, RunManifest, RunStarted, RunStatus, StepFile, Stopped
+from trellis.http.shapes import (
+    Page,
+    RunDetail,
+    RunListed,
+    RunManifest,
+    RunRequestShape,
+    RunStarted,
+    RunStatus,
+    StepFile,
+    Stopped,
+)
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
 from trellis.runs.orchestration import TriggerKind
@@ -100,6 +110,17 @@ class LocalRuns:
             cancel_requested=job.cancel_requested,
             waits=None if wait is None else {"since": timestamp(wait.since), "reason": wait.reason},
             folder=folder.removeprefix(LOCAL),
+        )
+
+    async def request(self, run_id: str) -> RunRequestShape:
+        """What a run was started with. Raises RunNotFound, also for a run that has left the ledger."""
+        run = await self.find(run_id)
+        job = await self._context.ledger.job(run.run_id)
+        if job is None or job.payload is None:
+            raise RunNotFound(run_id=run_id)
+        asked = RunRequest.read(job.payload)
+        return RunRequestShape(
+            run_id=run.run_id, agent_slug=asked.agent_slug, trigger=asked.trigger, params=asked.params
         )
 
     async def status(self, run_id: str, *, unless: RunStatus | None = None) -> RunStatus | None:

@@ -4,12 +4,21 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from trellis.api.context import ApiContext
+from trellis.auth.matrices import RULES
 from trellis.engine.alerts import ALERTS_MAX, Alert
 from trellis.engine.errors import Refused
 from trellis.engine.metrics import exposition
 from trellis.engine.records import JobFilter, WorkerRecord
 from trellis.engine.text import nearest
-from trellis.http.operation_shapes import AlertPage, AlertShape, QueuePaused, QueueShape, SloShape, WorkerShape
+from trellis.http.operation_shapes import (
+    AlertPage,
+    AlertShape,
+    QueuePaused,
+    QueueShape,
+    RuleShape,
+    SloShape,
+    WorkerShape,
+)
 from trellis.http.shapes import Page
 from trellis.operations.alerts import ALERTS
 from trellis.operations.explain import served_types, worker_presence
@@ -95,6 +104,20 @@ class LocalSystem:
 
         items = [_slo(one) for one in await measure_objectives(self._context.ledger)]
         return Page[SloShape](items=items, next_cursor=None)
+
+    async def authority(self) -> Page[RuleShape]:
+        """The authority matrices: for each action, how far the right of each role goes (AUTH-7)."""
+        self._context.check_read("rules.read")
+        items = [
+            RuleShape(
+                name=rule.name,
+                action=rule.action,
+                source=rule.source,
+                grants={role.value: grant.value for role, grant in rule.grants.items()},
+            )
+            for rule in RULES.values()
+        ]
+        return Page[RuleShape](items=items, next_cursor=None)
 
 
 def _alert(alert: Alert) -> AlertShape:

@@ -57,6 +57,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "token": ("tokens", "Ledger", "Access tokens: issue one, make a key, record an issuer."),
         "version": ("ledgers", "Reference", "Print the versions of the program and of its libraries."),
         "lifecycles": ("lifecycles", "Reference", "Show what may happen to a job: states and transitions."),
+        "authority": ("authority", "Reference", "Show which role may do what."),
         "completion": (
             "completion",
             "Reference",

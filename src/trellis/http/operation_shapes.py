@@ -114,6 +114,15 @@ class AlertPage(Page[AlertShape]):
     """False if no process with the role `alerts` has ever looked: then no alert means nothing."""
 
 
+class RuleShape(pydantic.BaseModel):
+    """One column of an authority matrix: `yes`, `own` or `no` for each role."""
+
+    name: str
+    action: str
+    source: str
+    grants: dict[str, str]
+
+
 class ScheduleShape(pydantic.BaseModel):
     """When an agent runs by itself, or a job is submitted by itself. Exactly one of `agent`, `type` and `topic` is set.
 

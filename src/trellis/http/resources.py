@@ -16,6 +16,7 @@ from trellis.http.operation_shapes import (
     EventPage,
     QueuePaused,
     QueueShape,
+    RuleShape,
     ScheduleDetail,
     ScheduleRemoved,
     ScheduleRun,
@@ -48,6 +49,7 @@ from trellis.http.shapes import (
     RunDetail,
     RunListed,
     RunManifest,
+    RunRequestShape,
     RunStarted,
     RunStatus,
     SimulationShape,
@@ -431,8 +433,12 @@ class Runs:
         """One run, as its status.json says."""
         return await self._calls.get(RunDetail, path_of("runs", run_id))
 
+    async def request(self, run_id: str) -> RunRequestShape:
+        """What a run was started with: the agent, its parameters and the trigger, while the ledger has the run."""
+        return await self._calls.get(RunRequestShape, path_of("runs", run_id, "request"))
+
     async def status(self, run_id: str, *, unless: RunStatus | None = None) -> RunStatus | None:
-        """The same; None when it is still as `unless` says."""
+        """One run, as its status.json says; None when it is still as `unless` says."""
         headers = {} if unless is None else {"If-None-Match": f'"{unless.version}"'}
         path = path_of("runs", run_id, "status")
         ask = GatewayRequest(method="GET", path=path, headers=headers, takes=frozenset({NOT_MODIFIED}))
@@ -534,6 +540,10 @@ class System:
     async def slo(self) -> Page[SloShape]:
         """The service level objectives, each measured over its window from what the ledger has stored."""
         return await self._calls.get(Page[SloShape], "/slo")
+
+    async def authority(self) -> Page[RuleShape]:
+        """The authority matrices: for each action, how far the right of each role goes."""
+        return await self._calls.get(Page[RuleShape], "/authority")
 
 
 class Schedules:

@@ -135,6 +135,7 @@ class SyncRuns(BlockingTwin):
     list = BlockingMethod(Runs.list)
     steps = BlockingMethod(Runs.steps)
     manifest = BlockingMethod(Runs.manifest)
+    request = BlockingMethod(Runs.request)
     wait = BlockingMethod(Runs.wait)
     watch = BlockingIterator(Runs.watch)
     cancel = BlockingMethod(Runs.cancel)
@@ -235,6 +236,7 @@ class SyncSystem(BlockingTwin):
     alerts = BlockingMethod(System.alerts)
     metrics = BlockingMethod(System.metrics)
     slo = BlockingMethod(System.slo)
+    authority = BlockingMethod(System.authority)
 
 
 class SyncSchedules(BlockingTwin):

@@ -44,10 +44,22 @@ export function TimelineDrawing({ timeline }: { timeline: Timeline }) {
                   x={LABEL_PX + (bar.from - timeline.from) * scale}
                   y={at * ROW_PX + 6}
                   width={Math.max(2, (bar.to - bar.from) * scale)}
-                  height={16}
+                  height={(row.calls?.length ?? 0) > 0 ? 10 : 16}
                   rx={3}
                 >
                   <title>{`${bar.label}: ${duration((bar.to - bar.from) / 1_000)}`}</title>
+                </rect>
+              ))}
+              {(row.calls ?? []).map((call, place) => (
+                <rect
+                  key={place}
+                  className={`call-${call.outcome === "ok" ? call.kind : "failed"}`}
+                  x={LABEL_PX + (call.from - timeline.from) * scale}
+                  y={at * ROW_PX + 18}
+                  width={Math.max(1, (call.to - call.from) * scale)}
+                  height={5}
+                >
+                  <title>{`${call.name}: ${duration(call.ms / 1_000)}, ${call.outcome}`}</title>
                 </rect>
               ))}
             </g>
@@ -61,6 +73,14 @@ export function TimelineDrawing({ timeline }: { timeline: Timeline }) {
               <rect className={`bar-${kind}`} width="12" height="12" rx="3" />
             </svg>{" "}
             {t(`run.timeline.${kind}`)}
+          </span>
+        ))}
+        {[...new Set(timeline.rows.flatMap((row) => row.calls ?? []).map((call) => call.kind))].map((kind) => (
+          <span key={kind}>
+            <svg width="12" height="12" aria-hidden="true">
+              <rect className={`call-${kind}`} y="4" width="12" height="5" />
+            </svg>{" "}
+            {kind}
           </span>
         ))}
       </div>

@@ -1,5 +1,6 @@
 /** Small parts that every screen uses. */
 
+import { Link } from "@tanstack/react-router";
 import { GatewayUnreachable, ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState, type ReactNode } from "react";
 import type { Commands } from "../lib/commands";
@@ -36,7 +37,7 @@ export function Empty({ title, hint, command }: { title: string; hint?: string; 
 }
 
 /** What went wrong, in the gateway's words, and a way out. */
-export function Failure({ error, retry }: { error: unknown; retry?: () => void }) {
+export function Failure({ error, retry, list }: { error: unknown; retry?: () => void; list?: "/console/runs" | "/console/jobs" }) {
   const t = useTexts();
   const who = useStore(session);
   const problem = error instanceof ProblemError ? error : null;
@@ -49,10 +50,22 @@ export function Failure({ error, retry }: { error: unknown; retry?: () => void }
         <>
           <p>{t("error.forbidden", { roles: who?.roles.join(", ") ?? "" })}</p>
           <Command text="trellis token issue --role owner,control-plane" />
+          {typeof problem.document["rule"] === "string" && (
+            <p>
+              <Link to="/console/authority" search={{ rule: problem.document["rule"] }}>
+                {t("error.why")}
+              </Link>
+            </p>
+          )}
         </>
       )}
       {error instanceof GatewayUnreachable && <Command text="trellis up" />}
       <div className="row">
+        {list !== undefined && problem?.status === 404 && (
+          <Link className="button" to={list}>
+            {t("error.list")}
+          </Link>
+        )}
         {retry !== undefined && (
           <button type="button" onClick={retry}>
             {t("error.retry")}
@@ -94,13 +107,13 @@ export function SameElsewhere({ commands }: { commands: Commands }) {
     <details className="card">
       <summary>{t("common.same")}</summary>
       <div className="tabs" role="group" aria-label={t("common.same")}>
-        {(Object.keys(names) as (keyof Commands)[]).map((name) => (
+        {(Object.keys(names) as (keyof Commands)[]).filter((name) => commands[name] !== null).map((name) => (
           <button key={name} type="button" className="small" aria-pressed={name === chosen} onClick={() => choose(name)}>
             {names[name]}
           </button>
         ))}
       </div>
-      <Command text={commands[chosen]} />
+      <Command text={commands[chosen] ?? commands.trellis} />
     </details>
   );
 }

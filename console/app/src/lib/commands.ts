@@ -3,7 +3,8 @@
 export interface Commands {
   trellis: string;
   curl: string;
-  python: string;
+  /** Null where the Python client has no such call. */
+  python: string | null;
 }
 
 const AUTHORIZED = '-H "Authorization: Bearer $TRELLIS_TOKEN"';
@@ -33,7 +34,7 @@ export function commands(options: {
   address: string;
   body?: unknown;
   headers?: Record<string, string>;
-  python: string;
+  python?: string;
 }): Commands {
   const method = options.method ?? "GET";
   const words = ["curl -sS", method === "GET" ? null : `-X ${method}`, AUTHORIZED];
@@ -45,12 +46,11 @@ export function commands(options: {
   return {
     trellis: ["trellis", ...options.trellis.filter((one) => one != null).map((one) => shellWord(one))].join(" "),
     curl: words.filter((one) => one !== null).join(" "),
-    python: [
-      "import os",
-      "from trellis import connect_sync",
-      "",
-      'with connect_sync(os.environ["TRELLIS_GATEWAY"]) as client:',
-      `    ${options.python}`,
-    ].join("\n"),
+    python: options.python === undefined ? null : pythonProgram(options.python),
   };
+}
+
+function pythonProgram(statement: string): string {
+  const open = 'with connect_sync(os.environ["TRELLIS_GATEWAY"]) as client:';
+  return ["import os", "from trellis import connect_sync", "", open, `    ${statement}`].join("\n");
 }

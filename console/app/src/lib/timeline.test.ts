@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { timelineOf, type TimedEvent } from "./timeline";
+import { callBars, callsOf, timelineOf, type TimedEvent } from "./timeline";
 
 const at = (second: number) => `2026-02-14T08:00:${String(second).padStart(2, "0")}.000Z`;
 const event = (second: number, from: string | null, to: string): TimedEvent => ({
@@ -47,5 +47,27 @@ describe("timelineOf", () => {
 
   it("is empty without events", () => {
     expect(timelineOf([], [], NOW, false).rows).toEqual([]);
+  });
+});
+
+describe("calls of a step", () => {
+  const call = (ms: number, outcome = "ok") => ({ name: "ask", kind: "nlm", duration_ms: ms, outcome });
+
+  it("follow each other from the start of the step", () => {
+    const bars = callBars({ calls: [call(10), call(30, "refused")] }, 1_000, 1_100);
+    expect(bars.map((one) => [one.from, one.to, one.outcome])).toEqual([
+      [1_000, 1_010, "ok"],
+      [1_010, 1_040, "refused"],
+    ]);
+  });
+
+  it("fit into the step if they ran at the same time", () => {
+    const bars = callBars({ calls: [call(100), call(100)] }, 0, 100);
+    expect(bars.map((one) => one.to)).toEqual([50, 100]);
+    expect(bars.map((one) => one.ms)).toEqual([100, 100]);
+  });
+
+  it("are none where the file lists none", () => {
+    expect([callsOf({}), callsOf({ calls: null })]).toEqual([[], []]);
   });
 });

@@ -24,9 +24,24 @@ export interface Bar {
   open: boolean;
 }
 
+/** A call that a step made: to a model, a tool, the NLM, the memory or a store. */
+export interface StepCall {
+  name: string;
+  kind: string;
+  outcome: string;
+  ms: number;
+}
+
+export interface CallBar extends StepCall {
+  from: number;
+  to: number;
+}
+
 export interface TimelineRow {
   label: string;
   bars: Bar[];
+  /** The calls of a step. */
+  calls?: CallBar[];
 }
 
 export interface Timeline {
@@ -45,7 +60,7 @@ export function timelineOf(events: readonly TimedEvent[], steps: readonly TimedS
     const from = Date.parse(step.started_at);
     const to = Date.parse(step.finished_at);
     if (Number.isNaN(from) || Number.isNaN(to)) continue;
-    rows.push({ label: step.name, bars: [{ kind: "step", label: step.name, from, to, open: false }] });
+    rows.push({ label: step.name, bars: [{ kind: "step", label: step.name, from, to, open: false }], calls: callBars(step, from, to) });
   }
   const bars = rows.flatMap((row) => row.bars);
   const from = bars.length === 0 ? now : Math.min(...bars.map((bar) => bar.from));
@@ -82,4 +97,32 @@ function attempts(events: readonly TimedEvent[], now: number, ended: boolean): T
     } else row.bars.push({ kind, label: status, from, to, open: isLast });
   });
   return rows;
+}
+
+/** The calls that the file of a step lists, whatever else it holds. */
+export function callsOf(step: object): StepCall[] {
+  const listed = (step as { calls?: unknown }).calls;
+  if (!Array.isArray(listed)) return [];
+  return listed.map((one: Record<string, unknown>) => ({
+    name: String(one["name"] ?? ""),
+    kind: String(one["kind"] ?? ""),
+    outcome: String(one["outcome"] ?? ""),
+    ms: Number(one["duration_ms"]) || 0,
+  }));
+}
+
+/**
+ * Calls one behind the other from the start of their step: their order and durations are known, not when each began.
+ * Calls that together took longer than the step ran at the same time; they are drawn shorter, so that they fit.
+ */
+export function callBars(step: object, from: number, to: number): CallBar[] {
+  const calls = callsOf(step);
+  const sum = calls.reduce((all, one) => all + one.ms, 0);
+  const scale = sum > to - from && sum > 0 ? (to - from) / sum : 1;
+  let at = from;
+  return calls.map((one) => {
+    const begin = at;
+    at += one.ms * scale;
+    return { ...one, from: begin, to: at };
+  });
 }

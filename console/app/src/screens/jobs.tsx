@@ -1,7 +1,7 @@
 /** Jobs of every lifecycle: the list with its filter, and one job. */
 
 import { useInfiniteQuery, useMutation, useQuery } from "@tanstack/react-query";
-import { useNavigate, useParams, useSearch } from "@tanstack/react-router";
+import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
 import { useCallback, useMemo, useState } from "react";
 import { api, hasEnded, type JobListed } from "../api";
 import { CancelDialog } from "../components/cancel-dialog";
@@ -161,7 +161,7 @@ export function Job() {
     onSettled: () => void queries.invalidateQueries({ queryKey: ["job", jobId] }),
   });
   if (job.data === undefined) {
-    return job.isPending ? <Loading /> : <Failure error={job.error} retry={() => void job.refetch()} />;
+    return job.isPending ? <Loading /> : <Failure error={job.error} retry={() => void job.refetch()} list="/console/jobs" />;
   }
   const one = job.data;
   const ended = hasEnded(one.lifecycle, one.status);
@@ -233,6 +233,12 @@ export function Job() {
           <dd>{full(one.created_at)}</dd>
           <dt>{t("runs.took")}</dt>
           <dd>{duration(between(one.created_at, ended ? one.updated_at : Date.now()))}</dd>
+          <dt>{t("events.correlation")}</dt>
+          <dd>
+            <Link to="/console/events" search={{ correlation: one.correlation_id }}>
+              {one.correlation_id}
+            </Link>
+          </dd>
         </dl>
         <Json value={one.payload} title={t("job.payload")} />
         <Json value={one.result} title={t("job.result")} />

@@ -4,10 +4,12 @@ import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate } from "@tanstack/react-router";
 import { api } from "../api";
 import { Scatter, type Point } from "../components/drawings";
+import { depthOf, DepthBar } from "../components/operation-parts";
 import { Command, Empty, Failure, Loading, SameElsewhere, Status } from "../components/parts";
 import { between, duration, useTimes } from "../format";
 import { commands } from "../lib/commands";
-import { interval, POLL_SLOW_MS } from "../live";
+import { STUCK_AFTER_S, stuckOf } from "../lib/stuck";
+import { interval, POLL_SLOW_MS, useQueues, useWorkers } from "../live";
 import { useTexts } from "../texts";
 
 const SHOWN_MAX = 200;
@@ -19,10 +21,11 @@ export function Overview() {
       <div className="page-head">
         <h1>{t("overview.title")}</h1>
       </div>
+      <Attention />
       <Objectives />
       <div className="columns">
         <div>
-          <Attention />
+          <Causes />
           <Workers />
         </div>
         <div>
@@ -57,10 +60,10 @@ function Objectives() {
   );
 }
 
+/** How many things need somebody, each leading to its screen. */
 function Attention() {
   const t = useTexts();
-  const { ago } = useTimes();
-  const alerts = useQuery({ queryKey: ["alerts"], queryFn: ({ signal }) => api.get("/alerts", { query: { open: true }, signal }), refetchInterval: POLL_SLOW_MS });
+  const alerts = useAlerts();
   const waiting = useQuery({
     queryKey: ["proposals", "pending", "count"],
     queryFn: ({ signal }) => api.get("/proposals", { query: { status: "pending", limit: SHOWN_MAX }, signal }),
@@ -71,40 +74,68 @@ function Attention() {
     queryFn: ({ signal }) => api.get("/dlq", { query: { limit: SHOWN_MAX }, signal }),
     refetchInterval: () => interval(false),
   });
-  const count = (page: { items: unknown[]; next_cursor: string | null } | undefined) =>
-    page === undefined ? 0 : page.items.length;
-  const more = (page: { next_cursor: string | null } | undefined) => (page?.next_cursor == null ? "" : "+");
-  const isQuiet = alerts.data?.items.length === 0 && count(waiting.data) === 0 && count(dead.data) === 0;
+  const stuck = useStuck();
+  const tiles = [
+    { to: "/console/alerts", title: t("overview.tile.alerts"), n: alerts.data?.items.length, more: false, kind: "urgent" },
+    { to: "/console/workers", title: t("overview.tile.stuck"), n: stuck?.reduce((sum, one) => sum + one.jobs, 0), more: false, kind: "urgent" },
+    { to: "/console/dead-letters", title: t("overview.attention.dead"), n: dead.data?.items.length, more: dead.data?.next_cursor != null, kind: "attention" },
+    { to: "/console/proposals", title: t("overview.attention.proposals"), n: waiting.data?.items.length, more: waiting.data?.next_cursor != null, kind: "attention" },
+  ] as const;
+  return (
+    <section className="cards" aria-label={t("overview.attention")}>
+      {tiles.map((one) => (
+        <Link key={one.to} to={one.to} className={`tile ${one.n === undefined ? "" : one.n > 0 ? one.kind : "met"}`}>
+          <span className="tile-title">{one.title}</span>
+          <span className="tile-value">
+            {one.n ?? "–"}
+            {one.more && "+"}
+          </span>
+        </Link>
+      ))}
+    </section>
+  );
+}
+
+function useAlerts() {
+  return useQuery({ queryKey: ["alerts"], queryFn: ({ signal }) => api.get("/alerts", { query: { open: true }, signal }), refetchInterval: POLL_SLOW_MS });
+}
+
+function useStuck() {
+  const queues = useQueues();
+  const workers = useWorkers();
+  return queues.data === undefined || workers.data === undefined ? undefined : stuckOf(queues.data.items, workers.data.items);
+}
+
+/** What each alert and each queue that does not move is about, and what to do. */
+function Causes() {
+  const t = useTexts();
+  const { ago } = useTimes();
+  const alerts = useAlerts();
+  const stuck = useStuck() ?? [];
+  const isQuiet = alerts.data?.items.length === 0 && stuck.length === 0;
   return (
     <section className="card">
       <h2>{t("overview.attention")}</h2>
       {alerts.error !== null && <Failure error={alerts.error} retry={() => void alerts.refetch()} />}
       {isQuiet && <p className="quiet">{t("overview.attention.none")}</p>}
-      <ul>
-        {count(waiting.data) > 0 && (
-          <li>
-            <Link to="/console/proposals">{t("overview.attention.proposals")}</Link>{" "}
-            <span className="count">
-              {count(waiting.data)}
-              {more(waiting.data)}
-            </span>
-          </li>
-        )}
-        {count(dead.data) > 0 && (
-          <li>
-            <Link to="/console/dead-letters">{t("overview.attention.dead")}</Link>{" "}
-            <span className="count">
-              {count(dead.data)}
-              {more(dead.data)}
-            </span>
-          </li>
-        )}
+      <ul className="causes">
         {(alerts.data?.items ?? []).map((one) => (
           <li key={one.id}>
-            <span className="badge bad">{one.name}</span> {one.text}{" "}
+            <Link to="/console/alerts" className="badge bad">
+              {one.name}
+            </Link>{" "}
+            {one.text}{" "}
             <span className="quiet">
               {ago(one.raised_at)}. {one.action}
             </span>
+          </li>
+        ))}
+        {stuck.map((one) => (
+          <li key={`${one.why}-${one.name}`}>
+            <Link to="/console/workers" className="badge warn">
+              {t("overview.stuck")}
+            </Link>{" "}
+            <code>{one.name}</code> {t(`overview.stuck.${one.why}`, { n: one.jobs, time: duration(one.seconds) })}
           </li>
         ))}
       </ul>
@@ -114,7 +145,8 @@ function Attention() {
 
 function Queues() {
   const t = useTexts();
-  const queues = useQuery({ queryKey: ["queues"], queryFn: ({ signal }) => api.get("/queues", { signal }), refetchInterval: 5_000 });
+  const queues = useQueues();
+  const deepest = Math.max(1, ...(queues.data?.items ?? []).map(depthOf));
   return (
     <section className="card">
       <h2>{t("overview.queues")}</h2>
@@ -128,6 +160,7 @@ function Queues() {
             <thead>
               <tr>
                 <th>{t("queue.type")}</th>
+                <th>{t("workers.depth")}</th>
                 <th className="num">{t("queue.ready")}</th>
                 <th className="num">{t("queue.scheduled")}</th>
                 <th className="num">{t("queue.blocked")}</th>
@@ -141,11 +174,16 @@ function Queues() {
                   <td>
                     <code>{one.type}</code> {one.paused && <span className="badge warn">{t("queue.paused")}</span>}
                   </td>
+                  <td>
+                    <DepthBar queue={one} deepest={deepest} />
+                  </td>
                   <td className="num">{one.ready}</td>
                   <td className="num">{one.scheduled}</td>
                   <td className="num">{one.blocked}</td>
                   <td className="num">{one.held}</td>
-                  <td className="num">{one.oldest_ready_s === null ? "–" : duration(one.oldest_ready_s)}</td>
+                  <td className={`num nowrap${(one.oldest_ready_s ?? 0) > STUCK_AFTER_S ? " late" : ""}`}>
+                    {one.oldest_ready_s === null ? "–" : duration(one.oldest_ready_s)}
+                  </td>
                 </tr>
               ))}
             </tbody>
@@ -159,7 +197,7 @@ function Queues() {
 function Workers() {
   const t = useTexts();
   const { ago } = useTimes();
-  const workers = useQuery({ queryKey: ["workers"], queryFn: ({ signal }) => api.get("/workers", { signal }), refetchInterval: 5_000 });
+  const workers = useWorkers();
   return (
     <section className="card">
       <h2>{t("overview.workers")}</h2>

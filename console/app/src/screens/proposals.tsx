@@ -433,7 +433,7 @@ export function Events({ items }: { items: EventListed[] }) {
               <td className="nowrap quiet">{full(one.ts)}</td>
               <td className="mono">{one.type}</td>
               <td className="mono">
-                {one.payload["from"] === one.payload["to"] ? "" : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
+                {one.payload["from"] === one.payload["to"] ? stepOf(one.payload["data"]) : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
               </td>
               <td>{one.actor}</td>
               <td>{one.cause}</td>
@@ -443,4 +443,10 @@ export function Events({ items }: { items: EventListed[] }) {
       </table>
     </div>
   );
+}
+
+/** The name of the step that an event is about, if it is about one. */
+function stepOf(data: unknown): string {
+  const name = typeof data === "object" && data !== null ? (data as { name?: unknown }).name : undefined;
+  return typeof name === "string" ? name : "";
 }

@@ -4,13 +4,14 @@ import { useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useState } from "react";
-import { api, hasEnded } from "../api";
+import { api, hasEnded, type StepFile } from "../api";
 import { CancelDialog } from "../components/cancel-dialog";
+import { AmountBar, Scroll } from "../components/operation-parts";
 import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
 import { Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
 import { between, duration, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
-import { timelineOf } from "../lib/timeline";
+import { callsOf, timelineOf } from "../lib/timeline";
 import { interval, queries, runEnded } from "../live";
 import { useTexts } from "../texts";
 import { Events } from "./proposals";
@@ -51,6 +52,13 @@ export function Run() {
     queryFn: ({ signal }) => api.get("/runs/{run_id}/steps", { path, signal }),
     enabled: run.data !== undefined,
   });
+  const asked = useQuery({
+    queryKey: ["run", runId, "request"],
+    queryFn: ({ signal }) => api.get("/runs/{run_id}/request", { path, signal }),
+    enabled: run.data !== undefined,
+    staleTime: Number.POSITIVE_INFINITY,
+    retry: false,
+  });
   const manifest = useQuery({
     queryKey: ["run", runId, "manifest", version],
     queryFn: ({ signal }) => api.get("/runs/{run_id}/manifest", { path, signal }),
@@ -62,7 +70,7 @@ export function Run() {
     staleTime: Number.POSITIVE_INFINITY,
   });
   if (run.data === undefined) {
-    return run.isPending ? <Loading /> : <Failure error={run.error} retry={() => void run.refetch()} />;
+    return run.isPending ? <Loading /> : <Failure error={run.error} retry={() => void run.refetch()} list="/console/runs" />;
   }
   const one = run.data;
   const listed = events.data?.items ?? [];
@@ -94,6 +102,18 @@ export function Run() {
           <dd>{full(one.started_at)}</dd>
           <dt>{t("runs.took")}</dt>
           <dd>{one.finished_at === null ? "…" : duration(between(one.started_at, one.finished_at))}</dd>
+          {asked.data !== undefined && Object.keys(asked.data.params).length > 0 && (
+            <>
+              <dt>{t("run.params")}</dt>
+              <dd>
+                {Object.entries(asked.data.params).map(([name, value]) => (
+                  <div key={name}>
+                    <code>{name}</code> = <code>{typeof value === "string" ? value : JSON.stringify(value)}</code>
+                  </div>
+                ))}
+              </dd>
+            </>
+          )}
           {one.proposals_created.length > 0 && (
             <>
               <dt>{t("run.proposals")}</dt>
@@ -140,8 +160,10 @@ export function Run() {
       </section>
       <section className="card">
         <h2>{t("run.steps")}</h2>
+        {steps.error !== null && <Failure error={steps.error} retry={() => void steps.refetch()} />}
+        {steps.data?.items.length === 0 && <p className="quiet">{t("run.steps.none")}</p>}
         {(steps.data?.items ?? []).map((step) => (
-          <Json key={step.step} value={step.result} title={`${step.step} ${step.name}, ${duration(between(step.started_at, step.finished_at))}`} />
+          <Step key={step.step} step={step} />
         ))}
         {manifest.data !== undefined && <Json value={manifest.data} title={t("run.manifest")} />}
         <Json value={one} title={t("common.raw")} />
@@ -153,9 +175,44 @@ export function Run() {
           python: `print(client.runs.get(${pythonLiteral(runId)}))`,
         })}
       />
-      {asking === "again" && <StartRun agent={one.agent_slug} onClose={() => ask(null)} />}
+      {asking === "again" && <StartRun agent={one.agent_slug} given={asked.data?.params ?? {}} onClose={() => ask(null)} />}
       {asking === "cancel" && <CancelRun runId={runId} onClose={() => ask(null)} />}
     </>
+  );
+}
+
+/** A step: what it called and how long that took, and its file. */
+function Step({ step }: { step: StepFile }) {
+  const t = useTexts();
+  const calls = callsOf(step);
+  const longest = Math.max(1, ...calls.map((call) => call.ms));
+  return (
+    <details className="step">
+      <summary>
+        {`${step.step} ${step.name}, ${duration(between(step.started_at, step.finished_at))}`}
+        {calls.length > 0 && <span className="quiet"> · {t("run.calls", { n: calls.length })}</span>}
+      </summary>
+      {calls.length > 0 && (
+        <Scroll label={t("run.calls", { n: calls.length })}>
+          <table>
+            <tbody>
+              {calls.map((call, at) => (
+                <tr key={at}>
+                  <td className="mono">{call.name}</td>
+                  <td>{call.kind}</td>
+                  <td className="nowrap">
+                    <AmountBar parts={[{ kind: call.outcome === "ok" ? "ready" : "bad", value: call.ms }]} total={longest} label={duration(call.ms / 1_000)} />{" "}
+                    {duration(call.ms / 1_000)}
+                  </td>
+                  <td>{call.outcome}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </Scroll>
+      )}
+      <Json value={step} title={t("run.step.file")} />
+    </details>
   );
 }
 

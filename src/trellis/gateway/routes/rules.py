@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import pydantic
 from fastapi import APIRouter, Path
 
-from trellis.auth.matrices import RULES
-from trellis.gateway.callers import Caller, requires
+from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.pages import Page, page_document
+from trellis.http.operation_shapes import RuleShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES, Lifecycle
@@ -31,15 +31,6 @@ class LifecycleShape(pydantic.BaseModel):
     name: str
     states: list[str]
     transitions: list[TransitionShape]
-
-
-class RuleShape(pydantic.BaseModel):
-    """One column of an authority matrix: `yes`, `own` or `no` for each role."""
-
-    name: str
-    action: str
-    source: str
-    grants: dict[str, str]
 
 
 @router.get("/lifecycles", response_model=Page[LifecycleShape], responses=PROBLEMS)
@@ -76,16 +67,7 @@ def _lifecycle(one: Lifecycle) -> dict[str, Any]:
     }
 
 
-@router.get("/authority", response_model=Page[RuleShape], responses=PROBLEMS)
-async def authority(_: Annotated[Caller, requires("rules.read")]) -> dict[str, Any]:
+@router.get("/authority", responses=PROBLEMS)
+async def authority(instance: InstanceOf, caller: Annotated[Caller, requires("rules.read")]) -> Page[RuleShape]:
     """The authority matrices: which role may do what."""
-    items = [
-        {
-            "name": rule.name,
-            "action": rule.action,
-            "source": rule.source,
-            "grants": {role.value: grant.value for role, grant in rule.grants.items()},
-        }
-        for rule in RULES.values()
-    ]
-    return page_document(items, None)
+    return await api_for(instance, caller).system.authority()

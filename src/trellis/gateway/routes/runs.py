@@ -17,7 +17,16 @@ from trellis.engine.recent_entries import LruCache
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, is_known, page_document
-from trellis.http.shapes import EXAMPLE_RUN, Begun, RunListed, RunManifest, RunStatus, StepFile, Stopped
+from trellis.http.shapes import (
+    EXAMPLE_RUN,
+    Begun,
+    RunListed,
+    RunManifest,
+    RunRequestShape,
+    RunStatus,
+    StepFile,
+    Stopped,
+)
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 
@@ -140,6 +149,12 @@ async def status(
 async def steps(run: Annotated[ReadableRun, Depends(_readable_run)], instance: InstanceOf) -> dict[str, Any]:
     """List the step files of a run, in order."""
     return page_document(await step_files(instance, run), None)
+
+
+@router.get("/runs/{run_id}/request", responses=PROBLEMS)
+async def request_of(run_id: RunId, instance: InstanceOf, caller: Annotated[Caller, requires(READ)]) -> RunRequestShape:
+    """Get what a run was started with: the agent, its parameters and the trigger. 404 once it has left the ledger."""
+    return await api_for(instance, caller).runs.request(run_id)
 
 
 @router.get("/runs/{run_id}/manifest", response_model=RunManifest, responses=PROBLEMS)

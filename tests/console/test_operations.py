@@ -1,0 +1,260 @@
+"""The screens for operators, in a browser: workers and queues, schedules, alerts, policy, authority, and the search."""
+
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.console.conftest import OPERATOR, PATIENCE_S, VIOLIN, ConsoleServer, Screen
+from tests.console.test_console import AXE, serious
+from trellis import connect_sync
+from trellis.app.wiring import new_id
+from trellis.engine.alerts import AlertObservation, AlertRound
+from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
+from trellis.lifecycles import Role
+
+Open = Callable[..., Awaitable[Screen]]
+WORKER = Actor(role=Role.WORKER, name="press-1")
+TYPE = "press.print"
+
+
+def held_job(server: ConsoleServer) -> JobId:
+    """A job that a worker holds, and the worker's heartbeat."""
+    assert server.served is not None
+    ledger = server.served.instance.ledger
+    job_id = JobId(new_id())
+
+    async def made() -> None:
+        await ledger.submit(OPERATOR, [NewJob(job_id=job_id, type=TYPE, payload=b"{}")])
+        await ledger.heartbeat_worker(WORKER, b'{"types":["press.print"],"concurrency":4}')
+        asked = Claim(claim_id=ClaimId(new_id()), types=(TypeClaim(type=TYPE),))
+        turn = await ledger.turn(Turn(actor=WORKER, claim=asked))
+        assert [one.lease.job_id for one in turn.claimed] == [job_id]
+
+    server.run(made())
+    return job_id
+
+
+async def check(screen: Screen, name: str) -> None:
+    """Keep a picture, and look for what keeps somebody out."""
+    await expect(screen.page.locator(".loading")).to_have_count(0)
+    assert await serious(screen.page, AXE.read_text()) == [], name
+    await screen.shot(name)
+
+
+@pytest.mark.requirement("D35")
+async def test_worker_its_lease_and_its_queue_are_shown_and_the_queue_is_paused(
+    server: ConsoleServer, open_screen: Open
+):
+    job_id = held_job(server)
+    screen = await open_screen("/console/workers", Role.OWNER, Role.CONTROL_PLANE)
+    page = screen.page
+    worker = page.get_by_role("group", name="Worker processes").locator("tr", has_text="press-1")
+    await expect(worker).to_contain_text("alive")
+    await expect(worker).to_contain_text("1 / 4")
+    lease = page.get_by_role("group", name="Leases").locator("tr", has_text=job_id)
+    await expect(lease).to_contain_text("press-1")
+    await expect(lease).to_contain_text(re.compile(r"[12]?\d s"))  # of 30 s, counting down
+    queue = page.get_by_role("group", name="Queues and topics").locator("tr", has_text=TYPE)
+    await queue.get_by_role("button", name=f"Pause {TYPE}").click()
+    await page.get_by_label("Why (optional)").fill("paper is out")
+    await page.get_by_role("dialog").get_by_text("The same elsewhere").click()
+    await expect(page.get_by_role("dialog")).to_contain_text(f"trellis queues pause {TYPE} --reason 'paper is out'")
+    await page.get_by_role("dialog").get_by_role("button", name="Pause", exact=True).click()
+    await expect(queue).to_contain_text("paused")
+    await check(screen, "workers")
+    with connect_sync(server.url, token=server.token(Role.CONTROL_PLANE)) as client:
+        assert [one.paused for one in client.system.queues().items if one.type == TYPE] == [True]
+        client.system.resume(TYPE)
+    await expect(queue.get_by_role("button", name=f"Pause {TYPE}")).to_be_visible()
+
+
+@pytest.mark.requirement("RUN-9")
+async def test_schedule_is_paused_and_its_job_is_submitted_now(server: ConsoleServer, open_screen: Open):
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        client.schedules.add("nightly", cron="0 2 * * *", tz="Europe/Kyiv", type_="report.daily", payload={"all": True})
+    screen = await open_screen("/console/schedules", Role.OWNER)
+    page = screen.page
+    row = page.locator("tr", has_text="nightly")
+    await row.get_by_role("button", name="nightly", exact=True).click()
+    await expect(page.get_by_role("dialog")).to_contain_text("Missed instants")
+    await page.keyboard.press("Escape")
+    await row.get_by_role("button", name="Pause nightly").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Pause", exact=True).click()
+    await expect(row).to_contain_text("paused")
+    await check(screen, "schedules")
+    await row.get_by_role("button", name="Run now nightly").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Run now").click()
+    await page.wait_for_url("**/console/jobs/*")
+    await expect(page.locator(".page-head")).to_contain_text("report.daily")
+    assert server.status(page.url.rpartition("/")[2]) == "queued"
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_alert_shows_what_to_do_first_and_its_runbook(server: ConsoleServer, open_screen: Open):
+    assert server.served is not None
+    seen = AlertObservation(
+        id=new_id(), name="jobs-wait", subject=TYPE, value=400.0, text=f"A job of type {TYPE} waits."
+    )
+    checked = AlertRound(mark=0, scopes=(), observed=(seen,))
+    server.run(server.served.instance.ledger.observe_alerts(OPERATOR, checked))
+    screen = await open_screen("/console/alerts", Role.OWNER)
+    page = screen.page
+    alert = page.get_by_role("region", name="jobs-wait")
+    await expect(alert).to_contain_text("Check that a worker serves the type")
+    await check(screen, "alerts")
+    await alert.get_by_role("button", name="Runbook").click()
+    await expect(page.get_by_role("dialog").get_by_role("heading", name="What to do")).to_be_visible()
+    await expect(page.locator("dialog li code").first).to_have_text("trellis queues")
+    await check(screen, "runbook")
+
+
+@pytest.mark.requirement("BUS-4")
+async def test_policy_is_asked_about_a_job_and_another_one_is_tried(server: ConsoleServer, open_screen: Open):
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        client.jobs.submit_topic("job.press.delete", {"page": 1})
+    screen = await open_screen("/console/policy?topic=job.press.delete", Role.OWNER)
+    page = screen.page
+    await page.get_by_label("Kind of actor").select_option("service")
+    await page.get_by_role("button", name="Decide").click()
+    await expect(page.locator(".verdict")).to_contain_text("allow")
+    await page.get_by_role("button", name="Insert an example").click()
+    await page.get_by_role("button", name="Decide").click()
+    await expect(page.locator(".verdict tr.chosen")).to_contain_text("no-deletes-by-services")
+    await expect(page.locator(".verdict").first).to_contain_text("only a person may delete")
+    await page.get_by_role("button", name="Simulate").click()
+    await expect(page.get_by_role("group", name="Try another policy")).to_contain_text("job.press.delete")
+    await check(screen, "policy")
+
+
+@pytest.mark.requirement("AUTH-7")
+async def test_refused_call_leads_to_the_cell_of_the_table_that_decided(server: ConsoleServer, open_screen: Open):
+    server.dead_jobs(1, lambda _: "refused, and explained")
+    screen = await open_screen("/console/dead-letters", Role.OWNER)
+    page = screen.page
+    group = page.locator("section.card", has_text="refused, and explained")
+    await group.get_by_role("button", name="Requeue (1)").click()
+    await page.locator("dialog button.primary").click()
+    await page.get_by_role("link", name="Why was it refused?").click()
+    verdict = page.locator(".verdict")
+    await expect(verdict).to_contain_text("owner may not requeue jobs.")
+    await expect(verdict).to_contain_text("jobs.requeue: owner = no")
+    await expect(verdict).to_contain_text("trellis token issue --role control-plane")
+    await page.get_by_label("Role").select_option("control-plane")
+    await expect(verdict).to_contain_text("control-plane may requeue jobs.")
+    chosen = page.locator(".matrix tr.chosen")
+    await expect(chosen.locator("td.mine")).to_have_text("yes")
+    await check(screen, "authority")
+
+
+async def search(page: Page, text: str) -> None:
+    await page.keyboard.press("Control+k")
+    await page.get_by_role("combobox", name="Search").fill(text)
+
+
+async def test_search_finds_ids_agents_errors_and_screens_by_keyboard(server: ConsoleServer, open_screen: Open):
+    (dead,) = server.dead_jobs(1, lambda _: "the ink has dried up")
+    screen = await open_screen("/console/overview", Role.OWNER)
+    page = screen.page
+    await expect(page.locator("main h1")).to_be_visible()
+    await search(page, "ink dried")
+    await expect(page.get_by_role("option", name="the ink has dried up")).to_have_attribute("aria-selected", "true")
+    await check(screen, "search")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url(f"**/console/jobs/{dead}")
+    await search(page, server.run_id)
+    await expect(page.get_by_role("option", name=server.run_id).first).to_be_visible()
+    await page.keyboard.press("Enter")
+    await page.wait_for_url(f"**/console/runs/{server.run_id}")
+    await search(page, "violin")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url(f"**/console/runs?q=agent*{VIOLIN}*")
+    await search(page, "authority")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="Authority")).to_be_visible()
+    await search(page, "nothing has these words")
+    await expect(page.get_by_text("Nothing fits.")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+async def test_screens_for_operators_pass_axe_in_the_dark_in_ukrainian_on_a_phone(
+    server: ConsoleServer, open_screen: Open
+):
+    screen = await open_screen(
+        "/console/overview",
+        *(Role.OWNER, Role.CONTROL_PLANE),
+        color_scheme="dark",
+        locale="uk-UA",
+        viewport={"width": 390, "height": 844},
+    )
+    page = screen.page
+    for name in ("workers", "schedules", "alerts", "events", "policy", "authority"):
+        await page.locator(f'nav a[href="/console/{name}"]').click()
+        await page.wait_for_url(f"**/console/{name}*")
+        await expect(page.locator("main h1")).to_be_visible()
+        await check(screen, f"{name}-phone-dark-uk")
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+
+
+@pytest.mark.requirement("OBS-3")
+async def test_overview_counts_what_needs_somebody_and_says_why_jobs_are_stuck(
+    server: ConsoleServer, open_screen: Open
+):
+    server.queued_jobs(1, type_="ink.refill")
+    screen = await open_screen("/console/overview", Role.OWNER)
+    page = screen.page
+    tiles = page.get_by_role("region", name="Needs attention")
+    await expect(tiles.get_by_role("link", name="Stuck jobs")).to_have_class(re.compile("urgent"))
+    await expect(page.locator(".causes li", has_text="ink.refill")).to_contain_text("has no live worker; ready jobs: 1")
+    await check(screen, "overview")
+    await tiles.get_by_role("link", name="Stuck jobs").click()
+    await expect(page.get_by_text("Jobs are ready that no live worker serves.")).to_be_visible()
+
+
+@pytest.mark.requirement("OBS-3", "RUN-4")
+async def test_run_shows_the_calls_of_its_steps_and_is_started_again_with_its_parameters(
+    server: ConsoleServer, open_screen: Open
+):
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        first = client.runs.wait(client.runs.start(VIOLIN, {"topic": "bows"}).run_id, timeout_s=PATIENCE_S).run_id
+    screen = await open_screen(f"/console/runs/{first}", Role.OWNER)
+    page = screen.page
+    await expect(page.locator("dl.facts")).to_contain_text("topic = bows")
+    await expect(page.locator("svg .call-nlm").first).to_be_attached()
+    await page.get_by_text("2 execute-agent").last.click()
+    await expect(page.locator(".step[open]")).to_contain_text("notebooklm-query")
+    await check(screen, "run-calls")
+    await page.get_by_role("button", name="Start again").click()
+    await expect(page.get_by_label("Parameters")).to_have_value(re.compile('"topic": "bows"'))
+    await page.get_by_role("button", name="Start", exact=True).click()
+    await page.wait_for_url(re.compile(f"/console/runs/(?!{first})"))
+    await expect(page.locator("dl.facts")).to_contain_text("topic = bows")
+
+
+async def test_job_that_is_not_there_leads_to_the_list(server: ConsoleServer, open_screen: Open):
+    screen = await open_screen("/console/jobs/no-such-job", Role.OWNER)
+    await expect(screen.page.get_by_role("alert")).to_contain_text("There is no job 'no-such-job'")
+    await screen.page.get_by_role("link", name="Show the list").click()
+    await expect(screen.page.get_by_role("heading", name="Jobs")).to_be_visible()
+
+
+@pytest.mark.requirement("RUN-5")
+async def test_events_of_a_correlation_id_are_looked_up_and_the_feed_is_followed(
+    server: ConsoleServer, open_screen: Open
+):
+    (dead,) = server.dead_jobs(1, lambda _: "the paper is wet")
+    screen = await open_screen(f"/console/jobs/{dead}", Role.OWNER)
+    page = screen.page
+    await page.locator("dl.facts").get_by_role("link", name=dead).click()
+    found = page.get_by_role("group", name="Events")
+    await expect(found.get_by_role("row")).to_have_count(3)
+    await expect(found).to_contain_text("queued → dead_lettered")
+    await expect(found).to_contain_text("operator control-plane")
+    await check(screen, "events")
+    await page.get_by_label("Correlation id").fill("")
+    await page.get_by_role("button", name="Look up").click()
+    await expect(page.get_by_text("Nothing has happened since")).to_be_visible()
+    (late,) = server.dead_jobs(1, lambda _: "and now the ink")
+    await expect(found.get_by_role("link", name=late).first).to_be_visible()
