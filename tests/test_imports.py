@@ -17,7 +17,8 @@ import pytest
 import typer
 
 import trellis
-from trellis.cli.program import LISTED, ON_THIS_MACHINE, commands_of, main, make_program
+from trellis.cli.places import ON_THIS_MACHINE
+from trellis.cli.program import LISTED, commands_of, main, make_program
 from trellis.engine import errors
 
 SOURCE = Path(trellis.__file__).parent

@@ -103,6 +103,8 @@ def test_cleanup_removes_old_artifacts_after_the_operator_confirms(local: Termin
     assert [one["artifact_id"] for one in local("artifacts", "--json").records] == [*young, *reversed(old)]
     shown = local("artifacts", "--limit", "1")
     assert (young[0] in shown.out, old[0] in shown.out, "10d" in shown.out) == (True, False, True)
+    planned = local("retention", "plan").err
+    assert "3 finalized artifacts stay for ever: an artifact is a result" in planned
     asked = local("artifacts", "cleanup")
     assert (asked.code, "2 artifacts would be removed: say --yes" in asked.err) == (2, True)
     dry = local("artifacts", "cleanup", "--dry-run")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 
@@ -11,6 +12,10 @@ from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import token_key
 from trellis.cli.invocation import sqlite_path
+from trellis.engine.alerts import AlertRound
+from trellis.engine.jobs import Actor
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 from trellis.runs.projector import Projector
 
 
@@ -53,6 +58,7 @@ def test_verify_is_clean_and_then_names_what_was_changed(used: Terminal):
 def test_head_is_printed_signed_and_found_again(used: Terminal):
     head = used("audit", "head", "--json").record
     assert (head["number"], len(head["sha256"])) == (1, 64)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", head["at"]), "as everywhere else"
     assert head["sha256"] in used("audit", "head").out
     assert used("audit", "verify", "--head", head["sha256"]).code == 0
     assert used("audit", "verify", "--head", "f" * 64).code == 1
@@ -70,7 +76,12 @@ def test_head_is_printed_signed_and_found_again(used: Terminal):
 
 def test_head_of_an_instance_that_seals_nothing_says_who_does(local: Terminal):
     answer = local("audit", "head")
-    assert (answer.code, "Nothing is sealed yet: `trellis up` seals" in answer.err) == (1, True)
+    verified = local("audit", "verify")
+    assert (verified.code, f"Nothing is sealed yet: `trellis up --ledger {local.url}` seals" in verified.err) == (
+        0,
+        True,
+    )
+    assert (answer.code, f"Nothing is sealed yet: `trellis up --ledger {local.url}` seals" in answer.err) == (1, True)
 
 
 @pytest.mark.requirement("D61")
@@ -80,10 +91,26 @@ def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatc
     monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "off")
     assert "for ever" in used("retention", "plan").out
     assert used("retention", "apply", "--json").record["jobs"] == 0
+    for days in ("0", "-1", "0.0001", "nan"):
+        monkeypatch.setenv("TRELLIS_RETENTION_DAYS", days)
+        refused = used("retention", "plan").err
+        assert "TRELLIS_RETENTION_DAYS: days must be at least 0.05 (72 minutes" in refused
+    monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "off")
+    for state, problem in (
+        ("=0", "days must be at least 0.05"),
+        ("=-1", "days must be"),
+        ("", "write LIFECYCLE.STATUS=DAYS"),
+    ):
+        monkeypatch.setenv("TRELLIS_RETENTION_STATES", f"leased-job.cancelled{state}")
+        refused = used("retention", "plan").err
+        assert f"TRELLIS_RETENTION_STATES: {problem}" in refused
+    monkeypatch.setattr("trellis.app.settings.RETENTION_DAYS_MIN", 0.0)  # what ended a moment ago
     monkeypatch.setenv("TRELLIS_RETENTION_STATES", "leased-job.cancelled=0")
     row = used("retention", "plan", "--json").records[0]
     assert (row["removable"], row["keys"]) == (1, 1), "the id that was given answers for a day"
-    assert "1 by their idempotency key" in " ".join(used("retention", "plan").out.split())
+    assert "1 by an idempotency key or a given id, which must answer for 24 hours" in " ".join(
+        used("retention", "plan").out.split()
+    )
     assert used("retention", "apply", "--reason", "spring cleaning").out.startswith("1 job removed with 2 events")
     asyncio.run(_publish(used.url))
     answer = used("audit", "verify")
@@ -99,6 +126,22 @@ def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatc
 def test_retention_is_run_by_operators_alone(used: Terminal, monkeypatch: pytest.MonkeyPatch):
     token = used("token", "issue", "--role", "submitter").out.strip()
     monkeypatch.setenv("TRELLIS_TOKEN", token)
-    monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "0.000001")
+    monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "1")
     refused = used("retention", "apply")
     assert (refused.code, "control-plane" in refused.err) == (1, True), refused.err
+
+
+@pytest.mark.requirement("OBS-4")
+def test_alerts_of_a_ledger_that_nobody_evaluates_say_so(trellis: Terminal):
+    answer = trellis("alerts")
+    assert (answer.code, "Nobody has looked for alerts on this ledger yet" in answer.err) == (0, True), answer.err
+
+    async def look() -> None:
+        ledger = await open_ledger(trellis.url)
+        began = await ledger.alert_mark()
+        actor = Actor(role=Role.CONTROL_PLANE, name="o")
+        await ledger.observe_alerts(actor, AlertRound(mark=began.mark, scopes=(), observed=()))
+        await ledger.close()
+
+    asyncio.run(look())
+    assert trellis("alerts").err == "No alert is open, and none was resolved lately.\n"

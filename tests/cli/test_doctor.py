@@ -75,7 +75,7 @@ def test_a_served_type_whose_jobs_wait_long_needs_more_workers():
 
 def test_a_paused_type_is_named_once():
     found = work_findings([queue(ready=3, paused=True)], [], NOW)
-    assert [finding.remedy for finding in found if finding.check == "type a"] == ["trellis queues resume a"]
+    assert [finding.remedy for finding in found if finding.check == "type a"] == ["`trellis queues resume a`"]
 
 
 def test_queue_jobs_that_wait_or_failed_are_counted_with_what_to_do():

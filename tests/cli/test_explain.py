@@ -166,7 +166,9 @@ def test_explain_of_a_delayed_job_gives_the_time_and_the_reason():
 def test_a_parked_job_names_who_is_before_it():
     text = story(job(place=JobPlace.BLOCKED, concurrency_key="user:t1"), key_holders=(JobId("j-0"),))
     assert "'user:t1'" in text
-    assert "j-0 holds it" in text
+    assert "All slots of key 'user:t1' are taken: j-0 holds one." in text
+    stopped = story(job(place=JobPlace.BLOCKED, concurrency_key="user:t1"), key_limit=0, key_name="t1")
+    assert "The limit of key 't1' is 0: none of its jobs is handed out" in stopped
 
 
 def test_explain_of_a_held_job_names_its_holder_and_the_possible_ends():

@@ -154,6 +154,7 @@ def test_cancel_ends_a_waiting_job_once(trellis: Terminal):
     record = trellis("job", "show", job_id, "--json").record
     assert (record["status"], record["events"][-1]["cause"]) == ("cancelled", "not needed")
     assert "0/5" in trellis("jobs").out, "nobody tried it"
+    assert [line.split()[3] for line in trellis("events", job_id).out.splitlines()[2:]] == ["1", "0"], "as in `jobs`"
     assert "0 of 5" in trellis("job", "show", job_id).out
     again = trellis("job", "cancel", job_id)
     assert again.code == 1
@@ -212,6 +213,29 @@ def test_why_a_running_job_shall_stop_is_shown_until_and_after_it_stops(trellis:
     assert "asked to stop" not in trellis("events", job_id).err
     for command in (["job", "show"], ["job", "explain"], ["events"]):
         assert "wrong customer" in " ".join(trellis(*command, job_id).out.split()), command
+
+
+def test_the_events_of_a_failed_attempt_have_the_number_of_that_attempt(trellis: Terminal, held):
+    job_id = trellis.submit("double", "1")
+    held(trellis.url)("retry", "RuntimeError: boom")
+    events = [line.split() for line in trellis("events", job_id).out.splitlines()[2:]]
+    assert [(one[2], one[3]) for one in events] == [
+        ("job_queued", "1"),
+        ("job_claimed", "1"),
+        ("job_started", "1"),
+        ("job_retry_scheduled", "1"),
+    ]
+    assert "2/5" in trellis("jobs").out, "the next one"
+
+
+@pytest.mark.requirement("DJ-15")
+def test_a_second_soft_cancel_prints_the_time_that_is_left_of_the_first(trellis: Terminal, held):
+    job_id = trellis.submit("double", "1")
+    held(trellis.url)
+    first = trellis("job", "cancel", job_id, "--grace", "10m")
+    assert first.out == f"{job_id} was asked to stop; it is ended in 10 min if it does not\n"
+    again = trellis("job", "cancel", job_id)
+    assert re.search(r"it is ended in (9 min 5\d s|10 min) if it does not", again.out), again.out
 
 
 @pytest.mark.requirement("DJ-15", "D19")

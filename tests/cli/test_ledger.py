@@ -138,7 +138,7 @@ def test_a_login_without_rights_is_told_which_role_it_lacks(
     assert answer.code == 1
     assert "permission denied" in answer.err
     assert "GRANT trellis_app TO the login" in answer.err
-    assert "trellis migrate --ledger" not in answer.err
+    assert "run `trellis migrate" not in answer.err
     assert "makes the operator's key" not in answer.err
 
 
@@ -459,6 +459,10 @@ def test_doctor_says_whether_the_server_of_agents_models_accepts_the_key(
     local: Terminal, monkeypatch: pytest.MonkeyPatch, answer: bytes, severity: str
 ):
     assert _check(local, "agents' models") == {}, "offline models need no server"
+    assert local("agents", "create", "reader", "--purpose", "p", "--model", "openai:mine").code == 0
+    unset = _check(local, "agents' models")
+    assert (unset["severity"], "MODEL_BASE_URL is not set here" in unset["detail"]) == ("warning", True), unset
+    assert "(reader)" in unset["detail"]
     heard: list[bytes] = []
 
     def serve(listening: socket.socket) -> None:

@@ -195,6 +195,8 @@ def test_output_for_people_fits_eighty_columns(local: Terminal, work, monkeypatc
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TRELLIS_LEDGER", local.url)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # a command is printed with the name that finds it
     refused = local.submit("refuse")
     local.submit("double", "1")
     work(local.url)
@@ -206,7 +208,7 @@ def test_output_for_people_fits_eighty_columns(local: Terminal, work, monkeypatc
     for arguments in commands:
         screen = Screen()
         monkeypatch.setattr(sys, "stdout", screen)
-        assert main([*arguments, "--ledger", local.url]) == 0
+        assert main(arguments) == 0
         plain = SEQUENCES.sub("", screen.getvalue())
         wide = [line for line in plain.splitlines() if len(line) > 80]
         assert plain, arguments

@@ -8,6 +8,8 @@ import pytest
 from tests.cli.conftest import Terminal
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
+from trellis.cli.invocation import Cli
+from trellis.cli.output import Output
 from trellis.lifecycles import Role
 from trellis.proposals.proposal import ProposalContent, ProposalSource
 from trellis.proposals.service import ProposalOffer
@@ -99,7 +101,7 @@ def test_the_diff_of_a_comment_shows_the_annotation_and_leaves_the_source_alone(
 
 
 @pytest.mark.requirement("D22")
-def test_an_approval_that_cannot_be_applied_fails_and_says_where_the_reason_is(boiler: Terminal):
+def test_an_approval_that_cannot_be_applied_is_refused_and_the_proposal_stays_pending(boiler: Terminal):
     id_ = offered(boiler, "propose-comment", "sources/note.md")
     Path(f"objects/agents/{AGENT}/sources/note.md").write_text("somebody wrote this meanwhile\n")
     page = boiler("proposals", "show", id_).out
@@ -107,6 +109,40 @@ def test_an_approval_that_cannot_be_applied_fails_and_says_where_the_reason_is(b
     assert "proposals approve" not in page
     assert "has changed" in boiler("proposals", "show", id_, "--json").record["conflict"]
     answer = boiler("proposals", "approve", id_)
-    assert f"{id_} is failed" in answer.out, answer.out
     assert answer.code == 1
-    assert f"trellis proposals show {id_}" in answer.out
+    assert f"Proposal {id_} was not approved and is still pending" in answer.err
+    assert "reject it and run the agent again" in answer.err
+    assert boiler("proposals", "show", id_, "--json").record["status"] == "pending"
+
+
+@pytest.mark.requirement("D22")
+def test_the_page_names_the_pending_proposals_that_exclude_each_other(boiler: Terminal):
+    edit, comment = (offered(boiler, action, "sources/note.md") for action in ("propose-edit", "propose-comment"))
+    shown = [boiler("proposals", "show", id_, "--json").record for id_ in (edit, comment)]
+    assert [(one["rules_out"], one["ruled_out_by"]) for one in shown] == [([comment], []), ([], [edit])]
+    assert (
+        f"once this one is applied, these can no longer be applied: {comment}" in boiler("proposals", "show", edit).out
+    )
+    page = boiler("proposals", "show", comment).out
+    assert f"approve this one first: it can no longer be applied after: {edit}" in page
+    assert boiler("proposals", "approve", comment).code == 0, "a comment leaves its target alone"
+    assert boiler("proposals", "approve", edit).out == f"{edit} is applied\n"
+
+
+def test_printed_commands_name_the_place_that_the_command_was_given(boiler: Terminal):
+    """A command that is copied from an answer works where the answer came from."""
+    id_, place = offered(boiler, "propose-edit", "sources/note.md"), f"--ledger {boiler.url}"
+    page = boiler("proposals", "show", id_).out
+    assert f"trellis proposals approve {id_} {place}\n" in page
+    assert f'--note "why it is wrong" {place}\n' in page
+    assert f"`trellis proposals {place}` lists them" in boiler("proposals", "show", "prop_x").err
+    assert f"trellis events {id_} {place}\n" in boiler("job", "explain", id_).out
+    boiler.submit("import", "{}")
+    assert f"`trellis worker MODULE:APP {place}`" in boiler("doctor").out
+    spaced = Cli(ledger=None, data=Path("my data"), out=Output(as_json=False))
+    assert spaced.typed("see `trellis jobs`") == "see `trellis jobs --data 'my data'`"
+    away = Cli(ledger=None, data=None, gateway="http://gw", out=Output(as_json=False))
+    text = "see `trellis job show J`; `trellis token issue --role owner` and `trellis up --data D` are for its machine"
+    assert away.typed(text) == text.replace("show J", "show J --gateway http://gw")
+    secret = Cli(ledger="postgresql://ada:hidden@db/t", data=None, out=Output(as_json=False))
+    assert secret.command("jobs").endswith("trellis jobs --ledger 'postgresql://ada:***@db/t'")

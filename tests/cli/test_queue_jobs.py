@@ -63,10 +63,23 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
         ("RESEARCH", '{"querry": "Who?"}', "--agent", VIOLIN),
         "querry: there is no such field (did you mean query?)",
     ),
+    (
+        ("RESEARCH", '{"query": "Who?", "constraints": {"max_section": 3}}', "--agent", VIOLIN),
+        "constraints/max_section: there is no such field (did you mean max_sections?)",
+    ),
+    (
+        (
+            "PROPOSAL_PREPROCESS",
+            '{"proposal_draft": {"a": 1}, "validation_rules": [{"feild": "a", "rule": "required"}]}',
+            "--agent",
+            VIOLIN,
+        ),
+        "feild: there is no such field (did you mean field?)",
+    ),
     (("BRIEF", "{}", "--agent", VIOLIN), 'trellis submit BRIEF \'{"vision_text"'),
     ((*RESEARCH, "--max-attempts", "9"), "--max-attempts is 9"),
     ((*RESEARCH, "--delay", "3s"), "--delay is 3"),
-    ((*RESEARCH, "--id", "mine"), "--id"),
+    ((*RESEARCH, "--id", "mine"), "--id is 'mine': the job queue makes the ids of its jobs; give --key"),
     (("index.document", "1", "--agent", VIOLIN), "--agent"),
 ]
 
@@ -150,7 +163,7 @@ def test_failed_queue_jobs_are_told_of_beside_the_dead_letters(planted: Terminal
 
     asyncio.run(give_up())
     told = planted("dlq").err
-    assert "1 queue-job is FAILED, without a dead letter: trellis jobs --lifecycle queue-job --status FAILED" in told
+    assert "1 queue-job is FAILED, without a dead letter: `trellis jobs --lifecycle queue-job --status FAILED" in told
     assert re.search(r"a person, for 1[45] min", planted("jobs").out)
     assert "NLM_UNAVAILABLE: no answer" in planted("job", "explain", failed).out
     planted("agents", "pause", VIOLIN)
@@ -187,5 +200,5 @@ def test_waiting_for_a_queue_job_without_an_orchestrator_warns_early(
     monkeypatch.setattr(submit, "SERVICE_SLOW_S", 0.05)
     answer = planted("submit", *RESEARCH, "--wait", "0.1s")
     assert answer.code == 1
-    assert "`trellis up` drives queue jobs" in answer.err
+    assert f"`trellis up --ledger {planted.url}` drives queue jobs" in answer.err
     assert "has not ended after 0.1 s" in answer.err

@@ -65,7 +65,9 @@ def test_explain_of_a_run_of_a_stopped_agent_names_the_remedy(planted: Terminal)
     reason = str(AgentStopped(slug=VIOLIN, status="paused"))
     for run_id in asyncio.run(waiting_runs(planted.url, reason, is_bounded=False)):
         told = " ".join(planted("job", "explain", run_id).out.split())
-        assert f"Agent {VIOLIN} is paused; only an active agent runs: `trellis agents activate {VIOLIN}`." in told
+        assert (
+            f"Agent {VIOLIN} is paused; only an active agent runs: `trellis agents activate {VIOLIN} --ledger" in told
+        )
         assert "projector" not in told
 
 

@@ -1,6 +1,7 @@
 """`trellis submit`: what goes in, and everything that does not."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,16 @@ def test_a_keyed_job_waits_behind_the_other(trellis: Terminal):
     places = {r["job_id"]: r["place"] for r in trellis("jobs", "--concurrency-key", "tenant-1", "--json").records}
     assert places == {first: "ready", second: "blocked"}
     told = trellis("job", "explain", second)
-    assert "blocked by its concurrency key" in told.out
-    assert first in told.out
+    assert "blocked by its concurrency key 'tenant-1'" in told.out
+    text = " ".join(told.out.split())
+    assert f"At most 1 job with key 'tenant-1' may be held at once, and {first} holds the slot." in text
+    third, fourth, fifth = (
+        trellis.submit("a", "--concurrency-key", "two", "--concurrency-limit", "2", "--id", id_) for id_ in "cde"
+    )
+    text = " ".join(trellis("job", "explain", fifth).out.split())
+    assert re.search(
+        rf"At most 2 jobs with key 'two' may be held at once, and {fourth} and {third} hold slots\.", text
+    ), text
 
 
 def test_the_payload_comes_from_a_file_or_standard_input(local: Terminal, tmp_path: Path):
@@ -89,6 +98,7 @@ def test_waiting_for_a_job_that_ends_otherwise_says_why(local: Terminal, work):
     waited = local("submit", "refuse", "--id", "r-1", "--wait", "5s")
     assert waited.code == 1
     assert "no such customer" in waited.err
+    assert f"trellis dlq show r-1 --ledger {local.url}" in waited.err, "a dead job has a dead letter"
 
 
 @pytest.mark.parametrize(

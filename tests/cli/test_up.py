@@ -21,6 +21,9 @@ from tests.cli.conftest import Terminal
 from tests.net.listening import make_certificates
 from tests.servers.ready_python import ready_python
 from trellis.cli import main
+from trellis.engine.jobs import Actor
+from trellis.engine.subscription import PROJECTOR
+from trellis.lifecycles import Role
 
 PATIENCE_S = 60.0
 LISTENS = "0A"
@@ -94,7 +97,7 @@ def test_a_gateway_alone_answers_without_an_orchestrator_and_stops_when_it_is_to
         assert running.process.stdout is not None
         assert running.process.stdout.read() == "stopped\n"
     assert main(["wait", "--data", str(tmp_path), "--for", "0s"]) == 1
-    assert "`trellis up` starts one" in capsys.readouterr().err
+    assert f"`trellis up --data {tmp_path}` starts one" in capsys.readouterr().err
 
 
 def listening() -> set[str]:
@@ -124,6 +127,9 @@ async def test_an_orchestrator_alone_listens_nowhere(
     cli = Cli(ledger=f"sqlite:///{tmp_path / 't.db'}", data=None, out=Output(as_json=False))
     await (await open_ledger(cli.url)).close()
     make_development_key(cli.url)
+    ledger = await open_ledger(cli.url)
+    await ledger.subscribe(Actor(role=Role.PROJECTOR, name="up@other:7"), PROJECTOR, lease_s=60.0)
+    await ledger.close()
     before, stop, said = listening(), asyncio.Event(), ""
     choices = UpOptions(host=None, port=0, demo=False, app=None)
     serving = asyncio.create_task(serve_all(cli, frozenset({role}), stop, choices, ProcessHealth()))
@@ -131,8 +137,9 @@ async def test_an_orchestrator_alone_listens_nowhere(
         while "Ctrl-C" not in said:
             assert not serving.done(), serving
             await asyncio.sleep(0)
-            said += capsys.readouterr().out
+            said += "".join(capsys.readouterr())
     assert len(listening() - before) == doors
+    assert "this ledger is served already, by up@other:7: the processes share its jobs and runs" in said
     stop.set()
     await serving
 

@@ -75,10 +75,10 @@ def test_a_token_for_a_job_is_signed_for_it_and_never_the_configured_one(url: st
 
 def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path):
     assert outgoing_tls(settings()) is None
-    with pytest.raises(SettingsInvalid, match="gateway_ca_file"):
+    with pytest.raises(SettingsInvalid, match="TRELLIS_GATEWAY_CA_FILE"):
         outgoing_tls(settings(gateway_ca_file=tmp_path / "none.pem"))
     (tmp_path / "no.pem").write_text("no certificate")
-    with pytest.raises(SettingsInvalid, match="gateway_ca_file"):
+    with pytest.raises(SettingsInvalid, match="TRELLIS_GATEWAY_CA_FILE"):
         outgoing_tls(settings(gateway_ca_file=tmp_path / "no.pem"))
 
 

@@ -46,7 +46,11 @@ def test_the_limits_that_the_documents_leave_open_have_their_defaults_and_are_se
         ({"TRELLIS_CANCEL_GRACE_S": "-1"}, "", "TRELLIS_CANCEL_GRACE_S"),
         ({"TRELLIS_RUNS_WAITING": "0"}, "", "TRELLIS_RUNS_WAITING"),
         ({"TRELLIS_BODY_BYTES": "100"}, "", "TRELLIS_BODY_BYTES"),
-        ({"TRELLIS_BODY_BYTES": "4096"}, "large_body_bytes = 2048", "large_body_bytes is less than body_bytes"),
+        (
+            {"TRELLIS_BODY_BYTES": "4096"},
+            "large_body_bytes = 2048",
+            "TRELLIS_LARGE_BODY_BYTES is less than TRELLIS_BODY_BYTES",
+        ),
         ({"TRELLIS_TOKENIZER": "no such"}, "", "TRELLIS_TOKENIZER"),
         ({"TRELLIS_CONCURRENCY": "0"}, "", "TRELLIS_CONCURRENCY"),
         ({}, "ledger = ", "trellis.toml"),

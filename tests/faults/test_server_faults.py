@@ -35,8 +35,6 @@ LEASE_S, HEARTBEAT_S = 2.0, 0.5
 OUTAGE_LEASES = 3
 HASTY = LaneOptions(call_timeout_s=1.0, outcome_window_s=1.0, connect_timeout_s=1.0)
 
-pytestmark = [pytest.mark.quiet]
-
 
 @pytest.fixture
 def mortal_server() -> Iterator[PostgresServer]:
@@ -77,8 +75,11 @@ class Submitter:
                 return
 
 
-async def crash_under_load(server: PostgresServer, fleet: Fleet, ledger: Ledger, *, crashes: int) -> dict[str, float]:
-    submitter, loop = Submitter(ledger, random.Random(SEED)), asyncio.get_running_loop()
+async def crash_under_load(
+    server: PostgresServer, fleet: Fleet, hasty: Ledger, ledger: Ledger, *, crashes: int
+) -> dict[str, float]:
+    """Submit through the hasty ledger while the server crashes, then read everything through the patient one."""
+    submitter, loop = Submitter(hasty, random.Random(SEED)), asyncio.get_running_loop()
     working = asyncio.create_task(submitter.run())
     resumed = []
     fleet.start(2)
@@ -110,23 +111,27 @@ async def crash_under_load(server: PostgresServer, fleet: Fleet, ledger: Ledger,
 
 
 @asynccontextmanager
-async def crashing(server: PostgresServer, folder: Path, nursery: Nursery) -> AsyncIterator[tuple[Fleet, Ledger]]:
+async def crashing(
+    server: PostgresServer, folder: Path, nursery: Nursery
+) -> AsyncIterator[tuple[Fleet, Ledger, Ledger]]:
+    """Workers, a ledger whose calls give up after a second, and one with the usual limits."""
     with database(server) as name:
         url = server.url(name, LOGIN)
-        ledger = await open_ledger(url, options=HASTY)
+        hasty, patient = await open_ledger(url, options=HASTY), await open_ledger(url)
         try:
             with Fleet(nursery, url, folder, {"lease_s": 8.0, "heartbeat_s": 2.0}) as fleet:
-                yield fleet, ledger
+                yield fleet, hasty, patient
         finally:
-            await ledger.close()
+            await hasty.close()
+            await patient.close()
 
 
 @pytest.mark.requirement("DJ-2", "DJ-3", "D31")
 async def test_two_crashes_of_the_server_lose_nothing_acknowledged(
     mortal_server: PostgresServer, tmp_path: Path, nursery: Nursery, figures
 ):
-    async with crashing(mortal_server, tmp_path, nursery) as (fleet, ledger):
-        measured = await crash_under_load(mortal_server, fleet, ledger, crashes=2)
+    async with crashing(mortal_server, tmp_path, nursery) as (fleet, hasty, patient):
+        measured = await crash_under_load(mortal_server, fleet, hasty, patient, crashes=2)
     figures(**measured)
     assert measured["resumed_max_s"] <= 10
 
@@ -137,12 +142,13 @@ async def test_two_crashes_of_the_server_lose_nothing_acknowledged(
 async def test_twenty_crashes_of_the_server_lose_nothing_acknowledged(
     mortal_server: PostgresServer, tmp_path: Path, nursery: Nursery, figures
 ):
-    async with crashing(mortal_server, tmp_path, nursery) as (fleet, ledger):
-        measured = await crash_under_load(mortal_server, fleet, ledger, crashes=20)
+    async with crashing(mortal_server, tmp_path, nursery) as (fleet, hasty, patient):
+        measured = await crash_under_load(mortal_server, fleet, hasty, patient, crashes=20)
     figures(**measured)
     assert measured["resumed_max_s"] <= 10
 
 
+@pytest.mark.quiet
 @pytest.mark.requirement("D31")
 async def test_an_outage_of_three_leases_runs_no_living_workers_job_again(
     fault_server: PostgresServer, timed_database: str, tmp_path: Path, nursery: Nursery, figures
@@ -201,6 +207,7 @@ async def until_renewed(ledger: Ledger, jobs: list[JobId]) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.quiet
 @pytest.mark.requirement("D4")
 async def test_a_connection_that_falls_silent_costs_no_lease(bench: Bench):
     """Two renewals fit into what is left of the shortest lease when the first goes out, even if its answer never comes."""

@@ -252,7 +252,7 @@ async def test_an_address_that_cannot_be_had_is_refused_by_name():
     async with health_listener("127.0.0.1:0", ProcessHealth()) as address:
         assert address is not None
         taken = address.removeprefix("http://")
-        with pytest.raises(SettingsInvalid, match=f"health_address: nobody can listen on {taken}"):
+        with pytest.raises(SettingsInvalid, match=f"TRELLIS_HEALTH_ADDRESS: nobody can listen on {taken}"):
             async with health_listener(taken, ProcessHealth()):
                 pass
 

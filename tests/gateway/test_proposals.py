@@ -56,6 +56,8 @@ async def test_proposal_diff_shows_the_present_change(gateway: Gateway):
         "version": 1,
         "diff": f"--- /dev/null\n+++ {key}\n@@ -0,0 +1 @@\n+keep the humidity at 45 %\n",
         "conflict": None,
+        "rules_out": [],
+        "ruled_out_by": [],
     }
     await gateway.instance.objects.put(key, b"somebody was faster\n")
     answer = (await owner.get(f"/proposals/{note}/diff")).json()
@@ -116,6 +118,33 @@ async def test_a_person_approves_what_was_seen_and_it_is_applied_once(gateway: G
     again = await client.post(f"/proposals/{id_}/apply")
     assert (again.status_code, again.json()["status"]) == (200, "applied")
     assert await everything(gateway) == before
+
+
+@pytest.mark.requirement("D22")
+async def test_approval_of_a_proposal_that_no_longer_fits_is_refused_and_leaves_it_pending(gateway: Gateway):
+    client, note, runtime = gateway.client("owner"), await proposal(gateway), gateway.client("agent-runtime")
+    facts = [
+        (await runtime.post(f"/memory/{VIOLIN}/propose", json=memory_wish(priority="high", updates=[update]))).json()
+        for update in (FACT, {**FACT, "content": "- TB-03 was sold in May"})
+    ]
+    first, second = (fact["proposalId"] for fact in facts)
+    related = (await client.get(f"/proposals/{first}/diff")).json()
+    assert (related["rules_out"], related["ruled_out_by"]) == ([second], [second])
+    await gateway.instance.objects.put(f"agents/{VIOLIN}/notes/{note}.md", b"somebody was faster\n")
+    assert (await client.patch(f"/proposals/{first}", json={"decision": "approve"})).status_code == 200
+    assert (await client.post(f"/proposals/{first}/apply")).json()["status"] == "applied"
+    for id_, reason in ((note, f"notes/{note}.md has changed"), (second, "the memory was at version")):
+        refused = await client.patch(f"/proposals/{id_}", json={"decision": "approve"})
+        assert (refused.status_code, refused.json()["code"]) == (409, "CONFLICT")
+        assert reason in refused.json()["detail"]
+        assert "reject it and run the agent again" in refused.json()["detail"]
+        kept = (await client.get(f"/proposals/{id_}")).json()
+        assert (kept["status"], kept["version"]) == ("pending", 1)
+    await gateway.instance.objects.delete(f"agents/{VIOLIN}/notes/{note}.md")
+    assert (await client.patch(f"/proposals/{note}", json={"decision": "approve"})).status_code == 200, "it fits again"
+    assert (
+        await client.patch(f"/proposals/{second}", json={"decision": "reject", "note": "it came too late"})
+    ).status_code == 200
 
 
 @pytest.mark.requirement("D22")

@@ -171,7 +171,9 @@ async def test_each_change_reaches_a_listener_that_failed_twice_signed_and_once(
     assert await duty.evaluate() == ["resolved"]
     await duty.report()
     assert [(one["change"], one["sequence"]) for one in listener.documents()] == [("raised", 1), ("resolved", 2)]
-    assert listener.documents()[1]["resolved_at"] is not None
+    opened, resolved = listener.documents()
+    assert resolved["resolved_at"] is not None
+    assert (resolved["text"], resolved["action"]) == (f"Resolved. It was: {opened['text']}", "Nothing: it is resolved.")
 
 
 @pytest.mark.requirement("OBS-4")
@@ -255,7 +257,7 @@ async def test_apprise_gets_the_same_reports_with_what_to_do(duty: Duty, listene
         assert await duty.state(f"{alert.id}-raised-{channel}") == "succeeded"
     assert "Runbook: trellis alerts runbook jobs-wait" in listener.documents()[0]["message"]
     duty.settings = read_settings({"TRELLIS_ALERT_APPRISE": "json://127.0.0.1 pigeon://secret"}, tmp_path)
-    with pytest.raises(SettingsInvalid, match="alert_apprise: entry 2 is no URL that Apprise knows") as caught:
+    with pytest.raises(SettingsInvalid, match="TRELLIS_ALERT_APPRISE: entry 2 is no URL that Apprise knows") as caught:
         duty.services()
     assert "secret" not in str(caught.value)
     with pytest.raises(SettingsInvalid, match="at most 20 URLs"):
@@ -266,7 +268,7 @@ def test_a_channel_that_cannot_work_is_refused_at_the_start(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "apprise", None)  # as in an installation without the extra
     with pytest.raises(ExtraMissing, match=r"trellis-engine\[apprise\]"):
         report_channels(read_settings({"TRELLIS_ALERT_APPRISE": "mailto://a@b.example"}, tmp_path))
-    with pytest.raises(SettingsInvalid, match="alert_webhook needs alert_key_file"):
+    with pytest.raises(SettingsInvalid, match="TRELLIS_ALERT_WEBHOOK needs TRELLIS_ALERT_KEY_FILE"):
         read_settings({"TRELLIS_ALERT_WEBHOOK": "https://hooks.example/x"}, tmp_path)
     key = tmp_path / "alert.key"
     key.write_text(SECRET)

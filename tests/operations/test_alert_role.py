@@ -45,5 +45,5 @@ async def test_settings_of_alerts_matter_only_to_a_process_with_the_role_alerts(
         roles = {role_of(service.name) for service in instance.services_of_run(JobId("run-1"))}
         assert roles >= RUN_ROLES
         assert not roles & {"alerts", "retention", "schedules"}
-        with pytest.raises(SettingsInvalid, match=r"^alert_key_file: the key .*gone\.key cannot be read"):
+        with pytest.raises(SettingsInvalid, match=r"^TRELLIS_ALERT_KEY_FILE: the key .*gone\.key cannot be read"):
             await instance.serve(stop, frozenset({"alerts"}))

@@ -253,6 +253,20 @@ async def test_two_sealers_at_once_do_not_fork_the_chain(world: World):
 
 
 @pytest.mark.requirement("OBS-1")
+async def test_blocks_of_two_chains_are_counted_apart(world: World, tmp_path: Path):
+    objects, ledgers = await world.objects(), [await world.ledger(), await open_ledger(f"sqlite:///{tmp_path}/nlm.db")]
+    for ledger, chain, jobs in ((ledgers[0], "", 1), (ledgers[1], "nlm", 4)):
+        await work(Stand(ledger, world.clock), jobs, type_=f"work{chain}")
+        projector = sealing_projector(ledger, objects, world.clock)
+        projector.sealer = replace(cast("AuditSealer", projector.sealer), chain=chain)
+        await publish(projector)
+    audited_ = [AuditedLedger(chain=chain, ledger=one) for chain, one in zip(("", "nlm"), ledgers, strict=True)]
+    report = await verify_audit(audited_, objects)
+    await ledgers[1].close()
+    assert [(one.chain, one.blocks, one.sealed) for one in report.chains] == [("", 1, 4), ("nlm", 3, 16)]
+
+
+@pytest.mark.requirement("OBS-1")
 async def test_records_from_before_the_chain_are_counted_and_no_others(world: World):
     stand, objects = await upgraded(world)
     report = await audited(stand.ledger, objects)

@@ -309,6 +309,51 @@ async def test_text_that_a_memory_file_already_has_is_not_proposed_again(
     assert (await garden.document(ids.output_key(VIOLIN, second)))["proposals"] == []
 
 
+async def apply(garden: Garden, proposal: JobId) -> None:
+    owner = Actor(role=Role.OWNER, name="anna")
+    await proposals.decide_proposal(
+        garden.stand.ledger, owner, proposal, approve=True, note=None, request_id=RequestId(proposal)
+    )
+    await garden.engine.run_once()
+
+
+@pytest.mark.requirement("PIPE-11", "OBS-7")
+async def test_an_applied_edit_is_not_proposed_again_and_the_run_names_it(garden: Garden, tmp_path: Path):
+    folder = tmp_path / "objects" / "agents" / VIOLIN
+    file, source = folder / "_agent.md", min(folder.glob("sources/*.md"))
+    file.write_text(file.read_text().replace("model: offline", "model: scripted:editor"))
+    ref = f"sources/{source.name}"
+    draft = {"action": "propose-edit", "target": ref, "summary": "bow", "text": "## Bow\n\nBy Voirin."}
+    models = ModelOptions(scripts={"editor": script([("create-proposal", draft)], [FINISH])})
+    garden.work = replace(garden.work, models=models)
+    first, _ = await garden.run(VIOLIN)
+    (made,) = (await garden.document(ids.status_key(VIOLIN, first)))["proposals_created"]
+    await apply(garden, made)
+    assert source.read_text().endswith("\n\n## Bow\n\nBy Voirin.\n")
+    second, _ = await garden.run(VIOLIN)
+    status = await garden.document(ids.status_key(VIOLIN, second))
+    assert status["proposals_created"] == []
+    assert status["already_proposed"] == [{"id": made, "status": "applied", "action": "propose-edit", "target": ref}]
+    source.write_text(source.read_text().replace("By Voirin.", "By Voirin, 1880."))
+    third, _ = await garden.run(VIOLIN)
+    status = await garden.document(ids.status_key(VIOLIN, third))
+    assert len(status["proposals_created"]) == 1, "the file has other lines now"
+
+
+@pytest.mark.requirement("PIPE-11")
+async def test_the_offline_model_does_not_repeat_an_applied_edit(garden: Garden, tmp_path: Path):
+    file = tmp_path / "objects" / "agents" / VIOLIN / "_agent.md"
+    actions = "[propose-edit, propose-note, propose-summary, propose-comment, memory-update]"
+    file.write_text(file.read_text().replace(actions, "[propose-edit]"))
+    first, _ = await garden.run(VIOLIN)
+    applied = [made["id"] for made in (await garden.document(ids.output_key(VIOLIN, first)))["proposals"]]
+    for made in applied:
+        await apply(garden, made)
+    second, _ = await garden.run(VIOLIN)
+    known = (await garden.document(ids.status_key(VIOLIN, second)))["already_proposed"]
+    assert [(one["id"], one["status"]) for one in known] == [(made, "applied") for made in applied]
+
+
 @pytest.mark.requirement("D63")
 async def test_an_approved_comment_on_a_disagreement_leaves_the_disagreement_in_the_evidence(garden: Garden):
     run_id, _ = await garden.run(VIOLIN)

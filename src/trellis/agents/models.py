@@ -40,7 +40,7 @@ def check_model(name: str, options: ModelOptions) -> None:
     kind, _, rest = name.partition(":")
     if kind == OPENAI and rest:
         address = f"{BASE_URL_SETTING} to the server's address, such as {BASE_URL_EXAMPLE}"
-        key = f"{KEY_SETTING} to its key; any word does for a server that asks for none"
+        key = f"{KEY_SETTING} to its key (any word for a server that asks for none)"
         missing = [text for value, text in ((options.base_url, address), (options.key, key)) if not value]
         if missing:
             where = f", in the environment of {options.process}, which executes the run" if options.process else ""

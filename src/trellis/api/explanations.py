@@ -21,6 +21,7 @@ from trellis.operations.agent_waits import stopped_agent, with_stopped_agent, wi
 from trellis.operations.dead_letters import letter_of
 from trellis.operations.explain import JobExplanation, JobSurroundings, explain
 from trellis.runs.waits import open_wait
+from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # the bus is imported only for jobs on topics
     from trellis.bus.outcomes.job_tree import Successor
@@ -48,14 +49,18 @@ async def _surroundings(context: ApiContext, job: Job) -> JobSurroundings:
     Queues, workers and other jobs are left out for a caller that may read only its own jobs.
     """
     ledger, letter = context.ledger, await letter_of(context.ledger, job)
+    key, is_blocked = job.concurrency_key, job.place is JobPlace.BLOCKED
+    key_name = None if key is None else key.removeprefix(KEY_NAMESPACE)
     if not sees_all(context.reader, "jobs.read"):
-        return JobSurroundings(now=await ledger.now(), workers=None, letter=letter)
+        return JobSurroundings(now=await ledger.now(), workers=None, letter=letter, key_name=key_name)
     queues = [queue for queue in await ledger.queues() if queue.type == job.type and queue.lifecycle == job.lifecycle]
     return JobSurroundings(
         now=await ledger.now(),
         queue=queues[0] if queues else None,
         workers=tuple(await ledger.workers()),
         key_holders=await _holders(ledger, job),
+        key_limit=await ledger.key_limit(key) if key is not None and is_blocked else None,
+        key_name=key_name,
         letter=letter,
     )
 

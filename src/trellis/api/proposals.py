@@ -11,7 +11,8 @@ from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.app.wiring import SystemClock
 from trellis.bus import approvals
-from trellis.documents.errors import ProposalDecided, ProposalNotFound
+from trellis.bus.topics import HELD_ACTION
+from trellis.documents.errors import ProposalDecided, ProposalNotFound, ProposalOutdated
 from trellis.engine.errors import InvalidTransition, Refused
 from trellis.engine.jobs import Actor, JobId, NotMoved
 from trellis.engine.ledger import Ledger
@@ -21,7 +22,19 @@ from trellis.http.shapes import Page, ProposalDiff, ProposalShape
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals import proposal as proposals
-from trellis.proposals.apply import APPLYING, ENDED, FAILED, apply_until_settled, conflict_of, conflicts_of, diff_of
+from trellis.proposals.apply import (
+    APPLYING,
+    ENDED,
+    FAILED,
+    Exclusions,
+    apply_until_settled,
+    conflict_of,
+    conflicts_of,
+    diff_of,
+    exclusions_of,
+)
+from trellis.storage.memory.errors import MemoryUnavailable
+from trellis.storage.objects.store import StoreUnavailable
 
 APPLY_PATIENCE_S = 5.0
 """How long a call waits for the apply, in seconds. Shorter than the timeout of any client; clients may ask again."""
@@ -67,9 +80,11 @@ class LocalProposals:
         """One page, which may be short although another one follows, so that reading it takes a bounded time."""
         self._context.check_read("proposals.read")
         items, after = await proposal_page(self._context.ledger, status, limit, cursor)
-        if conflicts and (open_ := [one for one in items if one["status"] not in ENDED and "change" in one["content"]]):
+        if conflicts and (
+            open_ := [one for one in items if one["status"] not in ENDED and one["action"] != HELD_ACTION]
+        ):
             instance = await self._context.instance()
-            reasons = await conflicts_of(open_, objects=instance.objects)
+            reasons = await conflicts_of(open_, objects=instance.objects, memory=instance.memory)
             items = [{**one, "conflict": reasons.get(one["id"])} for one in items]
         return Page[ProposalShape](items=[ProposalShape.model_validate(one) for one in items], next_cursor=after)
 
@@ -82,12 +97,20 @@ class LocalProposals:
         """What applying it would change now, as a unified diff. It shows the target, so it is for those who decide."""
         self._context.check_read("proposals.decide")
         document = await proposal_document(self._context.ledger, proposal_id)
-        shown, conflict = None, None
+        shown, conflict, related = None, None, Exclusions()
         if document["status"] not in ENDED and approvals.job_id_of_inbox_id(proposal_id) is None:
             instance, now = await self._context.instance(), await self._context.now()
             shown = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
-            conflict = await conflict_of(document, objects=instance.objects)
-        return ProposalDiff(id=document["id"], version=document["version"], diff=shown, conflict=conflict)
+            conflict = await conflict_of(document, objects=instance.objects, memory=instance.memory)
+            related = await exclusions_of(self._context.ledger, document)
+        return ProposalDiff(
+            id=document["id"],
+            version=document["version"],
+            diff=shown,
+            conflict=conflict,
+            rules_out=list(related.rules_out),
+            ruled_out_by=list(related.ruled_out_by),
+        )
 
     async def approve(
         self,
@@ -120,6 +143,7 @@ class LocalProposals:
     ) -> Changed[ProposalShape]:
         """`approve` and `reject` for a route. Raises ProposalHasOtherVersion, InvalidTransition, NotHeld, NoteTooShort.
 
+        Raises ProposalOutdated instead of approving a pending proposal that can no longer be applied; it stays pending.
         The answer is the proposal right after the decision, also when it has been applied since.
         """
         held = approvals.job_id_of_inbox_id(proposal_id)
@@ -132,6 +156,8 @@ class LocalProposals:
         stale = version is not None and document["version"] != version
         if stale and not replayed:
             raise _other_version(document, version)
+        if approve and held is None and not replayed:
+            await self._check_fits(document)
         answer = await decide(
             ledger,
             actor,
@@ -148,6 +174,21 @@ class LocalProposals:
             raise _other_version(now, version) if stale else refused_decision(answer, actor, now)
         decided = await proposal_document(self._context.ledger, proposal_id, version=answer.version)
         return Changed(answer=ProposalShape.model_validate(decided), replayed=replayed or answer.repeated)
+
+    async def _check_fits(self, document: Mapping[str, Any]) -> None:
+        """Raise ProposalOutdated if a pending proposal can no longer be applied.
+
+        If a store does not answer, that is not known: the approval is recorded, and applying it is tried later.
+        """
+        if document["status"] != "pending":
+            return
+        instance = await self._context.instance()
+        try:
+            found = await conflicts_of([document], objects=instance.objects, memory=instance.memory)
+        except (StoreUnavailable, MemoryUnavailable):
+            return
+        for conflict in found.values():
+            raise ProposalOutdated(proposal=document["id"], conflict=conflict)
 
     async def apply_once(self, proposal_id: str, request: IdempotentRequest) -> Changed[ProposalShape]:
         """`apply` for a route. The answer is the proposal as it is now."""

@@ -9,7 +9,7 @@ from trellis.engine.errors import Refused
 from trellis.engine.metrics import exposition
 from trellis.engine.records import JobFilter, WorkerRecord
 from trellis.engine.text import nearest
-from trellis.http.operation_shapes import AlertShape, QueuePaused, QueueShape, SloShape, WorkerShape
+from trellis.http.operation_shapes import AlertPage, AlertShape, QueuePaused, QueueShape, SloShape, WorkerShape
 from trellis.http.shapes import Page
 from trellis.operations.alerts import ALERTS
 from trellis.operations.explain import served_types, worker_presence
@@ -76,11 +76,12 @@ class LocalSystem:
         newest_first = sorted(found, key=lambda seen: seen.seen_at, reverse=True)
         return Page[WorkerShape](items=[_worker(one, now) for one in newest_first], next_cursor=None)
 
-    async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> Page[AlertShape]:
+    async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> AlertPage:
         """Open alerts, then resolved ones while they are kept, each newest first."""
         self._context.check_read(READ)
         alerts = await self._context.ledger.alerts(limit=limit, only_open=only_open)
-        return Page[AlertShape](items=[_alert(one) for one in alerts], next_cursor=None)
+        evaluated = bool(alerts) or (await self._context.ledger.alert_mark()).mark > 0
+        return AlertPage(items=[_alert(one) for one in alerts], next_cursor=None, evaluated=evaluated)
 
     async def metrics(self) -> str:
         """Queues, workers and followers in Prometheus' text format. A gateway adds what its process has counted."""

@@ -114,7 +114,7 @@ def report_channels(settings: Settings) -> list[ReportChannel]:
     if settings.alert_apprise is not None:
         urls = settings.alert_apprise.get_secret_value().split()
         if len(urls) > APPRISE_MAX:
-            raise SettingsInvalid(source="alert_apprise", detail=f"it may have at most {APPRISE_MAX} URLs")
+            raise SettingsInvalid(source="TRELLIS_ALERT_APPRISE", detail=f"it may have at most {APPRISE_MAX} URLs")
         channels += [AppriseChannel(url=url, number=number) for number, url in enumerate(urls, start=1)]
     return channels
 
@@ -125,9 +125,9 @@ def _webhook(settings: Settings, url: str, key_file: Path) -> WebhookChannel:
         policy = OutgoingPolicy(origins=(read_target(url).origin,), public=False)
     except UrlRefused as error:
         # Without the URL: its path may be a secret.
-        raise SettingsInvalid(source="alert_webhook", detail=str(error.data["reason"])) from None
+        raise SettingsInvalid(source="TRELLIS_ALERT_WEBHOOK", detail=str(error.data["reason"])) from None
     try:
         key = read_keys(key_file)[0]
     except KeyUnusable as error:
-        raise SettingsInvalid(source="alert_key_file", detail=str(error.data["reason"])) from error
+        raise SettingsInvalid(source="TRELLIS_ALERT_KEY_FILE", detail=str(error.data["reason"])) from error
     return WebhookChannel(url=url, key=key, policy=policy, now=time.time, tls=outgoing_tls(settings))

@@ -48,7 +48,7 @@ _SECRETS = ("key", "token", "ledger", "url", "bus", "redis", "webhook", "apprise
 """Suffixes of settings whose value may be or contain a secret."""
 
 _ENVIRONMENT_ONLY = {
-    "token": "a token does not belong in this file; set TRELLIS_TOKEN, or token_file to a private file that holds it",
+    "token": "a token does not belong in this file; set TRELLIS_TOKEN, or TRELLIS_TOKEN_FILE to a private file that holds it",
     "gateway_plain_http": "this file does not decide whether a token goes unencrypted; set TRELLIS_GATEWAY_PLAIN_HTTP",
 }
 """Settings that the file must not contain, with what to do instead."""
@@ -65,13 +65,23 @@ def _off_as_none(value: Any) -> Any:
     return None if value == "off" else value
 
 
-_KEPT_STATE = re.compile(r"^[a-z-]{1,30}\.[A-Za-z_]{1,30}=(off|[0-9]{1,5}(\.[0-9]{1,3})?)$")
+_KEPT_STATE = re.compile(r"[a-z-]{1,30}\.[A-Za-z_]{1,30}=(off|-?[0-9]{1,5}(\.[0-9]{1,9})?)")
+RETENTION_DAYS_MIN = 0.05
+"""At least 72 minutes, so that whoever waits for a job can read its result."""
+RETENTION_DAYS_MAX = 36_500.0
 RETENTION_STATES_MAX = 50
 DAY_S = 24 * 3600.0
 
 NLM_LEDGER_FILE = "nlm.db"
 KEYS_OF = {"model_base_url": "model_key", "nlm_base_url": "nlm_key"}
 """Which key is sent to the server that a setting names."""
+
+
+def _check_days(days: float | None) -> None:
+    """Raise ValueError if this is no time after which ended jobs may be removed. None keeps them for ever."""
+    if days is not None and not RETENTION_DAYS_MIN <= days <= RETENTION_DAYS_MAX:
+        least = f"{RETENTION_DAYS_MIN:g} (72 minutes, so that results can be read before they go)"
+        raise ValueError(f"days must be at least {least} and at most {RETENTION_DAYS_MAX:g}; off keeps jobs for ever")
 
 
 class Settings(pydantic.BaseModel):
@@ -179,17 +189,16 @@ class Settings(pydantic.BaseModel):
         tuple[Annotated[str, pydantic.Field(pattern=TYPE_PATTERN)], ...], pydantic.BeforeValidator(_as_list)
     ] = pydantic.Field((), max_length=AUDIT_OBJECTS_MAX)
     """Job types whose every event gets its own audit record instead of a line in a segment. Comma-separated."""
-    retention_days: Annotated[float | None, pydantic.BeforeValidator(_off_as_none)] = pydantic.Field(
-        30.0, gt=0, le=36_500
-    )
+    retention_days: Annotated[float | None, pydantic.BeforeValidator(_off_as_none)] = 30.0
     """How many days ended jobs, and published administrative acts, stay in the ledger. `off` keeps them for ever.
 
+    At least 0.05, which is 72 minutes, so that whoever waits for a job can read its result; at most 36,500.
     Dead letters and DEAD jobs stay until `retention_states` names their state. Documents and audit records in the object
     store stay in any case.
     """
-    retention_states: Annotated[
-        tuple[Annotated[str, pydantic.Field(pattern=_KEPT_STATE.pattern)], ...], pydantic.BeforeValidator(_as_list)
-    ] = pydantic.Field((), max_length=RETENTION_STATES_MAX)
+    retention_states: Annotated[tuple[str, ...], pydantic.BeforeValidator(_as_list)] = pydantic.Field(
+        (), max_length=RETENTION_STATES_MAX
+    )
     """Days for single states instead, such as `leased-job.dead_lettered=365,run.failed=off`. Comma-separated."""
     gateway: str | None = None
     """`http://host:port` of a gateway. Commands about runs, agents, proposals and jobs then use it, not the ledger."""
@@ -288,13 +297,23 @@ class Settings(pydantic.BaseModel):
             raise ValueError(f"the orchestrator {scheme!r} is not available in this version; say {BUILTIN}")
         return value
 
+    @pydantic.field_validator("retention_days")
+    @classmethod
+    def _days_in_bounds(cls, value: float | None) -> float | None:
+        """Refuses a time after which nobody could have read a result, and one that is no time."""
+        _check_days(value)
+        return value
+
     @pydantic.field_validator("retention_states")
     @classmethod
     def _known_states(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         """Refuses a state in which no job ends, which would keep what the setting means to remove."""
         known = [f"{lifecycle}.{state}" for lifecycle, state in RetentionOptions().ages()]
         for one in value:
-            name = one.partition("=")[0]
+            if _KEPT_STATE.fullmatch(one) is None:
+                raise ValueError("write LIFECYCLE.STATUS=DAYS or LIFECYCLE.STATUS=off, such as run.failed=365")
+            name, _, days = one.partition("=")
+            _check_days(None if days == "off" else float(days))
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
@@ -313,17 +332,21 @@ class Settings(pydantic.BaseModel):
     def _fits_together(self) -> "Settings":
         """Checks that settings which belong together are both set, and that exclusive ones are not."""
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_cert_file and tls_key_file belong together; set both or neither")
+            raise ValueError("TRELLIS_TLS_CERT_FILE and TRELLIS_TLS_KEY_FILE belong together; set both or neither")
         if self.token_jwks_file is not None and self.token_key_file is not None:
-            raise ValueError("token_jwks_file and token_key_file exclude each other; set one")
+            raise ValueError("TRELLIS_TOKEN_JWKS_FILE and TRELLIS_TOKEN_KEY_FILE exclude each other; set one")
         if (self.token_jwks_file or self.token_signing_key_file) and self.token_issuer is None:
-            raise ValueError("set token_issuer too: the `iss` of the tokens")
+            raise ValueError("set TRELLIS_TOKEN_ISSUER too: the `iss` of the tokens")
         if self.large_body_bytes < self.body_bytes:
-            raise ValueError("large_body_bytes is less than body_bytes; raise it, or lower body_bytes")
+            raise ValueError("TRELLIS_LARGE_BODY_BYTES is less than TRELLIS_BODY_BYTES; raise it, or lower the other")
         if self.alert_webhook is not None and self.alert_key_file is None:
-            raise ValueError("alert_webhook needs alert_key_file: the secret that signs what is sent there")
+            raise ValueError(
+                "TRELLIS_ALERT_WEBHOOK needs TRELLIS_ALERT_KEY_FILE: the secret that signs what is sent there"
+            )
         if self.bus_require_signatures and self.bus_keys_dir is None:
-            raise ValueError("bus_require_signatures needs bus_keys_dir: the keys that the signatures are held against")
+            raise ValueError(
+                "TRELLIS_BUS_REQUIRE_SIGNATURES needs TRELLIS_BUS_KEYS_DIR: the keys that the signatures are held against"
+            )
         return self
 
     @property
@@ -356,7 +379,9 @@ class Settings(pydantic.BaseModel):
         try:
             return self.token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsInvalid(source="token_file", detail=f"{self.token_file} cannot be read: {error}") from error
+            raise SettingsInvalid(
+                source="TRELLIS_TOKEN_FILE", detail=f"{self.token_file} cannot be read: {error}"
+            ) from error
 
     def noting(self, file: Path, keys: frozenset[str]) -> Self:
         """Records which settings come from this file. Returns the same settings."""
@@ -489,9 +514,9 @@ def _problem_of(
     at: tuple[int | str, ...], message: str, value: Any, named: Mapping[str, str], file: Path
 ) -> dict[str, str]:
     """Returns the source and description of a problem, without values that may be secrets."""
-    key = ".".join(str(part) for part in at)
-    if not key:
+    if not at:
         return {"source": "settings", "detail": message}
+    key = str(at[0])
     source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
     is_secret = str(at[0]).endswith(_SECRETS)
     return {"source": source, "detail": message if is_secret else f"{message}, not {value!r}"}

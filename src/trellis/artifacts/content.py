@@ -1,10 +1,10 @@
 """The content of artifacts by type, and models that are stored as bytes."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 import pydantic
 
@@ -30,16 +30,32 @@ STORABLE = pydantic.AfterValidator(_check_storable)
 """Text that every ledger can store. Checked after length bounds, so that their messages count characters."""
 
 
-def problems_of(error: pydantic.ValidationError, fields: Iterable[str] = ()) -> str:
-    """Describes validation errors in one line, without the values. `fields` are those that the value may have."""
+def problems_of(error: pydantic.ValidationError, model: type[pydantic.BaseModel] | None = None) -> str:
+    """Describes validation errors in one line, without the values. `model` is what the value should be."""
     found = error.errors(include_url=False, include_input=False, include_context=False)[:PROBLEMS_MAX]
-    return "; ".join(_problem(one["loc"], one["type"], one["msg"], tuple(fields)) for one in found)
+    return "; ".join(_problem(one["loc"], one["type"], one["msg"], model) for one in found)
 
 
-def _problem(loc: tuple[int | str, ...], kind: str, message: str, fields: tuple[str, ...]) -> str:
+def _problem(loc: tuple[int | str, ...], kind: str, message: str, model: type[pydantic.BaseModel] | None) -> str:
     if kind == "extra_forbidden":
-        return no_such_field(loc, fields if len(loc) == 1 else (), separator="/")
+        return no_such_field(loc, _fields_beside(model, loc), separator="/")
     return f"{'/'.join(map(str, loc)) or 'all of it'}: {message.removeprefix('Value error, ')}"
+
+
+def _fields_beside(model: type[pydantic.BaseModel] | None, loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The fields that the object has in which the last part of `loc` stands; none if its model is not known."""
+    for part in loc[:-1]:
+        # A number is a place in a list, and any other part that is no field chooses one of several models.
+        if model is not None and (field := model.model_fields.get(str(part))) is not None:
+            model = _model_in(field.annotation)
+    return () if model is None else tuple(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[pydantic.BaseModel] | None:
+    """The first model in an annotation, such as that of `list[Rule] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    return next((found for one in get_args(annotation) if (found := _model_in(one)) is not None), None)
 
 
 class StoredInvalid(InputError):
@@ -84,7 +100,7 @@ class StoredModel(pydantic.BaseModel):
         try:
             return cls.model_validate_json(body)
         except pydantic.ValidationError as error:
-            raise cls.invalid(what=cls.what, problems=problems_of(error)) from None
+            raise cls.invalid(what=cls.what, problems=problems_of(error, cls)) from None
 
 
 # The content of each artifact type (document 000, 3.2; ART-2, JQ-13). Everything is bounded; invalid content is
@@ -241,7 +257,7 @@ def checked_content(type_: ArtifactType, content: Mapping[str, Any], refs: froze
     try:
         made = MODELS[type_].model_validate(dict(content))
     except pydantic.ValidationError as error:
-        raise ContentInvalid(type=type_.value, problems=problems_of(error)) from None
+        raise ContentInvalid(type=type_.value, problems=problems_of(error, MODELS[type_])) from None
     if isinstance(made, ResearchBrief):
         missing = sorted({ref for section in made.sections for ref in section.sources} - refs)
         if missing:

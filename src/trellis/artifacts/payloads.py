@@ -344,7 +344,7 @@ def read_payload(job_type: JobType, payload: Mapping[str, Any]) -> QueuePayload:
     try:
         return PAYLOAD_MODELS[job_type].model_validate_json(body)
     except pydantic.ValidationError as error:
-        detail = problems_of(error, PAYLOAD_MODELS[job_type].model_fields)
+        detail = problems_of(error, PAYLOAD_MODELS[job_type])
         raise PayloadInvalid(type=job_type.value, detail=f"{detail}.") from None
 
 

@@ -306,4 +306,4 @@ def _redis(url: str) -> "Redis":
         )
     except ValueError:  # the error's text may contain part of the password
         detail = "it is no address of a Redis server; write redis://[:password@]host:6379/0, with / # ? @ of a password as %2F %23 %3F %40"
-        raise SettingsInvalid(source="redis", detail=detail) from None
+        raise SettingsInvalid(source="TRELLIS_REDIS", detail=detail) from None

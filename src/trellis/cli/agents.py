@@ -14,7 +14,7 @@ from trellis.agents.run_io import ModelOptions
 from trellis.auth.ownership import owner_name
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, ReasonOption, command, group
-from trellis.cli.invocation import Cli, program_name
+from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
@@ -153,8 +153,8 @@ def _print_created(cli: Cli, slug: str, folder: str, keys: Sequence[str], missin
     if len(keys) == 1:
         cli.out.line(f"put texts (.md, .txt, .json) that it may read and quote into {folder}/sources/")
     cli.out.line("Its purpose, questions and limits stand in _agent.md; edit them there. Then:")
-    cli.out.line(f"  {program_name()} run {slug} --watch")
-    cli.out.line(f"  {program_name()} proposals --status pending")
+    cli.out.line(f"  {cli.command(f'run {slug} --watch')}")
+    cli.out.line(f"  {cli.command('proposals --status pending')}")
 
 
 async def activate(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) -> None:

@@ -34,8 +34,12 @@ async def list_alerts(cli: Cli, only_open: OpenOption = False, limit: LimitOptio
     """
     wanted = values.limit(limit, ALERTS_MAX)
     async with cli.api() as api:
-        shown = (await api.system.alerts(only_open=only_open, limit=wanted)).items
-    cli.out.listing(shown, COLUMNS, empty="No alert is open, and none was resolved lately.")
+        page = await api.system.alerts(only_open=only_open, limit=wanted)
+    cli.out.listing(page.items, COLUMNS, empty="No alert is open, and none was resolved lately.")
+    if not page.evaluated:
+        cli.out.note(
+            "Nobody has looked for alerts on this ledger yet: `trellis up` does, in its role alerts. Until then none is raised."
+        )
 
 
 def print_runbook(

@@ -20,7 +20,9 @@ from trellis.engine.errors import OptionInvalid, Refused
 from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
 from trellis.operations.explain import counted
+from trellis.storage.objects.canonical_json import timestamp
 
+NOTHING_SEALED = "Nothing is sealed yet: `trellis up` seals what it publishes, every ten seconds."
 STATEMENT = "trellis-audit-head+jws"
 """The `typ` of a signed head."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -89,6 +91,7 @@ def _print(cli: Cli, report: AuditReport, limit: int) -> None:
     shown = report.violations[:limit]
     counts = {
         "blocks": report.blocks,
+        "chains": [{**as_record(one), "chain": one.chain or "instance"} for one in report.chains],
         "sealed": report.sealed,
         "unsealed": report.unsealed,
         "unproven": report.unproven,
@@ -115,8 +118,23 @@ def _print(cli: Cli, report: AuditReport, limit: int) -> None:
     if report.unproven_sha256 is not None:
         cli.out.note(f"the older records have the hash {report.unproven_sha256}; --unproven HASH compares it")
     violations = counted(report.found, "violation") if report.found else "no violation"
-    sealed = f"{counted(report.blocks, 'block')}, {counted(report.sealed, 'record')} sealed, {report.unsealed} not yet"
-    cli.out.line(f"{sealed}: {violations}", style="green" if report.ok else "bold red")
+    cli.out.line(
+        f"{_sealed(report)}, {report.unsealed} not yet: {violations}", style="green" if report.ok else "bold red"
+    )
+    if not report.blocks and not report.found:
+        cli.out.note(f"{NOTHING_SEALED} Until then a change of a record is not found.")
+
+
+def _sealed(report: AuditReport) -> str:
+    """How much is sealed. The blocks of two chains are counted apart, because each chain has its own numbers."""
+    if len(report.chains) < 2:
+        return f"{counted(report.blocks, 'block')}, {counted(report.sealed, 'record')} sealed"
+    names = {INSTANCE_CHAIN: "the instance", NLM_CHAIN: "the NLM backend"}
+    each = (
+        f"{counted(one.blocks, 'block')} of {names.get(one.chain, one.chain)} with {counted(one.sealed, 'record')}"
+        for one in report.chains
+    )
+    return f"{' and '.join(each)} sealed"
 
 
 VIOLATION_COLUMNS = (
@@ -144,9 +162,9 @@ async def head(
     async with cli.open() as ledger:
         newest = await ledger.audit_head()
     if newest is None or not newest.number:
-        raise Refused(detail="Nothing is sealed yet: `trellis up` seals what it publishes, every ten seconds.")
+        raise Refused(detail=NOTHING_SEALED)
     facts = {"number": newest.number, "sha256": newest.sha256, "position": newest.position}
-    facts["at"] = None if newest.at is None else newest.at.isoformat()
+    facts["at"] = None if newest.at is None else timestamp(newest.at)
     if sign:
         statement = signed_statement(token_key(cli.url, cli.settings), STATEMENT, facts)
         cli.out.record({**facts, "jws": statement}) if cli.out.as_json else cli.out.line(statement)

@@ -135,13 +135,17 @@ def _places(cli: Cli) -> InstancePlaces:
     """The parts of the instance. Raises SettingsInvalid where a part is not on this machine."""
     ledger = sqlite_path(cli.url)
     if ledger is None:
-        raise SettingsInvalid(source="ledger", detail=f"it is on PostgreSQL; {GUIDE} says how to back it up")
+        raise SettingsInvalid(source="TRELLIS_LEDGER", detail=f"it is on PostgreSQL; {GUIDE} says how to back it up")
     nlm_ledger = sqlite_path(cli.settings.nlm_ledger_of(cli.url))
     if nlm_ledger is None:
-        raise SettingsInvalid(source="nlm_ledger", detail=f"it is on PostgreSQL; {GUIDE} says how to back it up")
+        raise SettingsInvalid(
+            source="TRELLIS_NLM_LEDGER", detail=f"it is on PostgreSQL; {GUIDE} says how to back it up"
+        )
     where = storage_locations(cli.settings, cli.url)
     if not where.objects.startswith("file://"):
-        raise SettingsInvalid(source="objects", detail=f"they are not in a folder; {GUIDE} says how to back them up")
+        raise SettingsInvalid(
+            source="TRELLIS_OBJECTS", detail=f"they are not in a folder; {GUIDE} says how to back them up"
+        )
     return InstancePlaces(
         ledger=ledger.absolute(),
         nlm_ledger=nlm_ledger.absolute(),

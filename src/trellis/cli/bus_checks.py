@@ -63,7 +63,7 @@ async def _policy(settings: Settings, url: str) -> Finding:
         told = f"{settings.policy} answers, policy {(await kernel.snapshot())[:12]}"
         return Finding(check="policy", severity=FindingSeverity.OK, detail=told)
     except KernelUnavailable as error:
-        return error_finding("policy", str(error), "start it: trellis up --roles safety-kernel; until then jobs wait")
+        return error_finding("policy", str(error), "start it: `trellis up --roles safety-kernel`; until then jobs wait")
     finally:
         await kernel.close()
 

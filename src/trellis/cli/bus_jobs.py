@@ -152,16 +152,18 @@ def print_context_hint(cli: Cli, told: Mapping[str, Any]) -> None:
     """Print how to see the worker's input, which the document only points to."""
     job_id = told.get("job_id")
     if job_id and told.get("context_ptr") and not cli.out.as_json:
-        cli.out.note(f"what its worker is given: trellis job context {job_id}")
+        cli.out.note(f"what its worker is given: `trellis job context {job_id}`")
 
 
-def bus_job_facts(job: Job, events: Sequence[Event], signals: Sequence[Signal]) -> list[tuple[str, str | Text]]:
+def bus_job_facts(
+    cli: Cli, job: Job, events: Sequence[Event], signals: Sequence[Signal]
+) -> list[tuple[str, str | Text]]:
     """The facts of `job show` that only jobs on topics have."""
     report, hold, decision = report_of(job, events), hold_of(job, events), decision_of(events)
     sent, worker = dispatch_of(events), worker_of(job, events)
     given = context_pointer(job, events)
     facts: list[tuple[str, str | Text]] = [
-        ("context at", f"{given}: trellis job context {job.job_id}" if given else ""),
+        ("context at", f"{given}: {cli.command(f'job context {job.job_id}')}" if given else ""),
         ("run again", requeue_cause(job) or ""),
         ("worker", worker or ("whoever listens" if sent is not None else "")),
         ("took", f"{report['execution_ms']} ms" if report.get("execution_ms") else ""),

@@ -150,7 +150,7 @@ async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[Pointer
         detail = (
             "set TRELLIS_OBJECTS or TRELLIS_REDIS to the stores of the control plane: payloads and results are there"
         )
-        raise SettingsInvalid(source="objects", detail=detail)
+        raise SettingsInvalid(source="TRELLIS_OBJECTS", detail=detail)
     objects = None if address is None else await open_objects(address, credentials=s3_credentials(os.environ))
     try:
         pointers = make_pointers(objects, settings.redis_url)

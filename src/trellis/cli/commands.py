@@ -115,6 +115,7 @@ def _invoke(function: Callable[..., Any], ctx: typer.Context, given: dict[str, A
     debug = given.pop("debug") or above.get("debug", False)
     gateway = given.pop("gateway", None)
     cli = Cli(ledger=ledger, data=data, gateway=gateway, out=Output(as_json=given.pop("json", False)))
+    cli.out.typed = cli.typed
     try:
         code = function(cli, **given)
         if inspect.iscoroutine(code):

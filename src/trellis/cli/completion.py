@@ -8,7 +8,8 @@ from typer import completion as shells
 
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli
-from trellis.cli.program import COMPLETING, PROGRAM
+from trellis.cli.places import PROGRAM
+from trellis.cli.program import COMPLETING
 
 
 class Shell(StrEnum):

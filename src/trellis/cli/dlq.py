@@ -82,7 +82,7 @@ async def list_letters(
         name, state = QUEUE_JOB.name, "FAILED"
         many = f"{counted(failed, name)}{' or more' if failed == COUNTED_MAX else ''}"
         are = "is" if failed == 1 else "are"
-        cli.out.note(f"{many} {are} {state}, without a dead letter: trellis jobs --lifecycle {name} --status {state}")
+        cli.out.note(f"{many} {are} {state}, without a dead letter: `trellis jobs --lifecycle {name} --status {state}`")
 
 
 async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import BaseModel
 
+from trellis.api.jobs import WholeJob
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
@@ -17,8 +19,8 @@ from trellis.cli.output import ListingColumn, Output, as_record, table
 from trellis.engine.errors import InputError, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, Job
-from trellis.lifecycles import LIFECYCLES, Phase, Role
-from trellis.operations.explain import event_note
+from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role
+from trellis.operations.explain import duration, event_note
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.api.local import LocalApi
@@ -195,8 +197,24 @@ def _millisecond(moment: datetime) -> datetime:
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
+def attempt_number(event: Event) -> int:
+    """The number of the attempt that an event is about, from 1; 0 for the end of a job that nobody tried.
+
+    An event that ends an attempt and opens the next one is about the attempt that ended: it has that one's error.
+    """
+    states = LIFECYCLES[event.lifecycle].by_name
+    if event.epoch == 0 and states[event.target].phase is Phase.ENDED:
+        return 0
+    was_held = event.source is not None and states[event.source].phase is Phase.HELD
+    moves = (one for one in LIFECYCLES[event.lifecycle].transitions if one.event == event.type)
+    opens = any(
+        one.opens is Progress.ATTEMPT for one in moves if (one.source, one.target) == (event.source, event.target)
+    )
+    return event.attempt if was_held and opens else event.attempt + 1
+
+
 _WHAT = ListingColumn[Event](title="EVENT", cell=lambda event: event.type)
-_TRY = ListingColumn[Event](title="TRY", cell=lambda event: str(event.attempt + 1), right=True)
+_TRY = ListingColumn[Event](title="TRY", cell=lambda event: str(attempt_number(event)), right=True)
 _BY = ListingColumn[Event](title="BY", cell=lambda event: event.actor, gives_way=True)
 _NOTE = ListingColumn[Event](title="NOTE", cell=event_note, wraps=True)
 
@@ -214,3 +232,20 @@ FEED_COLUMNS = (
     _BY,
     ListingColumn[Event](title="NOTE", cell=event_note, gives_way=True),
 )
+
+
+async def stop_text(cli: Cli, api: "GatewayClient | LocalApi", job_id: str) -> str:
+    """What a soft cancel did, and when the job is ended if its holder does not stop before.
+
+    A second cancel does not extend the time that the first one gave.
+    """
+    due_at: datetime | None = None
+    with suppress(TrellisError):  # who may cancel a job may not be allowed to read it
+        read = await api.jobs.get(job_id)
+        found = read.job.cancel_due_at if isinstance(read, WholeJob) else read.cancel_due_at
+        due_at = datetime.fromisoformat(found) if isinstance(found, str) else found
+    if due_at is None:
+        return "was asked to stop; it is ended after its grace period if it does not"
+    left_s = (due_at - await cli.ledger_time(api)).total_seconds()
+    after = f"in {duration(math.ceil(left_s))}" if left_s > 0 else "by the next sweep"
+    return f"was asked to stop; it is ended {after} if it does not"

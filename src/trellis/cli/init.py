@@ -48,7 +48,7 @@ async def init(cli: Cli) -> None:
         detail = (
             "init makes an instance with SQLite; for a ledger on PostgreSQL make the database and run `trellis migrate`"
         )
-        raise SettingsInvalid(source="ledger", detail=detail)
+        raise SettingsInvalid(source="TRELLIS_LEDGER", detail=detail)
     settings_file = None if cli.ledger is not None or cli.data is not None else Path(FILE_NAME)
     parts = [ledger, development_key_path(url), *_folders(cli), *([settings_file] if settings_file else [])]
     before = {part for part in parts if part.exists()}
@@ -86,5 +86,4 @@ def _print_made(cli: Cli, parts: list[Path], before: set[Path]) -> None:
         cli.out.line(f"made      {part}", style="green")
     for part in kept:
         cli.out.line(f"was there {part}")
-    data = "" if cli.data is None else f" --data {cli.data}"
-    cli.out.note(f"next: `trellis up{data}` serves it; `trellis up --demo{data}` brings two agents to try")
+    cli.out.note("next: `trellis up` serves it; `trellis up --demo` brings two agents to try")

@@ -19,6 +19,7 @@ from trellis.auth.own_reads import OwnReads
 from trellis.auth.ownership import sees_all
 from trellis.auth.principals import Principal
 from trellis.cli.output import Output
+from trellis.cli.places import CommandPlace
 from trellis.cli.telemetry import configure_logging
 from trellis.client import Trellis
 from trellis.engine.admin_acts import this_node
@@ -83,6 +84,22 @@ class Cli:
         if self.ledger is not None:
             return self.ledger
         return ledger_url(self.data) if self.data is not None else self.settings.ledger
+
+    @cached_property
+    def _place(self) -> CommandPlace:
+        """The options for the place of this command, without a password."""
+        from trellis.cli.problems import without_password  # loaded for an answer that names a command
+
+        ledger = None if self.ledger is None else without_password(self.ledger, self.ledger)
+        return CommandPlace(ledger=ledger, data=self.data, gateway=self.gateway)
+
+    def command(self, words: str) -> str:
+        """A command of this program as it can be typed here, for the ledger or gateway that this command was given."""
+        return f"{program_name()} {self._place.add_to(words)}"
+
+    def typed(self, text: str) -> str:
+        """A text in which each command in backticks is for the ledger or gateway that this command was given."""
+        return self._place.add_in(text)
 
     @property
     def _is_named(self) -> bool:

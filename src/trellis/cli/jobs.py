@@ -13,9 +13,10 @@ from trellis.api.local import LocalApi
 from trellis.cli import values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
-from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events
+from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events, stop_text
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
+from trellis.cli.places import PROGRAM
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import InvalidTransition
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
@@ -195,7 +196,7 @@ def print_whole(
     if of_document is not None:
         facts += of_document
     elif job.lifecycle == BUS_JOB.name:
-        facts += bus_job_facts(job, events, whole.signals)
+        facts += bus_job_facts(cli, job, events, whole.signals)
     if letter is not None:
         facts.append(("dead letter", f"{letter.reason_code.value} at {letter.stage.value}: {letter.last_error}"))
     facts += [("artifact", _artifact(one)) for one in artifacts_of(events)]
@@ -408,11 +409,11 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
         if sentences and title:
             cli.out.line(f"\n{title}", style="bold")
         for sentence in sentences:
-            cli.out.prose(sentence)
+            cli.out.prose(cli.typed(sentence))
     cli.out.line("\nYou can", style="bold")
     for what in explained.you_can:
         order, _, meaning = what.partition("\t")
-        cli.out.line(f"  {order}", style="cyan")
+        cli.out.line(f"  {cli.command(order.removeprefix(f'{PROGRAM} '))}", style="cyan")
         cli.out.line(f"      {meaning}")
 
 
@@ -434,10 +435,8 @@ async def cancel(
     of_ledger: dict[str, Any] = {} if given_s is None else {"grace_s": given_s}
     async with cli.api() as api:
         job = await api.jobs.cancel(id_, mode="hard" if hard else "soft", reason=cause, **of_ledger)
-    ended = LIFECYCLES[job.lifecycle].is_settled(job.status)
-    grace_s = cli.settings.cancel_grace_s if given_s is None else given_s
-    after = "after a grace" if cli.gateway_url is not None else f"in {duration(grace_s)}"
-    line = f"is {job.status}" if ended else f"was asked to stop; it is ended {after} if it does not"
+        ended = LIFECYCLES[job.lifecycle].is_settled(job.status)
+        line = f"is {job.status}" if ended else await stop_text(cli, api, id_)
     cli.out.answer({**_short(job), "requested": not ended}, f"{job.job_id} {line}")
 
 

@@ -309,7 +309,8 @@ async def doctor(
             from trellis.cli.machine_checks import machine_findings  # only the doctor needs it
 
             findings += await machine_findings(settings, url)
-    cli.out.listing(sorted(findings, key=lambda one: _ORDER.index(one.severity)), CHECK_COLUMNS, empty="")
+    shown = [replace(one, detail=cli.typed(one.detail), remedy=cli.typed(one.remedy)) for one in findings]
+    cli.out.listing(sorted(shown, key=lambda one: _ORDER.index(one.severity)), CHECK_COLUMNS, empty="")
     if settings_too:
         _show_settings(cli, settings)
     return 1 if has_errors(findings) else 0
@@ -424,7 +425,7 @@ def _operator(url: str) -> list[Finding]:
     try:
         principal_for(url, name="doctor", operator=True)
     except NotAllowed as error:
-        remedy = f"trellis migrate --ledger {url}"
+        remedy = f"`trellis migrate --ledger {url}`"
         return [Finding(check="operator", severity=FindingSeverity.WARNING, detail=str(error), remedy=remedy)]
     detail = f"{development_key_path(url)} lets this user requeue and pause"
     return [Finding(check="operator", severity=FindingSeverity.OK, detail=detail)]
@@ -467,6 +468,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
     A missing store is not created.
     """
     from trellis.app.instance import storage_locations  # imports the whole platform, only for the doctor
+    from trellis.cli.machine_checks import unset_model_findings
     from trellis.documents import ids
     from trellis.storage.objects.address import read_address, s3_credentials
     from trellis.storage.objects.open import open_objects
@@ -485,6 +487,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
         async with asyncio.timeout(STORE_S):
             await objects.probe()
             page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
+            models = await unset_model_findings(settings, objects)
     except TrellisError as error:
         return [store_finding(objects.url, str(error))]
     except TimeoutError:
@@ -492,7 +495,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
     finally:
         await objects.close()
     names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]
-    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED)]
+    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED), *models]
 
 
 async def _nlm(settings: Settings) -> list[Finding]:
@@ -501,7 +504,7 @@ async def _nlm(settings: Settings) -> list[Finding]:
         return []
     from trellis.research.backend_client import NlmBackend  # only the doctor needs it
 
-    check, remedy = "nlm backend", f"start it there (trellis up --roles nlm) or correct {PREFIX}NLM_BACKEND; {NO_NLM}"
+    check, remedy = "nlm backend", f"start it there (`trellis up --roles nlm`) or correct {PREFIX}NLM_BACKEND; {NO_NLM}"
     address = without_password(settings.nlm_backend, settings.nlm_backend)
     try:
         backend = NlmBackend(settings.nlm_backend, lambda: "", outgoing_tls(settings))

@@ -17,9 +17,12 @@ from trellis.operations.doctor import disk_finding, error_finding
 
 if TYPE_CHECKING:  # only some checks need a provider
     from trellis.nlm.provider import NlmProvider
+    from trellis.storage.objects.store import ObjectStore
 
 KEY_FILES = ("token_key_file", "callback_key_file", "bus_key_file", "alert_key_file")
 """Settings that name a file with a secret."""
+MODELS = "agents' models"
+AGENTS_SHOWN = 3
 PROVIDER_S = 5.0
 """How long the doctor waits for the provider."""
 
@@ -99,7 +102,28 @@ async def model_findings(settings: Settings) -> list[Finding]:
         key = settings.key_for("model_base_url")
         return open_provider("openai", clock=SystemClock(), base_url=address, model="any", key=key)
 
-    return [await _server_finding(ServerToAsk("agents' models", address, remedy, opened))]
+    return [await _server_finding(ServerToAsk(MODELS, address, remedy, opened))]
+
+
+async def unset_model_findings(settings: Settings, objects: "ObjectStore") -> list[Finding]:
+    """That the models of agents could not be checked, because this shell has no settings for their server."""
+    from trellis.agents.catalog import Catalog
+    from trellis.agents.definition import AgentDefinition
+    from trellis.agents.models import OPENAI
+
+    if settings.model_base_url is not None:
+        return []
+    found = (await Catalog(objects).list()).agents
+    named = [one.slug for one in found if isinstance(one, AgentDefinition) and one.model.partition(":")[0] == OPENAI]
+    if not named:
+        return []
+    shown = ", ".join(named[:AGENTS_SHOWN]) + (", …" if len(named) > AGENTS_SHOWN else "")
+    detail = (
+        f"not checked: {PREFIX}MODEL_BASE_URL is not set here, and agents name models of a server ({shown}). The process"
+        " that executes their runs needs it, which may have settings of its own"
+    )
+    remedy = f"set {PREFIX}MODEL_BASE_URL and {PREFIX}MODEL_KEY as `trellis up` has them, and ask again"
+    return [Finding(check=MODELS, severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ class Output:
         self.console = _console(sys.stdout)
         self.errors = _console(sys.stderr)
         self._log: Log | None = None
+        self.typed: Callable[[str], str] = lambda text: text
+        """Gives the commands in a note, an error or a remedy the options that name the place of this command."""
 
     def log_to(self, log: Log) -> None:
         """Send lines, notes and errors to this log from now on, so that the log is the only output."""
@@ -93,6 +95,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """Print a message on standard error, apart from the output that programs read."""
+        text = self.typed(text)
         if self._log is not None:
             self._log.warning("note", text=escape_terminal_codes(text))
             return
@@ -174,6 +177,7 @@ class Output:
 
     def error(self, message: str, remedy: str = "") -> None:
         """Print an error and its remedy."""
+        message, remedy = self.typed(message), self.typed(remedy)
         if self._log is not None:
             self._log.error("failed", error=escape_terminal_codes(message), remedy=escape_terminal_codes(remedy))
             return

@@ -119,8 +119,8 @@ def _payload_remedy(type_: str, detail: str) -> str:
     from trellis.artifacts.content import JobType  # imported only for an error message
 
     if detail.startswith(NOT_JSON):
-        return f"Give JSON as text, @file or - (standard input): {_example(type_)}"
-    return f"For example: {_example(type_)}" if type_ in {kind.value for kind in JobType} else ""
+        return f"Give JSON as text, @file or - (standard input): `{_example(type_)}`"
+    return f"For example: `{_example(type_)}`" if type_ in {kind.value for kind in JobType} else ""
 
 
 def _example(type_: str) -> str:

@@ -7,14 +7,14 @@ from functools import cache
 from importlib import import_module
 from itertools import groupby
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from trellis.cli.commands import DataOption, DebugOption, LedgerOption
+from trellis.cli.places import ON_THIS_MACHINE, PROGRAM
 
-PROGRAM = "trellis"
 VERSION = "--version"
 COMPLETING = "_TRELLIS_COMPLETE"
 """Set by a shell that requests completion."""
@@ -71,55 +71,6 @@ none. A test compares the headings and lines with the commands.
 """
 
 GATEWAY = "--gateway"
-
-
-class OnThisMachine(NamedTuple):
-    """A command that takes no --gateway."""
-
-    because: str
-    """What the command does that no gateway can do for it, as a sentence without its subject."""
-    instead: str = "Leave --gateway out."
-    """What to do instead of naming a gateway."""
-
-
-_OF_THE_LEDGER = OnThisMachine(
-    "works on the ledger and its stores, not through a gateway",
-    "Run it on the machine of the ledger, or name the ledger with --ledger URL or --data DIR.",
-)
-_OF_A_KEY = OnThisMachine(
-    "reads or makes a key that stays on this machine", "Run it on the machine that has the key, without --gateway."
-)
-
-ON_THIS_MACHINE: Mapping[str, OnThisMachine] = MappingProxyType(
-    {
-        **dict.fromkeys(("init", "demo"), OnThisMachine("makes an instance in a folder of this machine")),
-        **dict.fromkeys(
-            ("up", "worker"),
-            OnThisMachine(
-                "is a process that works on the ledger or the bus",
-                "Name the ledger with --ledger URL or --data DIR, and the bus with TRELLIS_BUS.",
-            ),
-        ),
-        **dict.fromkeys(("migrate", "verify", "sweep", "rebuild", "backup", "restore"), _OF_THE_LEDGER),
-        **dict.fromkeys(("followers list", "followers leave-behind"), _OF_THE_LEDGER),
-        **dict.fromkeys(("audit verify", "audit head", "retention plan", "retention apply"), _OF_THE_LEDGER),
-        "doctor": OnThisMachine(
-            "checks this machine: its settings, and the ledger and the gateway that they name",
-            "Set TRELLIS_GATEWAY, and the doctor also asks that gateway; --ledger URL or --data DIR names a ledger.",
-        ),
-        **dict.fromkeys(("token issue", "token key", "token issuer"), _OF_A_KEY),
-        "agents create": OnThisMachine(
-            "writes an agent's file into the object store",
-            "Run it on the machine of the ledger, or name the ledger with --ledger URL or --data DIR.",
-        ),
-        "alerts runbook": OnThisMachine(
-            "prints a page that comes with the program", "GET /runbooks/NAME of the gateway has the same page."
-        ),
-        "policy check": OnThisMachine("reads a file of this machine"),
-        **dict.fromkeys(("version", "lifecycles", "completion"), OnThisMachine("prints what this program knows")),
-    }
-)
-"""Commands that take no --gateway, each with the reason. Every other command works through a gateway too."""
 
 
 @cache

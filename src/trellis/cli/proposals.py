@@ -56,13 +56,12 @@ async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
     Characters that cannot be seen or that reorder the text are written out as escapes. --json prints the whole document.
     """
     async with cli.api() as api:
-        found, diff, conflict = await api.proposals.get(id_), None, None
+        found, preview = await api.proposals.get(id_), None
         try:
             preview = await api.proposals.diff(id_)
-            diff, conflict = preview.diff, preview.conflict
         except TrellisError as error:  # a store is missing, or the caller may not decide and so not see the target
             cli.out.note(f"no diff: {error}")
-    show_proposal_page(cli, found.model_dump(mode="json"), diff, conflict)
+    show_proposal_page(cli, found.model_dump(mode="json"), preview)
 
 
 async def approve(

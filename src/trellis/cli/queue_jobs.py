@@ -54,7 +54,12 @@ class QueueJobOptions:
         for name, option in _OPTION_OF_FIELD.items():
             if given.get(name) is not None:
                 value = str(given[name]) if isinstance(given[name], datetime) else given[name]
-                raise OptionInvalid(option=option, value=value, expected="the job queue decides that; leave it out")
+                expected = "the job queue decides that; leave it out"
+                if name == "job_id":
+                    expected = (
+                        "the job queue makes the ids of its jobs; give --key, which lets you repeat the submit safely"
+                    )
+                raise OptionInvalid(option=option, value=value, expected=expected)
         beside = {"agent_slug": self.agent, "entity_refs": self.entity, "run_id": self.run}
         said = {name: value for name, value in given.items() if name not in _FIELDS_NOT_SENT}
         body: dict[str, Any] = {"job_type": type_, "payload": payload, **beside, **said}
@@ -97,7 +102,7 @@ def warn_undriven(cli: Cli, state: str) -> None:
 
 def print_how_to_read(cli: Cli, result: Any) -> None:
     """Print the command that shows the result."""
-    cli.out.note(f"trellis artifacts show {result['artifact_id']}")
+    cli.out.note(cli.command(f"artifacts show {result['artifact_id']}"))
 
 
 async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:

@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 
-from trellis.cli.program import PROGRAM, main, make_program
+from trellis.cli.places import PROGRAM
+from trellis.cli.program import main, make_program
 
 PREAMBLE = """# Command line
 

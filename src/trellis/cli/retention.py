@@ -8,11 +8,15 @@ import typer
 from trellis.cli.commands import ReasonOption, command, group
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.output import ListingColumn
-from trellis.engine.records import PlannedRemoval, RetentionReport
+from trellis.engine.records import JobFilter, PlannedRemoval, RetentionReport
 from trellis.ledgers import open_ledger
+from trellis.lifecycles.artifact import ARTIFACT
 from trellis.operations.explain import counted, duration
 
 PASSES_MAX = 1_000_000
+COUNTED_MAX = 1_000
+"""Finalized artifacts that are counted at most."""
+FINALIZED = "finalized"
 
 
 def add_to(program: typer.Typer) -> None:
@@ -28,17 +32,25 @@ async def plan(cli: Cli) -> None:
     """Show what retention would remove now: ended jobs by lifecycle and state, the oldest, and what holds them back.
 
     TRELLIS_RETENTION_DAYS and TRELLIS_RETENTION_STATES decide. Dead letters and DEAD jobs stay until a setting names their state. What leaves the ledger stays in
-    the object store: documents of runs, and audit records.
+    the object store: documents of runs, and audit records. Finalized artifacts are no ended jobs: they stay until `trellis artifacts cleanup`.
     """
     async with cli.open() as ledger:
         rows = await ledger.plan_retention(cli.settings.retention)
+        where = JobFilter(lifecycle=ARTIFACT.name, state=FINALIZED)
+        artifacts = len((await ledger.jobs(where, limit=COUNTED_MAX)).jobs)
     cli.out.listing(rows, COLUMNS, empty="No job has ended yet.")
+    if artifacts:
+        many = f"{counted(artifacts, 'finalized artifact')}{' or more' if artifacts == COUNTED_MAX else ''}"
+        cli.out.note(
+            f"{many} stay for ever: an artifact is a result, and retention removes no result of a queue job;"
+            " `trellis artifacts cleanup` does"
+        )
 
 
 def _held(row: PlannedRemoval) -> str:
     held = {
         f"{row.dead_letters} by their dead letter": row.dead_letters,
-        f"{row.keys} by their idempotency key": row.keys,
+        f"{row.keys} by an idempotency key or a given id, which must answer for 24 hours": row.keys,
         f"{row.unsealed} not sealed yet": row.unsealed,
         f"{row.unread} unread by a follower": row.unread,
     }

@@ -13,10 +13,11 @@ from trellis.agents import sources
 from trellis.agents.refusals import refusal_advice, refusal_text
 from trellis.cli import values
 from trellis.cli.bus_jobs import print_context_hint
-from trellis.cli.invocation import Cli, program_name
+from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, escape_terminal_codes, state_text
 from trellis.documents import ids
 from trellis.engine.errors import OptionInvalid, Refused
+from trellis.http.shapes import ProposalDiff
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import counted, duration
 
@@ -64,7 +65,8 @@ def print_ended(cli: Cli, status: dict[str, Any], steps: Sequence[Mapping[str, A
             cli.out.line(f"  refused: {_refused(refusal)}", style="yellow")
         if status.get("refused_actions") and not status.get("refused"):
             number = counted(status["refused_actions"], "action")
-            cli.out.line(f"  {number} of its model refused: {program_name()} runs show {status['run_id']}")
+            shown = cli.command(f"runs show {status['run_id']}")
+            cli.out.line(f"  {number} of its model refused: {shown}")
     return 0 if status["status"] == "completed" else 1
 
 
@@ -79,18 +81,22 @@ def made_by(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+PROPOSAL_WORDS = {"auto_applied": "applied"}
+"""Words for people where the record of a run names a status that the proposal itself does not have."""
+
+
 def _proposal_text(proposal: str, made: Mapping[str, Any]) -> str:
     """A proposal's id, and what it would do."""
     found = next((one for one in made["proposals"] if one["id"] == proposal), None)
     if found is None:
         return proposal
-    status = f" ({found['status']})" if "status" in found else ""
+    status = f" ({PROPOSAL_WORDS.get(found['status'], found['status'])})" if "status" in found else ""
     return f"{proposal}  {found['action']} {found['target']}{status}"
 
 
 def _already_proposed_text(equal: Mapping[str, Any]) -> str:
     """The text for an agent that proposed nothing new, with the equal proposal that exists."""
-    why = {"rejected": ", and its sources are as they were", "applied": ": the file is as it would be"}
+    why = {"rejected": ", and its sources are as they were", "applied": ": the file already has this text"}
     told = f"{equal['status']}{why.get(equal['status'], '')}"
     return f"{equal['id'] or 'done'} ({told}): {equal['action']} {equal['target']} was not proposed again"
 
@@ -197,9 +203,8 @@ def print_decision(cli: Cli, proposal: str, state: str) -> int:
     if cli.out.as_json:
         cli.out.record({"job_id": proposal, "id": proposal, "proposal": proposal, "status": state, "decided": True})
     elif failed:
-        cli.out.line(
-            f"{proposal} is {state}: it was approved and could not be applied; why: `trellis proposals show {proposal}`"
-        )
+        why = cli.command(f"proposals show {proposal}")
+        cli.out.line(f"{proposal} is {state}: it was approved and could not be applied; why: {why}")
     else:
         cli.out.line(f"{proposal} is {state}")
     return 1 if failed else 0
@@ -254,10 +259,18 @@ def flags_of(content: Mapping[str, Any]) -> list[Any]:
     return [flag for ground in content.get("grounds") or [content] for flag in ground.get("flags") or ()]
 
 
-def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None, conflict: str | None) -> None:
-    """Print a proposal as a page: what it is, what it would change now, its quoted sources, how to decide."""
+def show_proposal_page(cli: Cli, document: Mapping[str, Any], preview: ProposalDiff | None) -> None:
+    """Print a proposal as a page: what it is, what it would change now, its quoted sources, how to decide.
+
+    `preview` is None if it could not be read.
+    """
+    diff, conflict = (None, None) if preview is None else (preview.diff, preview.conflict)
     if cli.out.as_json:
-        cli.out.record({**record_of(document), "diff": diff, "conflict": conflict})
+        related = {
+            "rules_out": [] if preview is None else preview.rules_out,
+            "ruled_out_by": [] if preview is None else preview.ruled_out_by,
+        }
+        cli.out.record({**record_of(document), "diff": diff, "conflict": conflict, **related})
         return
     content: dict[str, Any] = document["content"]
     cli.out.facts(_facts(document))
@@ -276,12 +289,31 @@ def show_proposal_page(cli: Cli, document: Mapping[str, Any], diff: str | None, 
     if conflict is not None:
         cli.out.line()
         cli.out.line(f"warning: {conflict}", "yellow")
+    elif preview is not None:
+        _show_exclusions(cli, preview)
     print_context_hint(cli, content)
     if document["status"] == "pending":
         cli.out.line()
         if conflict is None:
-            cli.out.line(f"{program_name()} proposals approve {document['id']}")
-        cli.out.line(f'{program_name()} proposals reject {document["id"]} --note "why it is wrong"')
+            cli.out.line(cli.command(f"proposals approve {document['id']}"))
+        cli.out.line(cli.command(f'proposals reject {document["id"]} --note "why it is wrong"'))
+
+
+def _show_exclusions(cli: Cli, preview: ProposalDiff) -> None:
+    """Say which other pending proposals can no longer be applied after this one, and after which this one cannot."""
+    both = [one for one in preview.rules_out if one in preview.ruled_out_by]
+    texts = (
+        ("only one of these and this proposal can be applied, because they change the same version", both),
+        ("once this one is applied, these can no longer be applied", [x for x in preview.rules_out if x not in both]),
+        (
+            "approve this one first: it can no longer be applied after",
+            [x for x in preview.ruled_out_by if x not in both],
+        ),
+    )
+    for text, ids_ in texts:
+        if ids_:
+            cli.out.line()
+            cli.out.line(f"note: {text}: {', '.join(ids_)}", "yellow")
 
 
 def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from trellis.api.local import LocalApi
 from trellis.cli import values
 from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
+from trellis.cli.events import stop_text
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.cli.run_output import (
@@ -30,12 +31,13 @@ from trellis.cli.values import params_of
 from trellis.documents import ids
 from trellis.documents.run_documents import is_archived
 from trellis.lifecycles.run import RUN
-from trellis.operations.explain import duration
 
 if TYPE_CHECKING:  # loads pydantic's models of every document
     from trellis.http.client import GatewayClient
     from trellis.http.shapes import RunStatus
 
+PRINTED = frozenset({"run_failed"})
+"""Events of the log that the command prints as the end of the run."""
 LEFT_TO = "{name} executes the runs of this ledger: its settings and keys are used, not those of this command"
 STEP_FIELDS = ("step", "name", "file", "sha256", "started_at", "finished_at", "calls")
 
@@ -80,7 +82,7 @@ async def run(
     params, patience_s = params_of(param or []), wait_s(wait, watch=watch)
     async with cli.api() as api:
         if isinstance(api, LocalApi):
-            configure_logging(cli.settings)
+            configure_logging(cli.settings, printed=PRINTED)
             configure_tracing()
         if watch and isinstance(api, LocalApi):
             begun = await api.runs.start(agent, params, correlation_id=correlation)
@@ -183,10 +185,6 @@ async def cancel(
     """End a run that has not ended. A running one is asked to stop, and ended after a grace."""
     async with cli.api() as api:
         stopped = await api.runs.cancel(id_, mode="hard" if hard else "soft", reason=reason)
-    if cli.out.as_json:
-        cli.out.record({**stopped.model_dump(), "requested": not is_archived(stopped.status)})
-    elif is_archived(stopped.status):
-        cli.out.line(f"{stopped.run_id} is {stopped.status}")
-    else:
-        grace = "after a grace" if cli.gateway_url else f"in {duration(cli.settings.cancel_grace_s)}"
-        cli.out.line(f"{stopped.run_id} was asked to stop; it is ended {grace} if it does not")
+        ended = is_archived(stopped.status)
+        line = f"is {stopped.status}" if ended else await stop_text(cli, api, stopped.run_id)
+    cli.out.answer({**stopped.model_dump(), "requested": not ended}, f"{stopped.run_id} {line}")

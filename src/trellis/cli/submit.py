@@ -33,6 +33,7 @@ from trellis.engine.ledger import Ledger
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
+from trellis.operations.dead_letters import LEASED_DEAD, QUEUE_DEAD
 from trellis.operations.explain import SERVICE_SLOW_S, duration, is_alive, served_types
 from trellis.worker.requests import SubmitSettings
 
@@ -235,7 +236,7 @@ async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
     now = await ledger.now()
     served = {one for worker in await ledger.workers() if is_alive(worker, now) for one in served_types(worker)}
     if type_ not in served:
-        hint = values.did_you_mean(type_, served) or ": the job waits until one does (trellis worker MODULE:APP)"
+        hint = values.did_you_mean(type_, served) or ": the job waits until one does (`trellis worker MODULE:APP`)"
         cli.out.note(f"no living worker serves {type_}{hint}")
 
 
@@ -250,6 +251,10 @@ class SubmittedJob:
     lifecycle: str
     status: str
     created: bool
+
+
+DEAD_STATES = frozenset({LEASED_DEAD, QUEUE_DEAD})
+"""States of jobs that have a dead letter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -374,10 +379,11 @@ async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | 
     try:
         ended = await watch.ended(job_id, left_s)
     except TimeoutError:
-        cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", f"trellis job explain {job_id}")
+        cli.out.error(f"job {job_id} has not ended after {duration(wait_s)}", cli.command(f"job explain {job_id}"))
         return 1
     if ended.failure is not None:
-        cli.out.error(ended.failure, f"trellis job show {job_id}")
+        verb = "dlq show" if ended.state in DEAD_STATES else "job show"
+        cli.out.error(ended.failure, cli.command(f"{verb} {job_id}"))
         return 1
     record = {"job_id": job_id, "created": job.created, "result": ended.result}
     cli.out.answer(record, json_.dumps(ended.result, indent=2, ensure_ascii=False))

@@ -65,9 +65,14 @@ class _StandardError(logging.StreamHandler[Any]):
         super().emit(record)
 
 
-def configure_logging(settings: Settings) -> None:
-    """Send Trellis's own log to standard error as configured; other loggers are left alone."""
+def configure_logging(settings: Settings, *, printed: frozenset[str] = frozenset()) -> None:
+    """Send Trellis's own log to standard error as configured; other loggers are left alone.
+
+    `printed` are events that the command tells in its own words: in a log for people they are left out.
+    """
     handler = _StandardError()
+    if settings.log_format != "json":
+        handler.addFilter(lambda record: getattr(record, "event", None) not in printed)
     handler.setFormatter(_Json() if settings.log_format == "json" else _Lines())
     logger = logging.getLogger(LOGGER)
     logger.handlers[:] = [handler]

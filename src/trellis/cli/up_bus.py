@@ -137,7 +137,7 @@ async def serve_safety_kernel(cli: Cli, stop: asyncio.Event, *, alone: bool) -> 
     settings = cli.settings
     if settings.policy is None or is_kernel_address(settings.policy):
         detail = "set it to a policy file: this process is the kernel that others ask"
-        raise SettingsInvalid(source="policy", detail=detail)
+        raise SettingsInvalid(source="TRELLIS_POLICY", detail=detail)
     kernel = kernel_of(settings, cli.url, monotonic=elapsed_s)
     options = ServingOptions(
         host=settings.safety_host,

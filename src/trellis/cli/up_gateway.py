@@ -18,7 +18,7 @@ from trellis.app.wiring import (
 )
 from trellis.auth.tokens import TrustedKey
 from trellis.cli.applications import load_app
-from trellis.cli.invocation import Cli, program_name, sqlite_path, user_name
+from trellis.cli.invocation import Cli, sqlite_path, user_name
 from trellis.cli.up_bus import (
     BusProcess,
     bus_probe,
@@ -32,7 +32,9 @@ from trellis.cli.up_nlm import LOCAL, NlmEndpoint, bind_nlm_endpoint, open_embed
 from trellis.cli.up_process import (
     GATEWAY,
     ORCHESTRATOR,
+    UP,
     UpOptions,
+    print_others,
     print_ready,
     print_services,
     process_part_name,
@@ -70,7 +72,7 @@ async def serve_all(
         nlm = bind_nlm_endpoint(cli, roles, keys)
         settings = with_own_addresses(cli.settings, listening, nlm)
         async with AsyncExitStack() as stack:
-            name = process_name("up")
+            name = process_name(UP)
             instance = await stack.enter_async_context(
                 open_instance(
                     settings, cli.url, name=name, part=process_part_name(roles), uses_memory=uses_memory(roles)
@@ -78,6 +80,7 @@ async def serve_all(
             )
             if listening is not None:
                 await check_home_issuer(instance.ledger, cli.settings, by=Actor(role=Role.GATEWAY, name=name))
+            await print_others(cli, instance.ledger)
             if choices.demo:
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")
@@ -207,7 +210,7 @@ def _print_gateway(cli: Cli, listening: BoundSockets, codes: SignInCodes | None)
         cli.out.line(f"tokens    of {settings.token_issuer}")
     else:
         place = f" --ledger {cli.url}" if sqlite_path(cli.url) is not None else ""
-        cli.out.line(f"tokens    {program_name()} token issue --role owner{place}")
+        cli.out.line(f"tokens    {cli.command(f'token issue --role owner{place}')}")
     print_ready(cli)
 
 

@@ -82,7 +82,12 @@ def bind_nlm_endpoint(cli: Cli, roles: frozenset[str] | None, keys: Sequence[Tru
     except ListenRefused:
         if "nlm_port" in cli.settings.model_fields_set:
             raise
-        return _place(cli.settings.model_copy(update={"nlm_port": 0}), keys)
+        free = _place(cli.settings.model_copy(update={"nlm_port": 0}), keys)
+        cli.out.note(
+            f"port {cli.settings.nlm_port} is in use, so the NLM backend of this process listens at {free.listening.url};"
+            " TRELLIS_NLM_PORT chooses another port"
+        )
+        return free
 
 
 def with_own_addresses(settings: Settings, gateway: BoundSockets | None, nlm: NlmEndpoint | None) -> Settings:

@@ -6,10 +6,13 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from trellis.cli.invocation import Cli, program_name
+from trellis.cli.invocation import Cli
+from trellis.engine.ledger import Ledger
 
 # Roles of `trellis up`, and the lines that its parts print at start.
 
+UP = "up"
+"""How the names of these processes begin."""
 GATEWAY = "gateway"
 ORCHESTRATOR = "orchestrator"
 NLM = "nlm"
@@ -65,7 +68,22 @@ def print_health(cli: Cli, address: str | None) -> None:
 def print_services(cli: Cli, names: list[str]) -> None:
     """Print the services of this process."""
     cli.out.line(f"services  {', '.join(names) or 'none in this process'}")
-    cli.out.line(f"workers   none for jobs of the ledger in this process: {program_name()} worker MODULE:APP")
+    cli.out.line(f"workers   none for jobs of the ledger in this process: {cli.command('worker MODULE:APP')}")
+
+
+async def print_others(cli: Cli, ledger: Ledger) -> None:
+    """Say which other processes serve this ledger. That is no mistake: they share the work.
+
+    They are known by the event feed: each service that reads it does so in one process at a time.
+    """
+    now = await ledger.now()
+    found = sorted({seen.actor for seen in await ledger.followers() if seen.waits and seen.until > now})
+    found = [name for name in found if name.startswith(f"{UP}@")]
+    if found:
+        cli.out.note(
+            f"this ledger is served already, by {', '.join(found)}: the processes share its jobs and runs, and each is"
+            " done once. Stop the other one if you meant to replace it."
+        )
 
 
 def print_ready(cli: Cli) -> None:

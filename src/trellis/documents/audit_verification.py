@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from trellis.documents import audit, audit_log, ids
@@ -75,11 +75,22 @@ class AuditViolation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChainCount:
+    """How much one chain has sealed."""
+
+    chain: str
+    blocks: int
+    sealed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AuditReport:
     """Result of a verification. `violations` begins with the first bad record of the chain."""
 
     blocks: int = 0
     sealed: int = 0
+    chains: tuple[ChainCount, ...] = ()
+    """The same for each chain that has blocks."""
     unsealed: int = 0
     """Number of events in the ledger that no block has yet."""
     unproven: int = 0
@@ -186,6 +197,7 @@ class _Comparison:
         self._hashes: set[str] = set()
         self._violations: list[AuditViolation] = []
         self._found = 0
+        self._counts: dict[str, ChainCount] = {}
         self._blocks = self._sealed = self._unsealed = self._records = 0
         self._restarts: list[int] = []
         self._all_rebuilt_listed = True
@@ -314,6 +326,8 @@ class _Comparison:
             row = (name, block.number, block.feed, one.event_id, one.day, one.sha256, one.position, job)
             self._db.execute(_AUDIT_QUERIES.add_sealed, row)
         self._db.execute("COMMIT")
+        before = self._counts.get(name, ChainCount(chain=name, blocks=0, sealed=0))
+        self._counts[name] = replace(before, blocks=before.blocks + 1, sealed=before.sealed + len(block.records))
         self._blocks += 1
         self._sealed += len(block.records)
 
@@ -611,6 +625,7 @@ class _Comparison:
         return AuditReport(
             blocks=self._blocks,
             sealed=self._sealed,
+            chains=tuple(self._counts.values()),
             unsealed=self._unsealed,
             unproven=unproven,
             unproven_sha256=self._unproven_sha256,

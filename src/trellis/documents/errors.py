@@ -11,6 +11,7 @@ RunError
 ├── ScheduleContended     other writers kept changing the schedule
 ├── ProposalNotFound
 ├── ProposalDecided       it is not pending any more
+├── ProposalOutdated      its target has changed, so it is not approved
 ├── ProposalConflict      another body under the same id
 ├── NoteTooShort          rejecting needs a reason
 ├── TargetRefused         a proposal about a file that it may not change
@@ -102,6 +103,12 @@ class ProposalDecided(RunError, InvalidTransition):
     """Proposal {job_id} is {source} already{decided}; it can no longer become {target}."""
 
     code = "INVALID_TRANSITION"
+
+
+class ProposalOutdated(RunError):
+    """Proposal {proposal} was not approved and is still pending: {conflict}."""
+
+    code = "CONFLICT"
 
 
 class ProposalConflict(RunError):

@@ -94,8 +94,8 @@ class AlertMark:
     """The number of the last round that the ledger has stored."""
     has_open: bool
     """Whether an alert is open."""
-    has_unreported: bool = False
-    """Whether an alert has ended, and a channel that reported its beginning has not reported that."""
+    unreported: frozenset[str] = frozenset()
+    """The channels that reported an alert, which has ended, and have not reported its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -564,6 +564,10 @@ class Ledger(Protocol):
         """Every job with all its events, for `verify`."""
         ...
 
+    async def key_limit(self, key: str) -> int | None:
+        """How many jobs with this concurrency key may be held at once; None for an unknown key."""
+        ...
+
     async def keys_over(self) -> list[KeyOverLimit]:
         """Concurrency keys held beyond their limit, as of one moment; for `verify`.
 

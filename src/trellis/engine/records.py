@@ -498,7 +498,7 @@ class PlannedRemoval:
     dead_letters: int = 0
     """How many are over their time and kept because they have a dead letter."""
     keys: int = 0
-    """How many are over their time and kept because their idempotency key still answers."""
+    """How many are over their time and kept because their idempotency key, or the id they were given, still answers."""
     unread: int = 0
     """How many are over their time and kept because a follower has not read their last event."""
     unsealed: int = 0

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from trellis.http.shapes import EventShape, JobDocument
+from trellis.http.shapes import EventShape, JobDocument, Page
 
 
 class Live(pydantic.BaseModel):
@@ -105,6 +105,13 @@ class AlertShape(pydantic.BaseModel):
     resolved_at: str | None
     action: str
     runbook: str
+
+
+class AlertPage(Page[AlertShape]):
+    """Alerts, and whether anybody looks for them."""
+
+    evaluated: bool = True
+    """False if no process with the role `alerts` has ever looked: then no alert means nothing."""
 
 
 class ScheduleShape(pydantic.BaseModel):

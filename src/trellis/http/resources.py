@@ -11,7 +11,7 @@ from trellis.engine.alerts import ALERTS_MAX
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.errors import NotFound
 from trellis.http.operation_shapes import (
-    AlertShape,
+    AlertPage,
     EventPage,
     QueuePaused,
     QueueShape,
@@ -513,9 +513,9 @@ class System:
         """Worker processes that were seen lately, the last one first, and how much each holds."""
         return await self._calls.get(Page[WorkerShape], "/workers")
 
-    async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> Page[AlertShape]:
+    async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> AlertPage:
         """Open alerts, then resolved ones while they are kept, each newest first."""
-        return await self._calls.get(Page[AlertShape], "/alerts", open=only_open or None, limit=limit)
+        return await self._calls.get(AlertPage, "/alerts", open=only_open or None, limit=limit)
 
     async def metrics(self) -> str:
         """Queues, workers and followers in Prometheus' text format, and what the gateway's process has counted."""

@@ -52,7 +52,7 @@ class AlreadyProposed(pydantic.BaseModel):
     """What a run's agent wanted to propose, and the equal proposal that was there: pending, rejected on the same sources, or applied."""
 
     id: str
-    """Of the equal proposal; empty where the file is as it would be, and no proposal that is known made it."""
+    """Of the equal proposal; empty where the file already has the text, and no known proposal put it there."""
     status: str
     """Of the equal proposal when the run looked."""
     action: str
@@ -266,7 +266,11 @@ class ProposalDiff(pydantic.BaseModel):
     diff: str | None
     """A unified diff; null for what changes no text or will not be applied any more."""
     conflict: str | None = None
-    """Why applying it would be refused now; null while it can be applied."""
+    """Why applying it would be refused now; null while it can be applied. Approving it is then refused (409)."""
+    rules_out: list[str] = []
+    """Pending proposals for the same version of the same target, which can no longer be applied once this one is."""
+    ruled_out_by: list[str] = []
+    """Pending proposals after which this one can no longer be applied."""
 
 
 class MemoryRead(pydantic.BaseModel):

@@ -146,7 +146,7 @@ async def health_listener(address: str | None, health: ProcessHealth) -> AsyncGe
         server = await asyncio.start_server(listener.serve, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
     except (OSError, OverflowError) as error:
         detail = f"nobody can listen on {address}: {getattr(error, 'strerror', None) or error}"
-        raise SettingsInvalid(source="health_address", detail=detail) from error
+        raise SettingsInvalid(source="TRELLIS_HEALTH_ADDRESS", detail=detail) from error
     async with server:
         taken = server.sockets[0].getsockname()[1]
         yield f"http://{host}:{taken}"

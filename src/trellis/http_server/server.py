@@ -259,7 +259,7 @@ def _tls(options: ServerOptions) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or type(error).__name__
         detail = f"{options.tls_cert_file} and {options.tls_key_file} are no certificate with its key: {reason}"
-        raise SettingsInvalid(source="tls_cert_file, tls_key_file", detail=detail) from error
+        raise SettingsInvalid(source="TRELLIS_TLS_CERT_FILE, TRELLIS_TLS_KEY_FILE", detail=detail) from error
     return context
 
 

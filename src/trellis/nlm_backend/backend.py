@@ -256,8 +256,8 @@ def _gateway_origin(settings: Settings) -> str:
     """Returns the origin that receives artifacts, callbacks and tokens. Raises SettingsInvalid, UrlRefused."""
     if settings.gateway is None and settings.port == 0:
         detail = "set TRELLIS_GATEWAY: where the port is any free one, the backend cannot know who gets its artifacts"
-        raise SettingsInvalid(source="gateway", detail=detail)
+        raise SettingsInvalid(source="TRELLIS_GATEWAY", detail=detail)
     if settings.gateway is None and settings.tls_cert_file is not None:
         detail = "set TRELLIS_GATEWAY to the address that the gateway's certificate names: no other can be verified"
-        raise SettingsInvalid(source="gateway", detail=detail)
+        raise SettingsInvalid(source="TRELLIS_GATEWAY", detail=detail)
     return read_target(gateway_address(settings)).origin

@@ -56,7 +56,7 @@ _NOT_SENT: Mapping[type[OutgoingError], str] = {
     OutgoingUnavailable: "did not answer",
     AnswerRefused: "gave an answer that is too large or compressed",
     AddressRefused: "has an address that is never allowed",
-    UrlRefused: "is refused: alert_webhook is no URL that may be called",
+    UrlRefused: "is refused: TRELLIS_ALERT_WEBHOOK is no URL that may be called",
 }
 """What went wrong, without the URL."""
 
@@ -134,7 +134,9 @@ class AppriseChannel:
         sender: Any = cast("Any", apprise).Apprise()
         if not sender.add(self.url):
             # The URL itself has a password or a token in it.
-            raise SettingsInvalid(source="alert_apprise", detail=f"entry {self.number} is no URL that Apprise knows")
+            raise SettingsInvalid(
+                source="TRELLIS_ALERT_APPRISE", detail=f"entry {self.number} is no URL that Apprise knows"
+            )
         return sender
 
     async def send(self, id_: str, document: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a channel
@@ -142,7 +144,7 @@ class AppriseChannel:
         title = f"[{document['change']}] {document['name']} {document['subject']}".strip()
         body = f"{document['text']}\n\n{document['action']} Runbook: {document['runbook']}"
         if not await asyncio.to_thread(self._sender().notify, body=body, title=title):
-            raise TransientError(f"the service of entry {self.number} of alert_apprise did not take the report")
+            raise TransientError(f"the service of entry {self.number} of TRELLIS_ALERT_APPRISE did not take the report")
 
 
 def report_document(alert: Alert, kind: AlertChangeKind, gateway: str | None = None) -> dict[str, Any]:
@@ -150,7 +152,8 @@ def report_document(alert: Alert, kind: AlertChangeKind, gateway: str | None = N
 
     `runbook` is an address at the gateway of this URL; without one, the command that prints the page.
     """
-    declared = ALERTS.get(alert.name)
+    declared, resolved = ALERTS.get(alert.name), kind is AlertChangeKind.RESOLVED
+    action = "" if declared is None else declared.action
     return {
         "id": alert.id,
         "change": kind.value,
@@ -158,12 +161,12 @@ def report_document(alert: Alert, kind: AlertChangeKind, gateway: str | None = N
         "name": alert.name,
         "subject": alert.subject,
         "value": alert.value,
-        "text": alert.text,
+        "text": f"Resolved. It was: {alert.text}" if resolved else alert.text,
         "raised_at": timestamp(alert.raised_at),
         "resolved_at": None
         if kind is AlertChangeKind.RAISED or alert.resolved_at is None
         else timestamp(alert.resolved_at),
-        "action": "" if declared is None else declared.action,
+        "action": "Nothing: it is resolved." if resolved else action,
         "runbook": "" if declared is None else runbook_address(declared.page, gateway),
     }
 

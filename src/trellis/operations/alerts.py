@@ -287,7 +287,7 @@ class AlertEvaluator:
                 scopes += [AlertScope(name=name, subject=one and one[:SUBJECT_CHARS_MAX]) for one in subjects]
                 observed += [self._observation(name, one) for one in await self._first(name, met, began)]
         self._counted_at = now if is_counting else self._counted_at
-        has_to_report = began.has_unreported and bool(self.options.report_types)
+        has_to_report = not began.unreported.isdisjoint(self.options.report_types)
         if not (observed or began.has_open or has_to_report) and now - self._tidied_at < TIDY_S:
             return AlertReport()
         round_ = AlertRound(

@@ -221,7 +221,7 @@ def _behind(seen: SubscriberRecord, now: datetime) -> Finding:
         f" what ended since then is kept for it, {kept} beyond its time at most, and then removed unread;"
         f" {'followed now' if seen.until > now else 'last followed'} by {seen.actor}",
         remedy=f"start `trellis up` where it follows, and look in its log for what it waits for;"
-        f" if nobody will follow any more: trellis followers leave-behind {seen.name}",
+        f" if nobody will follow any more: `trellis followers leave-behind {seen.name}`",
     )
 
 
@@ -242,7 +242,7 @@ def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
         return _warning(
             "workers",
             detail=f"none seen in the last {WORKER_SILENT_S:.0f} s",
-            remedy="start one: trellis worker MODULE:APP",
+            remedy="start one: `trellis worker MODULE:APP`",
         )
     held = sum(worker.held for worker in alive)
     return _ok("workers", f"{len(alive)} alive, {counted(held, 'job')} held")
@@ -291,7 +291,7 @@ def _paused(queue: QueueDepth) -> Finding:
     return _warning(
         f"type {queue.type}",
         detail=f"paused, {counted(queue.ready, 'job')} ready",
-        remedy=f"trellis queues resume {queue.type}",
+        remedy=f"`trellis queues resume {queue.type}`",
     )
 
 

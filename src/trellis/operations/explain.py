@@ -158,7 +158,11 @@ class JobSurroundings:
     workers: tuple[WorkerRecord, ...] | None = ()
     """The worker processes; None if whoever asks may not know them."""
     key_holders: tuple[JobId, ...] = ()
-    """The jobs that hold the slots of this job's concurrency key."""
+    """The first jobs that hold the slots of this job's concurrency key."""
+    key_limit: int | None = None
+    """How many jobs of this job's concurrency key may be held at once; None if it is not known."""
+    key_name: str | None = None
+    """The concurrency key as it was given, without what the ledger puts before it."""
     letter: DeadLetter | None = None
 
 
@@ -302,7 +306,7 @@ def _place(job: Job, last: Event | None, around: JobSurroundings) -> str:
         case JobPlace.SCHEDULED:
             return _rest(job, last, around.now)
         case JobPlace.BLOCKED:
-            return f"blocked by its concurrency key {job.concurrency_key!r}"
+            return f"blocked by its concurrency key {(around.key_name or job.concurrency_key)!r}"
         case JobPlace.LEASED:
             return f"held by {job.owner}" + (", where it runs alone" if job.runs_alone else "")
         case JobPlace.ENDED:
@@ -419,8 +423,7 @@ def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) ->
     if job.place is JobPlace.READY:
         yield from _why_not_taken(job, around)
     if job.place is JobPlace.BLOCKED:
-        holders = ", ".join(around.key_holders) or "another job"
-        yield f"Only so many jobs of key {job.concurrency_key!r} may be held at once, and {holders} holds it."
+        yield _key_taken(around, around.key_name or job.concurrency_key or "")
     if job.place is JobPlace.SCHEDULED and job.due_at is None:
         yield from _why_not_moved(job, around.now)
     if job.cancel_requested:
@@ -430,6 +433,18 @@ def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) ->
     if job.deaths and state.phase is not Phase.ENDED:
         alone = ", so it runs alone: its worker does nothing else meanwhile" if job.runs_alone else ""
         yield f"{counted(job.deaths, 'worker')} died while running it{alone}."
+
+
+def _key_taken(around: JobSurroundings, key: str) -> str:
+    """Says how many jobs of a concurrency key may be held at once, and which hold its slots."""
+    if around.key_limit == 0:
+        return f"The limit of key {key!r} is 0: none of its jobs is handed out until an operator raises it."
+    *first, last = around.key_holders or ("another job",)
+    holders = f"{', '.join(first)} and {last} hold" if first else f"{last} holds"
+    if around.key_limit is None:
+        return f"All slots of key {key!r} are taken: {holders} {'them' if first else 'one'}."
+    slots = "the slot" if around.key_limit == 1 else "slots"
+    return f"At most {counted(around.key_limit, 'job')} with key {key!r} may be held at once, and {holders} {slots}."
 
 
 def _cancel_request(job: Job, now: datetime) -> str:

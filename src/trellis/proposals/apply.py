@@ -225,10 +225,8 @@ class ApplyEngine:
         match answer:
             case Committed(commit=commit) | AlreadyApplied(commit=commit):
                 return {"git_commit": commit}
-            case VersionConflict(expected=expected, current=current):
-                raise ApplyRefused(
-                    reason=f"conflict: the memory was at version {expected} when this was proposed and is at {current} now"
-                )
+            case VersionConflict() as stale:
+                raise ApplyRefused(reason=f"conflict: {_stale_text(stale)}")
 
     # --- annotations -------------------------------------------------------------------------------------------------
 
@@ -330,8 +328,11 @@ async def apply_until_settled(engine: ApplyEngine, clock: Clock, proposal: JobId
 # them.
 
 ENDED = frozenset({"applied", "rejected", "expired"})
+_NO_LONGER = "so it can no longer be applied: reject it and run the agent again"
 READS_AT_ONCE = 8
 """Number of targets read concurrently for a list of proposals."""
+PENDING_MAX = 100
+"""Number of pending proposals that are compared with one, newest first."""
 
 
 async def diff_of(
@@ -358,32 +359,79 @@ async def diff_of(
     return unified_diff(_text(before or b""), after, None if before is None else change.key, change.key)
 
 
-async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore) -> str | None:
+async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository) -> str | None:
     """Why applying the proposal would be refused now; None if its target is unchanged. Raises TargetRefused."""
-    if document["status"] in ENDED or "change" not in document["content"]:
+    content: Mapping[str, Any] = document["content"]
+    if document["status"] in ENDED or not ({"change", "updates"} & content.keys()):
         return None
+    if document["action"] == proposal.MEMORY_UPDATE:
+        expected, id_ = content["expected_version"], document["id"]
+        stale = await asyncio.to_thread(
+            memory.version_conflict, document["agent_slug"], expected_version=expected, proposal_id=id_
+        )
+        return None if stale is None else f"{_stale_text(stale)}, {_NO_LONGER}"
     change = file_change(document["agent_slug"], document)
     there = await objects.get(change.key)
     if there is not None and is_changed(change, document["target_hash"], there.body):
         return None
     if (None if there is None else sha256(there.body)) == document["target_hash"]:
         return None
-    return f"{change.key} has changed since this was proposed, so it can no longer be applied: reject it and run the agent again"
+    return f"{change.key} has changed since this was proposed, {_NO_LONGER}"
 
 
-async def conflicts_of(documents: Sequence[Mapping[str, Any]], *, objects: ObjectStore) -> dict[str, str]:
+def _stale_text(conflict: VersionConflict) -> str:
+    return f"the memory was at version {conflict.expected} when this was proposed and is at {conflict.current} now"
+
+
+async def conflicts_of(
+    documents: Sequence[Mapping[str, Any]], *, objects: ObjectStore, memory: MemoryRepository
+) -> dict[str, str]:
     """The conflict of each proposal that can no longer be applied, by proposal id."""
     gate = asyncio.Semaphore(READS_AT_ONCE)
 
     async def look(document: Mapping[str, Any]) -> str | None:
         async with gate:
             try:
-                return await conflict_of(document, objects=objects)
+                return await conflict_of(document, objects=objects, memory=memory)
             except TargetRefused as error:
                 return str(error)
 
     found = await asyncio.gather(*(look(document) for document in documents))
     return {document["id"]: told for document, told in zip(documents, found, strict=True) if told is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exclusions:
+    """Pending proposals of the same version of the same target, of which applying one rules out another."""
+
+    rules_out: tuple[str, ...] = ()
+    """Proposals that can no longer be applied once this one is."""
+    ruled_out_by: tuple[str, ...] = ()
+    """Proposals after which this one can no longer be applied."""
+
+
+async def exclusions_of(ledger: Ledger, document: Mapping[str, Any]) -> Exclusions:
+    """Which of the newest PENDING_MAX pending proposals the proposal rules out, and which rule it out.
+
+    A comment or tag is stored beside its target and rules out nothing; a change of the target rules it out.
+    """
+    pending = "pending"
+    if document["status"] != pending:
+        return Exclusions()
+    found = (await ledger.jobs(JobFilter(lifecycle=PROPOSAL.name, state=pending), limit=PENDING_MAX)).jobs
+    payloads = await ledger.payloads([job.job_id for job in found if job.job_id != document["id"]])
+    others = [body for body in map(json.loads, payloads.values()) if _version_of(body) == _version_of(document)]
+    changing = tuple(body["id"] for body in others if body["action"] not in sources.ANNOTATION_KINDS)
+    if document["action"] in sources.ANNOTATION_KINDS:
+        return Exclusions(ruled_out_by=changing)
+    return Exclusions(rules_out=tuple(body["id"] for body in others), ruled_out_by=changing)
+
+
+def _version_of(body: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The version of the target that a proposal changes. All files of a memory have one version."""
+    is_memory = body["action"] == proposal.MEMORY_UPDATE
+    target = proposal.MEMORY_UPDATE if is_memory else body["target"]
+    return body["agent_slug"], target, body["target_hash"], body["content"].get("expected_version")
 
 
 def _text(body: bytes) -> str:

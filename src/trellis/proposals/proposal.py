@@ -191,12 +191,26 @@ async def find_equal(
 
 
 async def find_applied_equal(ledger: Ledger, body: Mapping[str, Any]) -> EqualProposal:
-    """The applied proposal that created this file content. Its id is empty if the ledger knows none."""
-    where = JobFilter(
+    """The applied proposal that made this change, of whatever version of the target.
+
+    Its id is empty if the ledger knows none: it looks for the one that created the file, then at the newest applied
+    proposals.
+    """
+    created = JobFilter(
         lifecycle=PROPOSAL.name, state="applied", concurrency_key=duplicate_digest({**body, "target_hash": None})
     )
-    found = (await ledger.jobs(where, limit=1)).jobs
-    return EqualProposal(id=found[0].job_id if found else JobId(""), status="applied")
+    found = [job.job_id for job in (await ledger.jobs(created, limit=1)).jobs]
+    if not found:
+        where = JobFilter(lifecycle=PROPOSAL.name, state="applied")
+        newest = [job.job_id for job in (await ledger.jobs(where, limit=EQUALS_MAX)).jobs]
+        payloads, change = await ledger.payloads(newest), _change_digest(body)
+        found = [one for one in newest if one in payloads and _change_digest(json.loads(payloads[one])) == change]
+    return EqualProposal(id=found[0] if found else JobId(""), status="applied")
+
+
+def _change_digest(body: Mapping[str, Any]) -> str:
+    """Like `duplicate_digest`, and the same for every version of the target."""
+    return duplicate_digest({**body, "target_hash": None, "content": {**body["content"], "expected_version": None}})
 
 
 async def _still_rejected(ledger: Ledger, rejected: Job, body: Mapping[str, Any]) -> bool:
@@ -471,9 +485,17 @@ def is_changed(change: AgentFileChange, expected: str | None, there: bytes) -> b
     return False
 
 
-def changes_nothing(change: AgentFileChange, there: str | None) -> bool:
-    """Whether the file with this sha256 (None for no file) already has the proposed content."""
-    return change.kind != "append" and there == hashlib.sha256(_change_bytes(change)).hexdigest()
+def changes_nothing(change: AgentFileChange, there: str | None, text: str) -> bool:
+    """Whether the file already has the proposed content. `there` is its sha256 (None for no file), `text` its text."""
+    if change.kind == "append":
+        return has_lines(text, change.text)
+    return there == hashlib.sha256(_change_bytes(change)).hexdigest()
+
+
+def has_lines(text: str, block: str) -> bool:
+    """Whether a text has these lines, complete and one after the other."""
+    lines = block.replace("\r\n", "\n").strip()
+    return bool(lines) and f"\n{lines}\n" in "\n{}\n".format(text.replace("\r\n", "\n"))
 
 
 def _change_bytes(change: AgentFileChange) -> bytes:

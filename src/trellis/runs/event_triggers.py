@@ -125,10 +125,12 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
 
     async def run_once(self) -> EventTriggerReport:
         """Handle one page of events. After an error the next pass starts from the same position."""
-        if not self.follows and await self.begin():
-            self._named_until = 0.0
-            if self.saved is None:
-                await self.remember(await self.ledger.feed_end())
+        if not self.follows:
+            end = await self.ledger.feed_end()  # read first: an event after the subscription is never before this end
+            if await self.begin():
+                self._named_until = 0.0
+                if self.saved is None:
+                    await self.remember(end)
         if self.follows and self.clock.monotonic() >= self._named_until:
             self._note_named(await self._agents())
         runs: list[str] = []

@@ -179,7 +179,7 @@ class RunSteps:
             await context.once(KEPT_PROPOSALS, lambda: self._bodies(context, loaded, output.proposals))
         )
         equals: dict[str, dict[str, str]] = json.loads(
-            await context.once(STORED, lambda: self._stored(context, bodies))
+            await context.once(STORED, lambda: self._stored(context, loaded, bodies))
         )
         made = [body for body in bodies if body["id"] not in equals]
         created = [
@@ -211,7 +211,9 @@ class RunSteps:
         ]
         return json.dumps([json.loads(one.body) for one in made], ensure_ascii=False).encode()
 
-    async def _stored(self, context: StepContext, bodies: Sequence[Mapping[str, Any]]) -> bytes:
+    async def _stored(
+        self, context: StepContext, loaded: Mapping[str, Any], bodies: Sequence[Mapping[str, Any]]
+    ) -> bytes:
         """Store the proposals. Returns, by id, the equal proposal of each one that was not stored."""
         new = [
             proposal.Proposal(
@@ -221,7 +223,8 @@ class RunSteps:
         ]
         updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
         memory: Mapping[str, str] = await self._remembered(context.request.agent_slug) if updates else {}
-        settled = [body for body in bodies if _is_done(body) or _is_remembered(body, memory)]
+        texts = {one["ref"]: one["text"] for one in loaded["sources"]} | {proposal.LOGIC_FILE: loaded["logic"] or ""}
+        settled = [body for body in bodies if _is_done(body, texts) or _is_remembered(body, memory)]
         done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in settled}
         new = [one for one in new if one.id not in done]
         answers = await proposal.store_proposals(
@@ -304,11 +307,12 @@ class RunSteps:
         )
 
 
-def _is_done(body: Mapping[str, Any]) -> bool:
-    """Whether the target file already has the proposed content."""
+def _is_done(body: Mapping[str, Any], texts: Mapping[str, str]) -> bool:
+    """Whether the target file already has the proposed content. `texts` are the files that the run read, by target."""
     if body["action"] == proposal.MEMORY_UPDATE or body["action"] in ANNOTATION_KINDS:
         return False
-    return proposal.changes_nothing(proposal.file_change(body["agent_slug"], body), body["target_hash"])
+    change = proposal.file_change(body["agent_slug"], body)
+    return proposal.changes_nothing(change, body["target_hash"], texts.get(body["target"], ""))
 
 
 def _is_remembered(body: Mapping[str, Any], memory: Mapping[str, str]) -> bool:
@@ -320,14 +324,13 @@ def _is_remembered(body: Mapping[str, Any], memory: Mapping[str, str]) -> bool:
 
 def _has_text(text: str, update: Mapping[str, Any]) -> bool:
     """Whether a file of the memory, or the section to append to, has the lines that an update would append."""
-    block = (update["content"] or "").strip()
-    if update["operation"] != Operation.APPEND or not block:
+    if update["operation"] != Operation.APPEND:
         return False
     if update["section"]:
         found = markdown.sections(text, update["section"])
         lines = "\n".join(text.split("\n")[found[0].line + 1 :]) if len(found) == 1 else ""
         text = re.split(r"(?m)^#{1,6} ", lines)[0]
-    return f"\n{block}\n" in f"\n{text}\n"
+    return proposal.has_lines(text, update["content"] or "")
 
 
 def _if_any(name: str, value: Any) -> dict[str, Any]:

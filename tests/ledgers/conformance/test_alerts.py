@@ -10,9 +10,9 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
 from tests.ledgers.conformance.test_idle import read_statements
-from trellis.engine.alerts import HOLD_S, Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
+from trellis.engine.alerts import ALERTS_MAX, HOLD_S, Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid
-from trellis.engine.jobs import CancelMode, JobId
+from trellis.engine.jobs import SUBMIT_MAX, CancelMode, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, RetentionOptions
 from trellis.lifecycles import Role, Trigger
@@ -251,6 +251,34 @@ async def test_a_round_on_an_idle_ledger_reads_little_and_writes_nothing(rig: Ri
 
 
 # --- conditions, each brought about by its cause ---------------------------------------------------------------------
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_channel_that_was_removed_keeps_no_later_round_busy(rig: Rig):
+    removed = AlertOptions(report_types=(WEBHOOK,))
+    await observe(rig, met(), report_types=removed.report_types)
+    await rig.advance(HOLD_S + 1)
+    await observe(rig, report_types=())
+    evaluating = evaluator(rig)
+    evaluating.options = AlertOptions(report_types=(f"{WEBHOOK}.other",))
+    await evaluating.run_once()  # the first round removes old alerts, so it writes
+    mark = await rig.ledger.alert_mark()
+    assert (mark.unreported, mark.has_open) == (frozenset({WEBHOOK}), False)
+    await evaluating.run_once()
+    assert await rig.ledger.alert_mark() == mark
+    evaluating.options = removed
+    await evaluating.run_once()
+    assert (await rig.ledger.alert_mark()).unreported == frozenset()
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_a_round_reports_more_changes_than_one_submit_may_hold(rig: Rig):
+    channels = tuple(f"{WEBHOOK}.{number}" for number in range(6))
+    observed = [met(subject=f"type-{number}") for number in range(ALERTS_MAX)]
+    assert ALERTS_MAX * len(channels) > SUBMIT_MAX
+    assert len(await observe(rig, *observed, report_types=channels)) == ALERTS_MAX
+    ready = {one.type: one.ready for one in await rig.ledger.queues()}
+    assert [ready[channel] for channel in channels] == [ALERTS_MAX] * len(channels)
 
 
 @pytest.mark.requirement("OBS-4")

@@ -161,6 +161,23 @@ async def test_an_event_begins_one_run_of_each_agent_that_names_it(listeners: Li
     assert [json.loads(one.body)["trigger"] for one in shown if one is not None] == ["event"] * 4
 
 
+@pytest.mark.requirement("RUN-9", "D24")
+async def test_an_event_right_after_the_first_subscription_begins_a_run(
+    listeners: Listeners, monkeypatch: pytest.MonkeyPatch
+):
+    await listeners.agent("reader", RECEIVED)
+    process = listeners.process()
+    begin = process.begin
+
+    async def begin_and_receive() -> bool:
+        following = await begin()
+        await listeners.entry()
+        return following
+
+    monkeypatch.setattr(process, "begin", begin_and_receive)
+    assert len((await process.run_once()).runs) == 1
+
+
 @pytest.mark.requirement("RUN-9")
 async def test_a_process_that_died_before_it_saved_its_position_begins_nothing_twice(listeners: Listeners):
     await listeners.agent("reader", RECEIVED)

@@ -531,7 +531,7 @@ def servers_of(url: str) -> tuple[str, ...]:
             usable = False
         if not usable:
             raise SettingsInvalid(
-                source="bus", detail=f"{_without_secrets(server)!r} is no address like nats://host:4222"
+                source="TRELLIS_BUS", detail=f"{_without_secrets(server)!r} is no address like nats://host:4222"
             )
     return servers
 

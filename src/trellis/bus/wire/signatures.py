@@ -176,7 +176,8 @@ def read_keys(
     """The keys of this process; raises SettingsInvalid."""
     if required and key_file is None:
         raise SettingsInvalid(
-            source="bus", detail="packets must be signed, but there is no key to sign our own: set the bus's key file"
+            source="TRELLIS_BUS",
+            detail="packets must be signed, but there is no key to sign our own: set TRELLIS_BUS_KEY_FILE",
         )
     own = None if key_file is None else _own_key(key_file)
     keys = PacketKeys(sender_id=sender_id, own=own, folder=keys_dir, required=required, window_s=window_s)

@@ -11,7 +11,7 @@ from trellis.engine.metrics import MEDIA_TYPE
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Page
 from trellis.http.operation_shapes import (
-    AlertShape,
+    AlertPage,
     EventListed,
     EventPage,
     Health,
@@ -129,7 +129,7 @@ async def alerts(
     *,
     open: Annotated[bool, Query(description="Only alerts that are open.")] = False,  # noqa: A002 - the word of the interface
     limit: Annotated[int, Query(ge=1, le=ALERTS_MAX, description="How many alerts at most.")] = LIMIT_DEFAULT,
-) -> Page[AlertShape]:
+) -> AlertPage:
     """What needs an operator: open alerts first, then those that were resolved lately, each newest first."""
     return await api_for(instance, caller).system.alerts(only_open=open, limit=limit)
 

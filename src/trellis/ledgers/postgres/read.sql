@@ -323,6 +323,9 @@ select s.*, t.name as type_name, a.name as owner_name,
   left join actor a on a.id = s.owner
  order by s.id
 
+-- name: key_limit
+select c.cap from concurrency_key c where c.id = hashtextextended($1, 42)
+
 -- name: keys_over
 select c.name as key, count(*) as held, c.cap as "limit" from lease l join concurrency_key c on c.id = l.ckey group by c.id
 having count(*) > c.cap + (select count(*) from slot s where s.ckey = c.id and s.n > c.cap)
@@ -360,7 +363,7 @@ limit $1
 -- name: alert_mark
 select coalesce((select m.value::bigint from meta m where m.name = 'alert_round'), 0) as mark,
        exists (select from alert o where o.resolved_at is null) as has_open,
-       exists (select from alert o where o.resolved_at is not null and o.report_types <> '{}') as has_unreported
+       array(select distinct unnest(o.report_types) from alert o where o.resolved_at is not null and o.report_types <> '{}') as unreported
 
 -- name: alert
 select o.* from alert o where o.id = $1

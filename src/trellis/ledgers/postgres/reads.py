@@ -521,7 +521,7 @@ class PostgresReads:
 
     async def alert_mark(self) -> AlertMark:
         (stored,) = await self.fetch(READ_QUERIES.alert_mark)
-        return AlertMark(mark=stored["mark"], has_open=stored["has_open"], has_unreported=stored["has_unreported"])
+        return AlertMark(mark=stored["mark"], has_open=stored["has_open"], unreported=frozenset(stored["unreported"]))
 
     async def alert(self, alert_id: str) -> Alert | None:
         stored = await self.fetch(READ_QUERIES.alert, alert_id)
@@ -556,6 +556,10 @@ class PostgresReads:
                     events=tuple(events.get(job.job_id, ())),
                     dead_letters=tuple(letters.get(job.job_id, ())),
                 )
+
+    async def key_limit(self, key: str) -> int | None:
+        stored = await self.fetch(READ_QUERIES.key_limit, key)
+        return stored[0]["cap"] if stored else None
 
     async def keys_over(self) -> list[KeyOverLimit]:
         return [KeyOverLimit(**dict(row)) for row in await self.fetch(READ_QUERIES.keys_over)]

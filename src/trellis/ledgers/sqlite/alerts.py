@@ -14,7 +14,7 @@ from trellis.engine.alerts import (
     is_in,
     report_jobs,
 )
-from trellis.engine.jobs import Actor, NewJob
+from trellis.engine.jobs import SUBMIT_MAX, Actor, NewJob
 from trellis.engine.records import Event, WaitingType
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows, submit
@@ -52,8 +52,9 @@ def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertCha
         elif _is_over(tx, actor, alert, checked, observers[alert.id]):
             (row,) = tx.db.execute(_ALERT_QUERIES.resolve, (tx.now, number, alert.id)).fetchall()
             changes.append(AlertChange(kind=AlertChangeKind.RESOLVED, alert=_alert(row)))
-    if reports := _reports(tx, checked.report_types, number):
-        submit.submit(tx, actor, reports)
+    reports = _reports(tx, checked.report_types, number)
+    for start in range(0, len(reports), SUBMIT_MAX):
+        submit.submit(tx, actor, reports[start : start + SUBMIT_MAX])
     tx.db.execute(_ALERT_QUERIES.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
     return changes
 
@@ -67,23 +68,23 @@ class _Observer(NamedTuple):
 
 
 def _reports(tx: Transaction, types: Sequence[str], number: int) -> list[NewJob]:
-    """The jobs that say through these channels what they have not said about alerts, and which channels have said it."""
+    """The jobs that report alerts through these channels, as far as they have not. Stores which channels have."""
     if not types:
         return []
-    made: list[NewJob] = []
+    jobs: list[NewJob] = []
     for id_, stored in tx.db.execute(_ALERT_QUERIES.to_report, {"now": tx.now, "round": number}).fetchall():
-        found, said = alert(tx, id_), stored.split()
-        assert found is not None, "it was read in this transaction"
-        may_begin = found.resolved_at is None or rows.microseconds(found.resolved_at) == tx.now
-        missing = [one for one in types if one not in said] if may_begin else []
-        made += report_jobs(found, AlertChangeKind.RAISED, missing)
-        said += missing
-        if found.resolved_at is not None:
-            made += report_jobs(found, AlertChangeKind.RESOLVED, [one for one in said if one in types])
-            said = [one for one in said if one not in types]
-        if said != stored.split():
-            tx.db.execute(_ALERT_QUERIES.reported, (" ".join(said), id_))
-    return made
+        changed, reported = alert(tx, id_), stored.split()
+        assert changed is not None, "it was read in this transaction"
+        may_begin = changed.resolved_at is None or rows.microseconds(changed.resolved_at) == tx.now
+        missing = [one for one in types if one not in reported] if may_begin else []
+        jobs += report_jobs(changed, AlertChangeKind.RAISED, missing)
+        reported += missing
+        if changed.resolved_at is not None:
+            jobs += report_jobs(changed, AlertChangeKind.RESOLVED, [one for one in reported if one in types])
+            reported = [one for one in reported if one not in types]
+        if reported != stored.split():
+            tx.db.execute(_ALERT_QUERIES.reported, (" ".join(reported), id_))
+    return jobs
 
 
 def _raised(
@@ -114,8 +115,8 @@ def _is_over(tx: Transaction, actor: Actor, alert: Alert, checked: AlertRound, s
 
 
 def mark(tx: Transaction) -> AlertMark:
-    ((number, has_open, has_unreported),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
-    return AlertMark(mark=number, has_open=bool(has_open), has_unreported=bool(has_unreported))
+    ((number, has_open, unreported),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
+    return AlertMark(mark=number, has_open=bool(has_open), unreported=frozenset(unreported.split()))
 
 
 def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:

@@ -202,6 +202,7 @@ class SqliteLedger:
     followers = _reading(reads.followers)
     find_by_idempotency_key = _reading(submits.find_by_idempotency_key)
     find_request = _reading(request_keys.find)
+    key_limit = _reading(reads.key_limit)
     keys_over = _reading(reads.keys_over)
     unpaired = _reading(reads.unpaired)
     acts = _reading(control.read)

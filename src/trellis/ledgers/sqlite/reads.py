@@ -299,6 +299,10 @@ def figures(tx: Transaction) -> LedgerFigures:
     )
 
 
+def key_limit(tx: Transaction, key: str) -> int | None:
+    return tx.names.key_limit(key)
+
+
 def workers(tx: Transaction) -> list[WorkerRecord]:
     stored = tx.db.execute(_READ_QUERIES.workers).fetchall()
     return [WorkerRecord(name=name, seen_at=rows.moment(at), held=held, info=info) for name, at, held, info in stored]

@@ -157,11 +157,11 @@ def open_tokenizer(setting: str = BYTES) -> TokenCounter:
     try:
         brought = load_plugin(PLUGINS, setting, ours=(BYTES,))
     except SettingsInvalid as error:
-        raise SettingsInvalid(source=f"tokenizer {setting!r}", detail=str(error.data["detail"])) from error
+        raise SettingsInvalid(source="TRELLIS_TOKENIZER", detail=str(error.data["detail"])) from error
     tried: Any = brought(SAMPLE) if callable(brought) else None
     if not isinstance(tried, int) or tried < 1:
         detail = f"it must be a function that returns how many tokens a text has, and for {SAMPLE!r} it gave {tried!r}"
-        raise SettingsInvalid(source=f"tokenizer {setting!r}", detail=detail)
+        raise SettingsInvalid(source="TRELLIS_TOKENIZER", detail=detail)
     return cast("TokenCounter", brought)
 
 

@@ -213,6 +213,16 @@ class MemoryRepository:
         with self._bare.objects() as objects:
             return commit_plan.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
 
+    def version_conflict(self, agent_id: str, *, expected_version: int, proposal_id: str) -> VersionConflict | None:
+        """The conflict for which `commit` would refuse a proposal now; None if its version fits or it was applied."""
+        agent, head = checked_agent_id(agent_id), self._bare.branch()
+        with self._bare.objects() as objects:
+            folder = AgentFolder(objects, head, agent)
+            current = commit_plan.version_of(folder)
+            if current == expected_version or commit_plan.marker_of(folder, proposal_id) is not None:
+                return None
+        return VersionConflict(expected=expected_version, current=current)
+
     def commit(
         self,
         agent_id: str,

@@ -14,7 +14,8 @@ SELECT id, name, subject, value, text, raised_at, last_seen_at, resolved_at FROM
 -- name: mark
 SELECT coalesce((SELECT value FROM trellis_meta WHERE key = 'alert_round'), 0),
   EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_at IS NULL),
-  EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_at IS NOT NULL AND report_types <> '');
+  (SELECT coalesce(group_concat(report_types, ' '), '') FROM
+    (SELECT DISTINCT report_types FROM trellis_alert WHERE resolved_at IS NOT NULL AND report_types <> ''));
 
 -- name: next_round
 INSERT INTO trellis_meta (key, value) VALUES ('alert_round', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value;
