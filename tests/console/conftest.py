@@ -225,6 +225,11 @@ class Screen:
         await self.page.screenshot(path=SHOTS / f"{name}.png")
 
 
+async def visit(page: Page, path: str) -> None:
+    """Go to a screen as a link does, without loading the console again."""
+    await page.evaluate("path => history.pushState(null, '', path)", path)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_screen(browser: Browser, server: ConsoleServer) -> AsyncIterator[Callable[..., Any]]:
     """Opens the console at a path, signed in with these roles; without roles nobody is signed in."""

@@ -15,7 +15,7 @@ import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.console.artifacts import BOWS, FOUND, brief, finalized
-from tests.console.conftest import VIOLIN, ConsoleServer
+from tests.console.conftest import VIOLIN, ConsoleServer, visit
 from tests.console.test_console import Open
 from trellis.cli import main
 from trellis.lifecycles import Role
@@ -24,11 +24,6 @@ SAME = "details:has(> .tabs)"
 TABS = ("trellis", "curl", "Python")
 SHELL = 'curl() {{ printf "%s\\0" "$@"; }}; {}'
 """A shell in which curl prints its arguments: the words are split as a person's shell does, and no curl is needed."""
-
-
-async def visit(page: Page, path: str) -> None:
-    """Go to a screen as a link does, without loading the console again."""
-    await page.evaluate("path => history.pushState(null, '', path)", f"/console/{path}")
 
 
 async def copied(place: Page | Locator, tab: str) -> str:
@@ -117,7 +112,7 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
     }
     screen = await open_screen("/console/overview", Role.OWNER, Role.CONTROL_PLANE)
     for path, (command, expected) in screens.items():
-        await visit(screen.page, path)
+        await visit(screen.page, f"/console/{path}")
         await expect(screen.page.locator(SAME).last).to_contain_text(f"trellis {command}")
         for tab in TABS:
             assert expected in await execute(tab, await copied(screen.page, tab)), f"{path} by {tab}"
@@ -132,7 +127,7 @@ async def test_what_a_dialog_would_do_is_done_by_its_commands(
     dialog = page.get_by_role("dialog")
 
     async def does(tab: str, path: str, button: str, note: str | None = None) -> None:
-        await visit(page, path)
+        await visit(page, f"/console/{path}")
         await page.get_by_role("button", name=re.compile(f"^{re.escape(button)}")).first.click()
         await expect(dialog).to_be_visible()
         if note is not None:
@@ -160,7 +155,7 @@ async def test_what_a_dialog_would_do_is_done_by_its_commands(
         assert server.status(good) in {"approved", "applying", "applied"}, tab
         await does(tab, f"proposals?id={(bad := server.proposal('a bad note'))}", "Reject", why)
         assert server.status(bad) == "rejected", tab
-    await visit(page, "runs")
+    await visit(page, "/console/runs")
     await page.get_by_role("button", name="Start a run").click()
     await page.get_by_label("Agent").select_option(VIOLIN)
     assert "run_" in await execute("curl", await copied(dialog, "curl"))

@@ -6,8 +6,8 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.agents.files import agent_file
-from tests.console.conftest import OPERATOR, ConsoleServer
-from tests.console.test_console import Open
+from tests.console.conftest import OPERATOR, ConsoleServer, visit
+from tests.console.test_console import Open, screens_of
 from tests.gateway.world import artifact
 from trellis import connect_sync
 from trellis.agents.catalog import agent_key
@@ -76,9 +76,9 @@ def hostile_agent(server: ConsoleServer) -> str:
         return client.runs.wait(started, timeout_s=60).run_id
 
 
-async def visit(page: Page, path: str) -> None:
-    """Go to a screen within the loaded page, open all that is folded in it, and see that nothing was executed."""
-    await page.evaluate("path => history.pushState(null, '', path)", path)
+async def look_at(page: Page, path: str) -> None:
+    """Go to a screen, open all that is folded in it, and see that nothing was executed."""
+    await visit(page, path)
     await expect(page.locator("main h1, main .empty h2, main .empty h1, main article").first).to_be_visible()
     await expect(page.locator(".loading")).to_have_count(0)
     await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
@@ -115,17 +115,16 @@ async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServ
         f"/console/runs/{run_id}": 1,
     }
     for path, times in shown.items():
-        await visit(page, path)
+        await look_at(page, path)
         await expect(page.get_by_text(SHOWN).nth(times - 1)).to_be_attached()
-    links = await page.locator("nav a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
     for path in (
-        *links,
+        *await screens_of(page),
         f"/console/agents/{SLUG}",
         f"/console/artifacts/{made}",
         "/console/%3Cscript%3E?q=%3Cscript%3E",
     ):
-        await visit(page, path)
-    await visit(page, f"/console/proposals?id={note}")
+        await look_at(page, path)
+    await look_at(page, f"/console/proposals?id={note}")
     await page.keyboard.press("a")
     await expect(page.get_by_role("dialog")).to_contain_text(SHOWN)
     await page.keyboard.press("Escape")
@@ -135,7 +134,7 @@ async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServ
     await page.get_by_role("dialog").locator("button.danger").click()
     await expect(page.locator(".toast").first).to_be_visible()
     for path in ("/console/runs", "/console/jobs", "/console/dead-letters"):
-        await visit(page, path)
+        await look_at(page, path)
         await page.get_by_role("combobox", name="Filter").fill(HOSTILE[:400])
         await page.wait_for_url("**q=*")
     assert await page.evaluate("window.hacked") is None

@@ -115,9 +115,9 @@ def test_descriptions_on_the_docs_page_are_text_and_never_markup():
 
 
 INTERNAL = re.compile(
-    r"§\s?\d|\bD\d{1,2}\b|\b(?:RUN|PIPE|JQ|DJ|AUTH|ART|BUS|NLM|OBS)-\d+\b|\bdocument 00\d|\bconsole\b", re.IGNORECASE
+    r"§\s?\d|\bD\d{1,2}\b|\b(?:RUN|PIPE|JQ|DJ|AUTH|ART|BUS|NLM|OBS)-\d+\b|\bdocument 00\d", re.IGNORECASE
 )
-"""What only those who wrote the program can look up, and a console, which does not exist."""
+"""What only those who wrote the program can look up."""
 
 
 def described(found: object, place: str = "") -> Iterator[tuple[str, str]]:
