@@ -490,7 +490,7 @@ def test_doctor_looks_at_the_keys_of_the_bus(local: Terminal, tmp_path: Path, mo
 def test_settings_of_the_bus_are_checked_and_secrets_not_repeated(local: Terminal, monkeypatch: pytest.MonkeyPatch):
     for name, value, told in (
         ("TRELLIS_BUS", "kafka://user:hush@x", "nats://127.0.0.1:4222"),
-        ("TRELLIS_BUS_REQUIRE_SIGNATURES", "true", "bus_keys_dir"),
+        ("TRELLIS_BUS_REQUIRE_SIGNATURES", "true", "TRELLIS_BUS_KEYS_DIR"),
         ("TRELLIS_BUS_SENDER", "two words", "TRELLIS_BUS_SENDER"),
     ):
         monkeypatch.setenv(name, value)

@@ -105,7 +105,7 @@ def test_an_error_at_the_start_is_json_too(tmp_path: Path):
     assert (started.returncode, out) == (2, "")
     (line,) = map(json.loads, errors.splitlines())
     assert (line["event"], line["level"]) == ("failed", "error")
-    assert "health_address" in line["error"]
+    assert "TRELLIS_HEALTH_ADDRESS" in line["error"]
 
 
 def test_help_names_every_role(capsys: pytest.CaptureFixture[str]):

@@ -18,7 +18,6 @@ from trellis.app.settings import Settings, read_settings
 from trellis.app.wiring import make_development_key
 from trellis.auth.tokens import symmetric_key
 from trellis.cli import main
-from trellis.cli.output import Output
 from trellis.cli.up_nlm import bind_nlm_endpoint, open_embedded, why_no_queue, with_own_addresses
 from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.http_server.server import ListenRefused, ServerOptions, listen
@@ -153,11 +152,10 @@ async def test_a_backend_beside_postgresql_says_that_its_jobs_are_this_machines(
 
 
 def _cli(**settings: Any) -> Any:
-    made = Settings.model_validate(settings)
-    return SimpleNamespace(settings=made, url="sqlite:///trellis.db", out=Output(as_json=False))
+    return SimpleNamespace(settings=Settings.model_validate(settings), url="sqlite:///trellis.db")
 
 
-def test_an_embedded_backend_takes_a_free_port_when_nobody_chose_one_and_says_so(capsys: pytest.CaptureFixture[str]):
+def test_an_embedded_backend_takes_a_free_port_when_nobody_chose_one_and_says_so():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -170,9 +168,7 @@ def test_an_embedded_backend_takes_a_free_port_when_nobody_chose_one_and_says_so
         object.__setattr__(by_default.settings, "__pydantic_fields_set__", set())
         place = bind_nlm_endpoint(by_default, None, [KEY])
         assert place is not None
-        told = capsys.readouterr().err
-        assert f"port {port} is in use" in told
-        assert place.listening.url in told
+        assert place.described == f"{place.listening.url} (port {port} is in use; TRELLIS_NLM_PORT chooses one)"
         assert place.listening.url != f"http://127.0.0.1:{port}"
         place.listening.close()
 

@@ -179,8 +179,8 @@ def test_public_key_set_cannot_sign_tokens(files: dict[str, Path]):
 @pytest.mark.parametrize(
     "environment, says",
     [
-        ({"TRELLIS_TOKEN_JWKS_FILE": "k"}, "token_issuer"),
-        ({"TRELLIS_TOKEN_SIGNING_KEY_FILE": "k"}, "token_issuer"),
+        ({"TRELLIS_TOKEN_JWKS_FILE": "k"}, "TRELLIS_TOKEN_ISSUER"),
+        ({"TRELLIS_TOKEN_SIGNING_KEY_FILE": "k"}, "TRELLIS_TOKEN_ISSUER"),
         (
             {"TRELLIS_TOKEN_JWKS_FILE": "k", "TRELLIS_TOKEN_ISSUER": "i", "TRELLIS_TOKEN_KEY_FILE": "s"},
             "exclude each other",

@@ -39,6 +39,14 @@ class NlmEndpoint:
     options: ServerOptions
     listening: BoundSockets
     keys: Sequence[TrustedKey]
+    instead_of: int | None = None
+    """The usual port, if it was in use and another was taken."""
+
+    @property
+    def described(self) -> str:
+        """Its address, and why it is not the usual one."""
+        why = f" (port {self.instead_of} is in use; TRELLIS_NLM_PORT chooses one)" if self.instead_of else ""
+        return f"{self.listening.url}{why}"
 
     async def serve(self, backend: BackendProcess, stop: asyncio.Event, *, alone: Cli | None = None) -> None:
         """Serve requests and run the backend's jobs until `stop` is set."""
@@ -83,11 +91,7 @@ def bind_nlm_endpoint(cli: Cli, roles: frozenset[str] | None, keys: Sequence[Tru
         if "nlm_port" in cli.settings.model_fields_set:
             raise
         free = _place(cli.settings.model_copy(update={"nlm_port": 0}), keys)
-        cli.out.note(
-            f"port {cli.settings.nlm_port} is in use, so the NLM backend of this process listens at {free.listening.url};"
-            " TRELLIS_NLM_PORT chooses another port"
-        )
-        return free
+        return replace(free, instead_of=cli.settings.nlm_port)
 
 
 def with_own_addresses(settings: Settings, gateway: BoundSockets | None, nlm: NlmEndpoint | None) -> Settings:
@@ -116,7 +120,7 @@ async def open_embedded(
         if asked_for:
             raise
         return _warn_left_out(cli, place, str(error.data["reason"]))
-    cli.out.line(f"nlm       {place.listening.url}")
+    cli.out.line(f"nlm       {place.described}")
     _note_own_ledger(cli)
     return backend
 
