@@ -74,7 +74,9 @@ async def test_agent_is_run_with_parameters_and_waits_where_its_slot_is_held(ser
 
 
 @pytest.mark.requirement("D24", "RUN-9")
-async def test_agent_shows_its_schedule_its_events_and_is_paused_and_activated(server: ConsoleServer, open_screen: Open):
+async def test_agent_shows_its_schedule_its_events_and_is_paused_and_activated(
+    server: ConsoleServer, open_screen: Open
+):
     planted(server, triggers=TRIGGERS)
     planted(server, slug="broken", model="''")
     screen = await open_screen("/console/agents", Role.OWNER)

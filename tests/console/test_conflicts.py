@@ -49,7 +49,9 @@ async def test_proposal_for_a_text_that_has_changed_shows_the_change_and_cannot_
     since = page.locator("section.card", has_text="What has changed since it was proposed")
     await expect(page.locator(".banner.bad")).to_contain_text(f"{LETTERS} has changed since this was proposed")
     await expect(since.locator(".diff .add").last).to_have_text("+The sheet of 1926 was found again.")
-    await expect(page.locator(".inbox-list button", has_text="Shorten the letters").locator(".badge.bad")).to_be_visible()
+    await expect(
+        page.locator(".inbox-list button", has_text="Shorten the letters").locator(".badge.bad")
+    ).to_be_visible()
     await expect(page.locator(".actions button.primary")).to_be_disabled()
     await page.keyboard.press("a")
     await expect(page.get_by_role("dialog")).to_have_count(0)

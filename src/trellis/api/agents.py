@@ -68,9 +68,7 @@ class LocalAgents:
         return AgentSourcesShape(
             agent=agent,
             items=[AgentSourceShape(ref=one.ref, sha256=one.sha256, text=one.text) for one in read.items],
-            left_out=[
-                SourceLeftOut(ref=one.ref, reason=one.reason.value, detail=one.detail) for one in read.left_out
-            ],
+            left_out=[SourceLeftOut(ref=one.ref, reason=one.reason.value, detail=one.detail) for one in read.left_out],
             tokens=read.tokens,
             tokens_max=SOURCES_TOKENS_MAX,
             complete=read.complete,

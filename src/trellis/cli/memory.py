@@ -20,7 +20,9 @@ WideOption = Annotated[bool, typer.Option("--wide", help="With the facts; withou
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    memory = group(program, "memory", section="Agents", help_="Memory of agents: list, read, history, diff.", lists=True)
+    memory = group(
+        program, "memory", section="Agents", help_="Memory of agents: list, read, history, diff.", lists=True
+    )
     command(memory, "list", gateway=True)(list_memories)
     command(memory, "read", gateway=True)(read)
     command(memory, "history", gateway=True)(history)

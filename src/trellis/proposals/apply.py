@@ -362,9 +362,7 @@ def has_target(document: Mapping[str, Any]) -> bool:
     return document["status"] not in ENDED and bool({"change", "updates"} & document["content"].keys())
 
 
-async def conflict_of(
-    document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository
-) -> str | None:
+async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore, memory: MemoryRepository) -> str | None:
     """Why applying the proposal would be refused now; None if its target is unchanged. Raises TargetRefused."""
     if not has_target(document):
         return None
