@@ -13,7 +13,7 @@ from trellis.research.context import ContextAssembler
 from trellis.research.queue_job import QueueRequest, snapshot_url
 
 BOWS = "sources/07-bows.md"
-FOUND = "A modern violin bow is about 74–75 cm long and mostly weighs 58–63 g."
+FOUND = "Carbon fibre, 61 g, bought in 2016 for visitors, so that they need not borrow anything old."
 """Word for word in that source."""
 PAYLOADS: dict[JobType, dict[str, Any]] = {
     JobType.RESEARCH: {"query": "What does a bow weigh?"},

@@ -17,8 +17,8 @@ INVENTED = "Every violin bow weighs exactly 60 g."
 async def test_artifact_shows_which_citations_are_in_its_sources_and_leads_to_the_passage(
     server: ConsoleServer, open_screen: Open
 ):
-    first = finalized(server, brief("A bow weighs about 60 g.", "Mostly 58–63 g.", [FOUND]))
-    second = finalized(server, brief("A bow weighs 58 to 63 g.", "Mostly 58–63 g.", [FOUND, INVENTED]))
+    first = finalized(server, brief("A bow weighs about 60 g.", "TB-03 weighs 61 g.", [FOUND]))
+    second = finalized(server, brief("A bow weighs 58 to 63 g.", "TB-03 weighs 61 g.", [FOUND, INVENTED]))
     screen = await open_screen(f"/console/artifacts?q=run:{server.run_id}", Role.OWNER)
     page = screen.page
     await expect(page.locator(".grid-row", has_text=second)).to_contain_text("RESEARCH BRIEF")

@@ -88,7 +88,10 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
     server: ConsoleServer, open_screen: Open, execute: Callable[[str, str], Awaitable[str]]
 ):
     (dead,) = server.dead_jobs(1, lambda _: 'it\'s the "end" of $HOME', type_="quoted.mail")
-    note, made = server.proposal("one more note"), finalized(server, brief("About 60 g.", "58–63 g.", [FOUND]))
+    note, made = (
+        server.proposal("one more note"),
+        finalized(server, brief("About 60 g.", "TB-03 weighs 61 g.", [FOUND])),
+    )
     screens = {
         "overview": ("slo", ""),
         f"proposals?id={note}": ("proposals show", note),

@@ -1,6 +1,7 @@
 """One agent over HTTP: its whole definition, when its schedule is due, what it reads, and what changed in its memory."""
 
 from datetime import datetime
+from itertools import pairwise
 
 import pytest
 
@@ -31,7 +32,7 @@ async def test_agent_is_read_with_its_definition_and_the_next_instants_of_its_sc
     after = (await owner.get(f"/agents/{VIOLIN}")).json()
     instants = [datetime.fromisoformat(one) for one in after["next"]]
     assert [(one.hour, one.minute) for one in instants] == [(3, 0)] * 5
-    assert [(b - a).days for a, b in zip(instants, instants[1:], strict=False)] == [1] * 4
+    assert [(b - a).days for a, b in pairwise(instants)] == [1] * 4
     assert after["events"] == ["proposal.applied", "run.completed:architect-guardian"]
     assert after["sha256"] != before["sha256"]
     await replaced(gateway, b"status: active", b"status: paused")

@@ -11,15 +11,15 @@ class AgentDetail(AgentShape):
     """An agent with its whole definition. A malformed one has none: its `problems` say what to correct."""
 
     model: str | None = None
-    safe_outputs: list[str] = []
+    safe_outputs: list[str] = pydantic.Field(default_factory=list[str])
     """The actions that it may propose."""
     temperature: float | None = None
     max_steps: int | None = None
     manual: bool | None = None
     """Whether a person may start it."""
-    events: list[str] = []
+    events: list[str] = pydantic.Field(default_factory=list[str])
     """The events that start a run of it, as its file names them."""
-    next: list[datetime] = []
+    next: list[datetime] = pydantic.Field(default_factory=list[datetime])
     """Its next five instants; none for an agent without `cron`, or one that is not active."""
     folder: str | None = None
     """Where its sources are, below its own folder."""
