@@ -1,4 +1,4 @@
-"""Documents about an instance at work: health, events, explanations, queues, workers, alerts and schedules."""
+"""Documents about an instance at work: health, events, explanations, queues, workers, alerts, rights and schedules."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -105,6 +105,15 @@ class AlertShape(pydantic.BaseModel):
     resolved_at: str | None
     action: str
     runbook: str
+
+
+class RunRequestShape(pydantic.BaseModel):
+    """What a run was started with. Start the same agent with the same parameters to do it again."""
+
+    run_id: str
+    agent_slug: str
+    trigger: str
+    params: dict[str, Any]
 
 
 class RuleShape(pydantic.BaseModel):
