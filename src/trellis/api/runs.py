@@ -27,13 +27,13 @@ from trellis.engine.jobs import Actor, CancelMode, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.engine.subscription import PROJECTOR
+from trellis.http.operation_shapes import RunRequestShape
 from trellis.http.pages import read_pages
 from trellis.http.shapes import (
     Page,
     RunDetail,
     RunListed,
     RunManifest,
-    RunRequestShape,
     RunStarted,
     RunStatus,
     StepFile,

@@ -1,4 +1,4 @@
-"""Documents about an instance at work: health, events, explanations, queues, workers, alerts and schedules."""
+"""Documents about an instance at work: health, events, explanations, queues, workers, alerts, rights and schedules."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -112,6 +112,15 @@ class AlertPage(Page[AlertShape]):
 
     evaluated: bool = True
     """False if no process with the role `alerts` has ever looked: then no alert means nothing."""
+
+
+class RunRequestShape(pydantic.BaseModel):
+    """What a run was started with. Start the same agent with the same parameters to do it again."""
+
+    run_id: str
+    agent_slug: str
+    trigger: str
+    params: dict[str, Any]
 
 
 class RuleShape(pydantic.BaseModel):

@@ -115,15 +115,6 @@ class RunDetail(RunStatus):
     """Where its documents are stored."""
 
 
-class RunRequestShape(pydantic.BaseModel):
-    """What a run was started with. Start the same agent with the same parameters to do it again."""
-
-    run_id: str
-    agent_slug: str
-    trigger: str
-    params: dict[str, Any]
-
-
 class StepFile(pydantic.BaseModel):
     """The file of one step."""
 

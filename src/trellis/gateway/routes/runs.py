@@ -17,12 +17,12 @@ from trellis.engine.recent_entries import LruCache
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, is_known, page_document
+from trellis.http.operation_shapes import RunRequestShape
 from trellis.http.shapes import (
     EXAMPLE_RUN,
     Begun,
     RunListed,
     RunManifest,
-    RunRequestShape,
     RunStatus,
     StepFile,
     Stopped,
