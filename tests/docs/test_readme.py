@@ -38,7 +38,7 @@ def test_tutorial_commands_work(tmp_path: Path, environment: dict[str, str]):
         assert text in output, output
     assert "attempt 2 did pages 20 to 60" in output
     assert "key hall" in output, "the third waits for its key"
-    assert "job with key 'hall' may be held at once, and " in output
+    assert "At most 2 jobs with key 'hall' may be held at once, and " in output
 
 
 @pytest.mark.requirement("D65")
