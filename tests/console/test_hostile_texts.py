@@ -113,14 +113,15 @@ async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServ
         f"/console/jobs/{good}": 1,
         "/console/dead-letters?q=type%3Ax.hostile": 1,
         f"/console/runs/{run_id}": 1,
+        f"/console/agents/{SLUG}": 2,
+        f"/console/agents/{SLUG}?part=sources": 1,
+        f"/console/artifacts/{made}": 2,
     }
     for path, times in shown.items():
         await look_at(page, path)
         await expect(page.get_by_text(SHOWN).nth(times - 1)).to_be_attached()
     for path in (
         *await screens_of(page),
-        f"/console/agents/{SLUG}",
-        f"/console/artifacts/{made}",
         "/console/%3Cscript%3E?q=%3Cscript%3E",
     ):
         await look_at(page, path)

@@ -26,7 +26,7 @@ async function entriesOf(signal: AbortSignal): Promise<Entry[]> {
   const items = <T,>(result: PromiseSettledResult<{ items: T[] }>): T[] => (result.status === "fulfilled" ? result.value.items : []);
   return [
     ...items(agents).flatMap((one): Entry[] =>
-      one.slug == null ? [] : [{ kind: "agent", id: one.slug, title: one.slug, note: one.name ?? "", to: "/console/runs", search: { q: `agent:${one.slug}` } }],
+      one.slug == null ? [] : [{ kind: "agent", id: one.slug, title: one.slug, note: one.name ?? "", to: "/console/agents/$slug", params: { slug: one.slug } }],
     ),
     ...items(runs).map((one): Entry => ({ kind: "run", id: one.run_id, title: one.run_id, note: `${one.agent_slug} ${one.status}`, to: "/console/runs/$runId", params: { runId: one.run_id } })),
     ...items(proposals).map((one): Entry => ({ kind: "proposal", id: one.id, title: summaryOf(one), note: `${one.id} ${one.status}`, to: "/console/proposals", search: { status: "all", id: one.id } })),

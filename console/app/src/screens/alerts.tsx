@@ -36,7 +36,7 @@ export function Alerts() {
           return (
             <>
               {open.length === 0 ? (
-                <Empty title={t("alerts.none")} hint={t("alerts.none.hint")} command="trellis up --roles alerts" />
+                <Empty title={t(page.evaluated ? "alerts.none" : "alerts.unwatched")} hint={t("alerts.none.hint")} command="trellis up --roles alerts" />
               ) : (
                 open.map((one) => <AlertCard key={one.id} alert={one} read={read} />)
               )}
