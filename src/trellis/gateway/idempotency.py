@@ -61,11 +61,3 @@ def _fingerprint(asked: list[Any]) -> bytes:
 def _digest(*parts: str) -> str:
     """A digest of fixed length, distinct for distinct lists of parts."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-RESPONSES: dict[str, Any] = {
-    HEADER: {
-        "description": "`true` when an earlier request with this key had the effect.",
-        "schema": {"type": "string"},
-    }
-}

@@ -61,10 +61,6 @@ class Codec:
         self._result = pydantic.TypeAdapter[Any](result)
         self._validate = self._payload.validator.validate_json
 
-    def payload_bytes(self, payload: Any) -> bytes:
-        """Encodes a caller's payload. Raises PayloadInvalid or PayloadTooLarge."""
-        return self.accept(payload)[1]
-
     def accept(self, payload: Any) -> tuple[Any, bytes]:
         """Returns a caller's payload as the handler's type, and encoded. Raises PayloadInvalid or PayloadTooLarge."""
         if not self._takes_payload and payload is not None:

@@ -29,7 +29,6 @@ from trellis.lifecycles.contract import lifecycle_rows, rank_bytes, state_rows, 
 from trellis.lifecycles.events import sql_cases
 from trellis.lifecycles.lifecycle import ROLES
 
-OWNER_ROLE = "trellis_owner"
 APP_ROLE = "trellis_app"
 OLDEST_PROGRAM = 22
 """The oldest schema version whose programs can use a ledger of this version, beside this program's.
