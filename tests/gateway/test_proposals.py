@@ -147,7 +147,15 @@ async def test_approval_of_a_proposal_that_no_longer_fits_is_refused_and_leaves_
     related = (await client.get(f"/proposals/{first}/diff")).json()
     assert (related["rules_out"], related["ruled_out_by"]) == ([second], [second])
     await gateway.instance.objects.put(f"agents/{VIOLIN}/notes/{note}.md", b"somebody was faster\n")
+    folder = gateway.instance.memory.path
+    folder.rename(folder.with_suffix(".away"))
+    assert (await client.get("/proposals", params={"conflicts": "true"})).json()["items"][0]["conflict"] is None
+    folder.with_suffix(".away").rename(folder)
     assert (await client.patch(f"/proposals/{first}", json={"decision": "approve"})).status_code == 200
+    early = await client.patch(f"/proposals/{second}", json={"decision": "approve"})
+    assert (early.status_code, early.json()["code"]) == (409, "CONFLICT")
+    assert f"{first} changes the same version, is approved and not applied yet" in early.json()["detail"]
+    assert early.json()["detail"].endswith((await client.get(f"/proposals/{second}/diff")).json()["conflict"] + ".")
     assert (await client.post(f"/proposals/{first}/apply")).json()["status"] == "applied"
     for id_, reason in ((note, f"notes/{note}.md has changed"), (second, "the memory was at version")):
         refused = await client.patch(f"/proposals/{id_}", json={"decision": "approve"})

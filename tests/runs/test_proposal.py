@@ -11,7 +11,7 @@ from trellis.engine.jobs import Actor, JobId, Moved, NotMoved, RequestId
 from trellis.engine.records import JobFilter, SweepOptions
 from trellis.lifecycles import Role
 from trellis.proposals import proposal as proposals
-from trellis.proposals.proposal import Proposal, ProposalContent
+from trellis.proposals.proposal import Proposal, ProposalContent, has_lines
 
 RUN = "run_2026-02-14_080000_abc123"
 OWNER = Actor(role=Role.OWNER, name="anna")
@@ -142,3 +142,10 @@ async def test_an_undecided_proposal_expires_after_three_days(stand: Stand):
     document = await published(stand, proposal)
     assert document["status"] == "expired"
     assert proposals.TTL_S == 72 * 3600
+
+
+@pytest.mark.parametrize("block", ["plain", "    if x:\n        y", "- item  ", "  - nested\n  - more\n"])
+def test_a_file_has_the_lines_that_were_appended_to_it(block: str):
+    assert has_lines(f"# Title\n\n{block}\nmore\n", block)
+    assert has_lines(f"# Title\r\n\r\n{block}\r\nmore\r\n".replace("\n", "\r\n").replace("\r\r", "\r"), block)
+    assert not has_lines(f"# Title\n\nnot {block}\nmore\n", block)

@@ -27,13 +27,13 @@ from trellis.proposals.apply import (
     FAILED,
     Exclusions,
     apply_until_settled,
+    approved_rival,
     conflict_of,
     conflicts_of,
     diff_of,
     exclusions_of,
     has_target,
 )
-from trellis.storage.memory.errors import MemoryUnavailable
 from trellis.storage.objects.store import StoreUnavailable
 
 APPLY_PATIENCE_S = 5.0
@@ -101,6 +101,8 @@ class LocalProposals:
             shown = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
             conflict = await conflict_of(document, objects=instance.objects, memory=instance.memory)
             related = await exclusions_of(self._context.ledger, document)
+            if conflict is None and document["status"] == "pending":
+                conflict = await approved_rival(self._context.ledger, document)
         return ProposalDiff(
             id=document["id"],
             version=document["version"],
@@ -182,10 +184,11 @@ class LocalProposals:
             return
         instance = await self._context.instance()
         try:
-            found = await conflicts_of([document], objects=instance.objects, memory=instance.memory)
-        except (StoreUnavailable, MemoryUnavailable):
-            return
-        for conflict in found.values():
+            conflicts = await conflicts_of([document], objects=instance.objects, memory=instance.memory)
+        except StoreUnavailable:
+            conflicts = {}
+        conflict = conflicts.get(document["id"]) or await approved_rival(self._context.ledger, document)
+        if conflict is not None:
             raise ProposalOutdated(proposal=document["id"], conflict=conflict)
 
     async def apply_once(self, proposal_id: str, request: IdempotentRequest) -> Changed[ProposalShape]:

@@ -45,6 +45,7 @@ from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals import proposal
 from trellis.proposals import proposal as proposals
 from trellis.proposals.proposal import AgentFileChange, apply_change, file_change, is_changed
+from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.memory.layout import AlreadyApplied, Committed, VersionConflict
 from trellis.storage.memory.markdown import unified_diff
 from trellis.storage.memory.repository import MemoryRepository
@@ -331,8 +332,11 @@ ENDED = frozenset({"applied", "rejected", "expired"})
 _NO_LONGER = "so it can no longer be applied: reject it and run the agent again"
 READS_AT_ONCE = 8
 """Number of targets read concurrently for a list of proposals."""
+PENDING = "pending"
+APPROVED = ("approved", "auto_approved", APPLYING)
+"""The states of proposals that will be applied without another decision."""
 PENDING_MAX = 100
-"""Number of pending proposals that are compared with one, newest first."""
+"""Number of proposals in one state that are compared with one, newest first."""
 
 
 async def diff_of(
@@ -399,6 +403,8 @@ async def conflicts_of(
                 return await conflict_of(document, objects=objects, memory=memory)
             except TargetRefused as error:
                 return str(error)
+            except RepositoryError:  # not known: whoever applies it will see
+                return None
 
     found = await asyncio.gather(*(look(document) for document in documents))
     return {document["id"]: told for document, told in zip(documents, found, strict=True) if told is not None}
@@ -419,16 +425,29 @@ async def exclusions_of(ledger: Ledger, document: Mapping[str, Any]) -> Exclusio
 
     A comment or tag is stored beside its target and rules out nothing; a change of the target rules it out.
     """
-    pending = "pending"
-    if document["status"] != pending:
+    if document["status"] != PENDING:
         return Exclusions()
-    found = (await ledger.jobs(JobFilter(lifecycle=PROPOSAL.name, state=pending), limit=PENDING_MAX)).jobs
-    payloads = await ledger.payloads([job.job_id for job in found if job.job_id != document["id"]])
-    others = [body for body in map(json.loads, payloads.values()) if _version_of(body) == _version_of(document)]
+    others = await _others_of_version(ledger, document, PENDING)
     changing = tuple(body["id"] for body in others if body["action"] not in sources.ANNOTATION_KINDS)
     if document["action"] in sources.ANNOTATION_KINDS:
         return Exclusions(ruled_out_by=changing)
     return Exclusions(rules_out=tuple(body["id"] for body in others), ruled_out_by=changing)
+
+
+async def approved_rival(ledger: Ledger, document: Mapping[str, Any]) -> str | None:
+    """Why a pending proposal cannot be approved yet: another change of the same version is approved and not applied."""
+    for state in APPROVED:
+        for body in await _others_of_version(ledger, document, state):
+            if body["action"] not in sources.ANNOTATION_KINDS:
+                return f"{body['id']} changes the same version, is approved and not applied yet: wait until it is"
+    return None
+
+
+async def _others_of_version(ledger: Ledger, document: Mapping[str, Any], state: str) -> list[dict[str, Any]]:
+    """The newest other proposals in this state that change the same version of the same target."""
+    newest = (await ledger.jobs(JobFilter(lifecycle=PROPOSAL.name, state=state), limit=PENDING_MAX)).jobs
+    payloads = await ledger.payloads([job.job_id for job in newest if job.job_id != document["id"]])
+    return [body for body in map(json.loads, payloads.values()) if _version_of(body) == _version_of(document)]
 
 
 def _version_of(body: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -494,8 +494,8 @@ def changes_nothing(change: AgentFileChange, there: str | None, text: str) -> bo
 
 def has_lines(text: str, block: str) -> bool:
     """Whether a text has these lines, complete and one after the other."""
-    lines = block.replace("\r\n", "\n").strip()
-    return bool(lines) and f"\n{lines}\n" in "\n{}\n".format(text.replace("\r\n", "\n"))
+    lines, there = block.replace("\r\n", "\n").strip("\n"), "\n{}\n".format(text.replace("\r\n", "\n"))
+    return any(f"\n{one}\n" in there for one in (lines, lines.strip()) if one.strip())
 
 
 def _change_bytes(change: AgentFileChange) -> bytes:

@@ -214,7 +214,11 @@ class MemoryRepository:
             return commit_plan.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
 
     def version_conflict(self, agent_id: str, *, expected_version: int, proposal_id: str) -> VersionConflict | None:
-        """The conflict for which `commit` would refuse a proposal now; None if its version fits or it was applied."""
+        """The conflict for which `commit` would refuse a proposal now; None if its version fits or it was applied.
+
+        Raises MemoryMissing: a repository that is away must not look like one without a version.
+        """
+        check_repository(self._bare.path)
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
             folder = AgentFolder(objects, head, agent)
