@@ -487,7 +487,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
         async with asyncio.timeout(STORE_S):
             await objects.probe()
             page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
-            models = await unset_model_findings(settings, objects)
+        models = await unset_model_findings(settings, objects)
     except TrellisError as error:
         return [store_finding(objects.url, str(error))]
     except TimeoutError:
