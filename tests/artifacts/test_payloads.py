@@ -70,6 +70,11 @@ def test_each_type_has_its_own_payload() -> None:
         (JobType.PROPOSAL_PREPROCESS, {"proposal_draft": {"x": "y" * 262_144}}, "262144"),
         (JobType.PROPOSAL_PREPROCESS, rule("exists"), "'required', 'max_chars', 'matches', 'one_of', 'resolves'"),
         (JobType.PROPOSAL_PREPROCESS, rule("required", value=1), "value"),
+        (
+            JobType.PROPOSAL_PREPROCESS,
+            rule("max_chars", valeu=5),
+            "validation_rules/0/max_chars/valeu: there is no such field (did you mean value?)",
+        ),
         (JobType.PROPOSAL_PREPROCESS, rule("max_chars", value="5"), "value"),
         (JobType.PROPOSAL_PREPROCESS, rule("matches", value="("), "no pattern"),
         (JobType.PROPOSAL_PREPROCESS, rule("matches", value="(?=x)"), "look-around"),

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -70,6 +71,12 @@ class Terminal:
         answer = self("submit", *arguments)
         assert answer.code == 0, answer.err
         return answer.out.strip()
+
+
+@pytest.fixture(autouse=True)
+def program_in_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Printed commands begin with `trellis`, as where it is installed, and not with a path of this machine."""
+    monkeypatch.setenv("PATH", os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,7 @@ def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatc
         monkeypatch.setenv("TRELLIS_RETENTION_DAYS", days)
         refused = used("retention", "plan").err
         assert "TRELLIS_RETENTION_DAYS: days must be at least 0.05 (72 minutes" in refused
+        assert f" (off keeps jobs for ever), not {days!r}\n" in refused
     monkeypatch.setenv("TRELLIS_RETENTION_DAYS", "off")
     for state, problem in (
         ("=0", "days must be at least 0.05"),
@@ -117,7 +118,7 @@ def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatc
     assert answer.code == 0, answer.out
     monkeypatch.setenv("TRELLIS_RETENTION_STATES", "leased-job.canceled=1")
     assert (
-        "no job ends in the state leased-job.canceled; did you mean leased-job.cancelled?"
+        "no job ends in the state leased-job.canceled; did you mean leased-job.cancelled?\n"
         in used("retention", "plan").err
     )
 

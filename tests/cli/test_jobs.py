@@ -226,6 +226,9 @@ def test_the_events_of_a_failed_attempt_have_the_number_of_that_attempt(trellis:
         ("job_retry_scheduled", "1"),
     ]
     assert "2/5" in trellis("jobs").out, "the next one"
+    assert trellis("job", "cancel", job_id).code == 0
+    last = trellis("events", job_id).out.splitlines()[-1].split()
+    assert (last[2], last[3]) == ("job_cancelled", "1"), "a job that ended while it waited was tried once"
 
 
 @pytest.mark.requirement("DJ-15")

@@ -454,6 +454,17 @@ def _check(local: Terminal, name: str) -> dict[str, str]:
     return next((one for one in local("doctor", "--json").records if one.get("check") == name), {})
 
 
+def test_doctor_does_not_call_a_store_dead_whose_agents_take_long_to_read(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    assert local("agents", "create", "reader", "--purpose", "p", "--model", "openai:mine").code == 0
+    monkeypatch.setattr("trellis.cli.machine_checks.AGENTS_S", 0.0)
+    records = {one["check"]: one for one in local("doctor", "--json").records if "check" in one}
+    assert records["object store"]["severity"] == "ok"
+    models = records["agents' models"]
+    assert (models["severity"], "models not checked: the files" in models["detail"]) == ("warning", True), models
+
+
 @pytest.mark.parametrize("answer,severity", [(b'200 OK\r\n\r\n{"data": []}', "ok"), (b"401 No\r\n\r\n{}", "error")])
 def test_doctor_says_whether_the_server_of_agents_models_accepts_the_key(
     local: Terminal, monkeypatch: pytest.MonkeyPatch, answer: bytes, severity: str

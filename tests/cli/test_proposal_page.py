@@ -10,6 +10,7 @@ from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
 from trellis.cli.invocation import Cli
 from trellis.cli.output import Output
+from trellis.engine.errors import LedgerNotMigrated
 from trellis.lifecycles import Role
 from trellis.proposals.proposal import ProposalContent, ProposalSource
 from trellis.proposals.service import ProposalOffer
@@ -129,6 +130,22 @@ def test_the_page_names_the_pending_proposals_that_exclude_each_other(boiler: Te
     assert boiler("proposals", "approve", edit).out == f"{edit} is applied\n"
 
 
+def test_a_printed_command_can_be_typed_where_paths_have_spaces(
+    local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    url = f"sqlite:///{tmp_path / 'my data'}/l.db"
+    missing = local("jobs", ledger=url).err
+    assert f"run `trellis migrate --ledger '{url}'` to make it" in missing
+    older = LedgerNotMigrated(found=1, needed=2, url="postgresql://ada:hid'den@db/t")
+    assert "run `trellis migrate --ledger 'postgresql://ada:***@db/t'`." in str(older), "without the password"
+    cli = Cli(ledger=url, data=None, out=Output(as_json=False))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "my tools" / "trellis")])
+    program = f"'{tmp_path}/my tools/trellis'"
+    assert cli.command("jobs") == f"{program} jobs --ledger '{url}'"
+    assert cli.typed("see `trellis jobs`") == f"see `{cli.command('jobs')}`", "one name of the program in one session"
+
+
 def test_printed_commands_name_the_place_that_the_command_was_given(boiler: Terminal):
     """A command that is copied from an answer works where the answer came from."""
     id_, place = offered(boiler, "propose-edit", "sources/note.md"), f"--ledger {boiler.url}"
@@ -141,6 +158,9 @@ def test_printed_commands_name_the_place_that_the_command_was_given(boiler: Term
     assert f"`trellis worker MODULE:APP {place}`" in boiler("doctor").out
     spaced = Cli(ledger=None, data=Path("my data"), out=Output(as_json=False))
     assert spaced.typed("see `trellis jobs`") == "see `trellis jobs --data 'my data'`"
+    assert spaced.typed("`trellis jobs --ledger=L` and `trellis jobs`") == (
+        "`trellis jobs --ledger=L` and `trellis jobs --data 'my data'`"
+    ), "a place may be given with an equals sign"
     away = Cli(ledger=None, data=None, gateway="http://gw", out=Output(as_json=False))
     text = "see `trellis job show J`; `trellis token issue --role owner` and `trellis up --data D` are for its machine"
     assert away.typed(text) == text.replace("show J", "show J --gateway http://gw")

@@ -5,6 +5,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -519,13 +520,14 @@ def test_secrets_of_models_are_shown_nowhere(planted: Terminal, monkeypatch: pyt
     assert json.dumps(answer.records)
 
 
-def test_the_demo_runs_an_agent_and_approves_nothing(local: Terminal, tmp_path: Path):
-    folder = tmp_path / "demo"
+def test_the_demo_runs_an_agent_and_approves_nothing(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    folder = tmp_path / "my demo"
     answer = local.bare("demo", "--data", str(folder))
     assert answer.code == 0, answer.err
     assert "What waits for you" in answer.out
     (line,) = [line for line in answer.out.splitlines() if " proposals show " in line]
-    shown = subprocess.run(line.split(), capture_output=True, text=True, env={"PATH": ""}, check=True)
+    shown = subprocess.run(shlex.split(line), capture_output=True, text=True, env={"PATH": ""}, check=True)
     assert "What it would change now" in shown.stdout, "the command works as it is printed, whatever the PATH is"
     assert "“" in answer.out, "a proposal without a quotation is not worth reading"
     states = [record["status"] for record in local.bare("proposals", "--data", str(folder), "--json").records]

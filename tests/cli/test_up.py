@@ -139,9 +139,33 @@ async def test_an_orchestrator_alone_listens_nowhere(
             await asyncio.sleep(0)
             said += "".join(capsys.readouterr())
     assert len(listening() - before) == doors
-    assert "this ledger is served already, by up@other:7: the processes share its jobs and runs" in said
+    assert "this ledger is served already, by up@other:7 (reported within the last 5 s): the processes share" in said
     stop.set()
     await serving
+
+
+async def test_a_killed_process_of_this_machine_is_not_said_to_serve_the_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Its subscription has its name until the lease ends, also under the id of this process after a restart."""
+    from trellis.cli.invocation import Cli
+    from trellis.cli.output import Output
+    from trellis.cli.up_process import print_others
+    from trellis.ledgers import open_ledger
+
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    cli = Cli(ledger=f"sqlite:///{tmp_path / 't.db'}", data=None, out=Output(as_json=False))
+    ledger = await open_ledger(cli.url)
+    try:
+        for subscriber, pid in (("gone", ended.pid), ("this", os.getpid()), ("alive", os.getppid())):
+            actor = Actor(role=Role.PROJECTOR, name=f"up@{socket.gethostname()}:{pid}")
+            assert await ledger.subscribe(actor, subscriber, lease_s=60.0) is not None
+        await print_others(cli, ledger)
+    finally:
+        await ledger.close()
+    printed = "".join("".join(capsys.readouterr()).split())
+    assert f"servedalready,byup@{socket.gethostname()}:{os.getppid()}(reported" in printed
 
 
 def test_address_file_of_a_killed_process_is_ignored(local: Terminal, tmp_path: Path):

@@ -444,7 +444,7 @@ def test_a_refusal_of_the_gateway_says_what_the_caller_can_do_there(
     assert "give --key, which lets you repeat" in shell("submit", "echo", "--id", "x", code=2)
     monkeypatch.setenv("TRELLIS_TOKEN", place.token(Role.WORKER))
     refused = shell("queues", "pause", "echo", code=1)
-    assert "`trellis token issue --role control-plane` on its machine" in refused
+    assert "trellis token issue --role control-plane` on its machine" in refused
     assert "trellis migrate" not in refused
     monkeypatch.setenv("TRELLIS_TOKEN", "no.token.here")
     assert "Whoever administers the gateway makes a token" in shell("queues", "pause", "echo", code=1)

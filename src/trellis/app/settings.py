@@ -81,7 +81,7 @@ def _check_days(days: float | None) -> None:
     """Raise ValueError if this is no time after which ended jobs may be removed. None keeps them for ever."""
     if days is not None and not RETENTION_DAYS_MIN <= days <= RETENTION_DAYS_MAX:
         least = f"{RETENTION_DAYS_MIN:g} (72 minutes, so that results can be read before they go)"
-        raise ValueError(f"days must be at least {least} and at most {RETENTION_DAYS_MAX:g}; off keeps jobs for ever")
+        raise ValueError(f"days must be at least {least} and at most {RETENTION_DAYS_MAX:g} (off keeps jobs for ever)")
 
 
 class Settings(pydantic.BaseModel):
@@ -518,8 +518,8 @@ def _problem_of(
         return {"source": "settings", "detail": message}
     key = str(at[0])
     source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
-    is_secret = str(at[0]).endswith(_SECRETS)
-    return {"source": source, "detail": message if is_secret else f"{message}, not {value!r}"}
+    is_complete = key.endswith(_SECRETS) or message.endswith("?")  # a question names what it is about
+    return {"source": source, "detail": message if is_complete else f"{message}, not {value!r}"}
 
 
 _SENTENCES = {

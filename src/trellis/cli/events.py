@@ -200,17 +200,23 @@ def _millisecond(moment: datetime) -> datetime:
 def attempt_number(event: Event) -> int:
     """The number of the attempt that an event is about, from 1; 0 for the end of a job that nobody tried.
 
-    An event that ends an attempt and opens the next one is about the attempt that ended: it has that one's error.
+    An event that ends an attempt and opens the next one is about the attempt that ended: it has that one's error. The
+    end of a job that waited for its next attempt is about the last one that was made.
     """
-    states = LIFECYCLES[event.lifecycle].by_name
-    if event.epoch == 0 and states[event.target].phase is Phase.ENDED:
+    lifecycle = LIFECYCLES[event.lifecycle]
+    states = lifecycle.by_name
+    ends = states[event.target].phase is Phase.ENDED
+    if event.epoch == 0 and ends:
         return 0
-    was_held = event.source is not None and states[event.source].phase is Phase.HELD
-    moves = (one for one in LIFECYCLES[event.lifecycle].transitions if one.event == event.type)
-    opens = any(
-        one.opens is Progress.ATTEMPT for one in moves if (one.source, one.target) == (event.source, event.target)
+    opened = [one for one in lifecycle.transitions if one.opens is Progress.ATTEMPT]
+    if event.source is not None and states[event.source].phase is Phase.HELD:
+        step = (event.source, event.target, event.type)
+        return event.attempt + (0 if any((one.source, one.target, one.event) == step for one in opened) else 1)
+    awaits_next = any(
+        one.source is not None and states[one.source].phase is Phase.HELD and one.target == event.source
+        for one in opened
     )
-    return event.attempt if was_held and opens else event.attempt + 1
+    return event.attempt if ends and awaits_next else event.attempt + 1
 
 
 _WHAT = ListingColumn[Event](title="EVENT", cell=lambda event: event.type)

@@ -2,8 +2,6 @@
 
 import getpass
 import os
-import shutil
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from trellis.auth.own_reads import OwnReads
 from trellis.auth.ownership import sees_all
 from trellis.auth.principals import Principal
 from trellis.cli.output import Output
-from trellis.cli.places import CommandPlace
+from trellis.cli.places import CommandPlace, program_name
 from trellis.cli.telemetry import configure_logging
 from trellis.client import Trellis
 from trellis.engine.admin_acts import this_node
@@ -303,15 +301,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "cli"
-
-
-def program_name() -> str:
-    """The command that runs this program from any folder."""
-    called = Path(sys.argv[0])
-    found = shutil.which("trellis")
-    if found is not None and (called.name != "trellis" or Path(found).resolve() == called.resolve()):
-        return "trellis"
-    return str(called.absolute()) if called.name == "trellis" else f"{sys.executable} -m trellis"
 
 
 def ledger_url(folder: Path) -> str:

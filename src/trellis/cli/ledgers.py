@@ -4,6 +4,7 @@ import asyncio
 import os
 import platform
 import random
+import shlex
 import sys
 import time
 import tomllib
@@ -425,7 +426,7 @@ def _operator(url: str) -> list[Finding]:
     try:
         principal_for(url, name="doctor", operator=True)
     except NotAllowed as error:
-        remedy = f"`trellis migrate --ledger {url}`"
+        remedy = f"`trellis migrate --ledger {shlex.quote(url)}`"
         return [Finding(check="operator", severity=FindingSeverity.WARNING, detail=str(error), remedy=remedy)]
     detail = f"{development_key_path(url)} lets this user requeue and pause"
     return [Finding(check="operator", severity=FindingSeverity.OK, detail=detail)]
@@ -458,7 +459,7 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
     if not found:
         return []
     detail = f"others on this machine can read {', '.join(found)}"
-    remedy = f"chmod -R o-rwx {' '.join(found)}"
+    remedy = f"chmod -R o-rwx {shlex.join(found)}"
     return [Finding(check="privacy", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
 
 
@@ -487,7 +488,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
         async with asyncio.timeout(STORE_S):
             await objects.probe()
             page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
-            models = await unset_model_findings(settings, objects)
+        models = await unset_model_findings(settings, objects)
     except TrellisError as error:
         return [store_finding(objects.url, str(error))]
     except TimeoutError:

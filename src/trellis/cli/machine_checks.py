@@ -25,6 +25,8 @@ MODELS = "agents' models"
 AGENTS_SHOWN = 3
 PROVIDER_S = 5.0
 """How long the doctor waits for the provider."""
+AGENTS_S = 10.0
+"""How long the doctor reads the files of agents. Each is one call of the object store."""
 
 
 async def machine_findings(settings: Settings, url: str) -> list[Finding]:
@@ -113,7 +115,13 @@ async def unset_model_findings(settings: Settings, objects: "ObjectStore") -> li
 
     if settings.model_base_url is not None:
         return []
-    found = (await Catalog(objects).list()).agents
+    try:
+        async with asyncio.timeout(AGENTS_S):
+            found = (await Catalog(objects).list()).agents
+    except TimeoutError:
+        return [_unread_models(f"the files of the agents were not read within {AGENTS_S:g} s")]
+    except TrellisError as error:
+        return [_unread_models(f"the files of the agents could not be read: {error}")]
     named = [one.slug for one in found if isinstance(one, AgentDefinition) and one.model.partition(":")[0] == OPENAI]
     if not named:
         return []
@@ -124,6 +132,13 @@ async def unset_model_findings(settings: Settings, objects: "ObjectStore") -> li
     )
     remedy = f"set {PREFIX}MODEL_BASE_URL and {PREFIX}MODEL_KEY as `trellis up` has them, and ask again"
     return [Finding(check=MODELS, severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
+
+
+def _unread_models(problem: str) -> Finding:
+    """That the models of agents were not checked, because it is not known which ones the agents name."""
+    remedy = f"ask again, or set {PREFIX}MODEL_BASE_URL and {PREFIX}MODEL_KEY: their server is then asked itself"
+    detail = f"models not checked: {problem}"
+    return Finding(check=MODELS, severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

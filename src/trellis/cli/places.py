@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 PROGRAM = "trellis"
+PLACE_OPTIONS = frozenset({"--data", "--ledger", "--gateway"})
 _QUOTED_COMMAND = re.compile(rf"`{PROGRAM} ([a-z][^`]*)`")
 
 
@@ -77,13 +80,24 @@ class CommandPlace:
             option, value = "--ledger", self.ledger
         if self.gateway is not None and not _is_local(words):
             option, value = "--gateway", self.gateway
-        if value is None or {"--data", "--ledger", "--gateway"} & set(words.split()):
+        if value is None or any(word.partition("=")[0] in PLACE_OPTIONS for word in words.split()):
             return words
         return f"{words} {option} {shlex.quote(value)}"
 
     def add_in(self, text: str) -> str:
-        """A text with the same options at each command in backticks."""
-        return _QUOTED_COMMAND.sub(lambda found: f"`{PROGRAM} {self.add_to(found[1])}`", text)
+        """A text with the same options, and the name of the program, at each command in backticks."""
+        return _QUOTED_COMMAND.sub(lambda found: f"`{program_name()} {self.add_to(found[1])}`", text)
+
+
+def program_name() -> str:
+    """The command that runs this program from any folder, as a shell reads it."""
+    called = Path(sys.argv[0])
+    found = shutil.which(PROGRAM)
+    if found is not None and (called.name != PROGRAM or Path(found).resolve() == called.resolve()):
+        return PROGRAM
+    if called.name == PROGRAM:
+        return shlex.quote(str(called.absolute()))
+    return f"{shlex.quote(sys.executable)} -m {PROGRAM}"
 
 
 def _is_local(words: str) -> bool:

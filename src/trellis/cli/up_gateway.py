@@ -1,6 +1,7 @@
 """The part of `trellis up` with a gateway. Its address is bound first, then all parts start, and they end together."""
 
 import asyncio
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -209,7 +210,7 @@ def _print_gateway(cli: Cli, listening: BoundSockets, codes: SignInCodes | None)
     if settings.token_jwks_file is not None and settings.token_signing_key_file is None:
         cli.out.line(f"tokens    of {settings.token_issuer}")
     else:
-        place = f" --ledger {cli.url}" if sqlite_path(cli.url) is not None else ""
+        place = f" --ledger {shlex.quote(cli.url)}" if sqlite_path(cli.url) is not None else ""
         cli.out.line(f"tokens    {cli.command(f'token issue --role owner{place}')}")
     print_ready(cli)
 

@@ -1,13 +1,17 @@
 """The process of `trellis up`: its roles, its status lines, and parts that end together."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from trellis.app.wiring import process_name
 from trellis.cli.invocation import Cli
+from trellis.cli.wait import is_alive
 from trellis.engine.ledger import Ledger
+from trellis.engine.subscription import SubscriptionOptions
 
 # Roles of `trellis up`, and the lines that its parts print at start.
 
@@ -74,16 +78,29 @@ def print_services(cli: Cli, names: list[str]) -> None:
 async def print_others(cli: Cli, ledger: Ledger) -> None:
     """Say which other processes serve this ledger. That is no mistake: they share the work.
 
-    They are known by the event feed: each service that reads it does so in one process at a time.
+    They are known by the event feed: each service that reads it does so in one process at a time. A process that was
+    killed stands there until its lease ends, so those of this machine that are gone are left out.
     """
     now = await ledger.now()
     found = sorted({seen.actor for seen in await ledger.followers() if seen.waits and seen.until > now})
-    found = [name for name in found if name.startswith(f"{UP}@")]
+    found = [name for name in found if name.startswith(f"{UP}@") and not _is_gone(name)]
     if found:
         cli.out.note(
-            f"this ledger is served already, by {', '.join(found)}: the processes share its jobs and runs, and each is"
-            " done once. Stop the other one if you meant to replace it."
+            f"this ledger is served already, by {', '.join(found)} (reported within the last"
+            f" {SubscriptionOptions().lease_s:g} s): the processes share its jobs and runs, and each is done once. Stop"
+            " the other one if you meant to replace it."
         )
+
+
+def _is_gone(name: str) -> bool:
+    """Whether a process name is of this machine and no other process has its id now.
+
+    A container that starts again has the id of the one before, so the name of this process was another's before.
+    """
+    process, _, pid = name.rpartition(":")
+    if process != process_name(UP).rpartition(":")[0] or not pid.isdecimal():
+        return False
+    return int(pid) == os.getpid() or not is_alive(int(pid))
 
 
 def print_ready(cli: Cli) -> None:

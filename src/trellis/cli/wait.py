@@ -141,12 +141,13 @@ def _hinted(hint: Path) -> _GatewayLocation | None:
         with hint.open("rb") as file:
             told = json.loads(file.read(HINT_BYTES_MAX))
         where = _GatewayLocation(address=str(told["gateway"]), instance=str(told["instance"]))
-        return where if _is_alive(int(told["pid"])) else None
+        return where if is_alive(int(told["pid"])) else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this machine has this id."""
     if pid <= 0:  # such ids name process groups
         return False
     try:

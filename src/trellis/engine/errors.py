@@ -49,6 +49,7 @@ TrellisError
 """
 
 import re
+import shlex
 from typing import ClassVar
 
 
@@ -202,15 +203,24 @@ class LedgerError(TrellisError):
     shown = "The ledger cannot answer now; try again in a while."
 
 
+def _without_password(url: object) -> str:
+    """A ledger's address with its password masked: errors are logged."""
+    covered = re.sub(r"(//[^/@:]*:)[^/@]*@", r"\1***@", str(url))
+    return re.sub(r"\b(password=)[^&]*", r"\1***", covered)
+
+
+def _typed(url: object) -> str:
+    """A ledger's address as a shell reads it, without its password."""
+    return shlex.quote(_without_password(url))
+
+
 class LedgerUrlInvalid(LedgerError):
     """{url!r} is no ledger address: {reason}. Use sqlite:///path/to/file.db or postgresql://user@host/database."""
 
     code = "VALIDATION_FAILED"
 
     def __init__(self, *, url: object, reason: object) -> None:
-        # Errors are logged: mask the password.
-        covered = re.sub(r"(//[^/@:]*:)[^/@]*@", r"\1***@", str(url))
-        super().__init__(url=re.sub(r"\b(password=)[^&]*", r"\1***", covered), reason=reason)
+        super().__init__(url=_without_password(url), reason=reason)
 
 
 class LedgerTooOld(LedgerError):
@@ -224,9 +234,15 @@ class PoolerUnfit(LedgerError):
 class LedgerMissing(LedgerError):
     """There is no ledger at {path}: no such file; run `trellis migrate --ledger {url}` to make it."""
 
+    def __init__(self, *, path: object, url: object) -> None:
+        super().__init__(path=path, url=_typed(url))
+
 
 class LedgerNotMigrated(LedgerError):
     """The ledger has schema version {found} and this program needs {needed}; run `trellis migrate --ledger {url}`."""
+
+    def __init__(self, *, url: object = "URL", **data: object) -> None:
+        super().__init__(url=_typed(url), **data)
 
 
 class LedgerNewer(LedgerNotMigrated):

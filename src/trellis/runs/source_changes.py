@@ -26,10 +26,10 @@ from trellis.agents.errors import AgentError
 from trellis.documents.errors import RunError
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import InputError
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Job, JobFilter
+from trellis.engine.records import JobFilter
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.proposals.apply import INTENT
 from trellis.runs.event_triggers import SKIPPED
@@ -41,8 +41,11 @@ from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreU
 
 FOLDER = "source-changes/"
 PROPOSALS_MAX = 1_000
-"""The most applied proposals since the last look that are compared with a change."""
+"""The most proposals that were applied, or that failed, since the last look and are compared with a change."""
 APPLYING_MAX = 100
+"""The most proposals that are being applied and are compared with a change."""
+PAYLOADS_AT_ONCE = 50
+"""The most proposals that are read in one call."""
 LOOK_S_DEFAULT = 30.0
 NOTED_AGAIN_S = 3_600.0
 """After this time without a change the time of the look is stored anew, so that few proposals came since."""
@@ -202,34 +205,47 @@ class SourceChanges:
         return result
 
     async def _origin(self, slug: str, known: KnownSources, changed: dict[str, str | None]) -> TriggerOrigin:
-        """The runs that led to a change. A change in which somebody else had a part counts as that one's alone."""
-        # Those at work first: one that ends between the two reads is then in both.
-        unfinished: list[Job] = []
-        for state in ("applying", "failed"):
-            where = JobFilter(lifecycle=PROPOSAL.name, state=state)
-            unfinished += (await self.ledger.jobs(where, limit=APPLYING_MAX)).jobs
-        events = await self.ledger.find_events(
-            type_="proposal.applied", correlation_id=None, since=known.seen_at, limit=PROPOSALS_MAX
-        )
-        if len(events) == PROPOSALS_MAX:
-            _log.warning("source_change_origin_unknown", agent=slug, proposals=PROPOSALS_MAX)
+        """The runs that led to a change. A change in which somebody else had a part counts as that one's alone.
+
+        If there are more proposals than are compared, the change counts as the agent's own: it begins no run.
+        """
+        proposals = await self._proposals(known.seen_at)
+        if proposals is None:
+            _log.warning("source_change_origin_unknown", agent=slug, proposals=PROPOSALS_MAX, applying=APPLYING_MAX)
             return TriggerOrigin((slug,))
-        proposals = dict.fromkeys([*(event.job_id for event in events), *(job.job_id for job in unfinished)])
         origins: list[TriggerOrigin] = []
         left = set(changed.items())
-        for proposal in proposals:
-            body = json.loads((await self.ledger.payloads([proposal])).get(proposal) or b"{}")
-            if body.get("agent_slug") != slug or body["target"] not in changed:
-                continue
-            intent = (await self.ledger.read_journal(proposal)).get(INTENT)
-            wrote = (body["target"], None if intent is None else intent.decode())
-            if intent is not None and changed[wrote[0]] == wrote[1]:
-                left.discard(wrote)
-                origins.append(await origin_of(self.ledger, await self.ledger.job(proposal)))
+        for start in range(0, len(proposals), PAYLOADS_AT_ONCE):
+            payloads = await self.ledger.payloads(proposals[start : start + PAYLOADS_AT_ONCE])
+            for proposal, payload in payloads.items():
+                body = json.loads(payload or b"{}")
+                if body.get("agent_slug") != slug or body["target"] not in changed:
+                    continue
+                intent = (await self.ledger.read_journal(proposal)).get(INTENT)
+                wrote = (body["target"], None if intent is None else intent.decode())
+                if intent is not None and changed[wrote[0]] == wrote[1]:
+                    left.discard(wrote)
+                    origins.append(await origin_of(self.ledger, await self.ledger.job(proposal)))
         if left or any(not origin.agents for origin in origins):
             return TriggerOrigin()
         agents = dict.fromkeys(agent for origin in origins for agent in origin.agents)
         return TriggerOrigin(tuple(agents), max((origin.depth for origin in origins), default=0))
+
+    async def _proposals(self, since: datetime) -> list[JobId] | None:
+        """The proposals that may have written since then; None if there are more than are compared.
+
+        One that failed may have written before. It is looked for by its event: as a job it stays `failed` for long.
+        """
+        # Those at work first: one that ends between the reads is then in both.
+        where = JobFilter(lifecycle=PROPOSAL.name, state="applying")
+        applying = (await self.ledger.jobs(where, limit=APPLYING_MAX)).jobs
+        proposals = [job.job_id for job in applying]
+        is_complete = len(applying) < APPLYING_MAX
+        for type_ in ("proposal.applied", "proposal.failed"):
+            events = await self.ledger.find_events(type_=type_, correlation_id=None, since=since, limit=PROPOSALS_MAX)
+            proposals += [event.job_id for event in events]
+            is_complete = is_complete and len(events) < PROPOSALS_MAX
+        return list(dict.fromkeys(proposals)) if is_complete else None
 
 
 def known_key(slug: str) -> str:

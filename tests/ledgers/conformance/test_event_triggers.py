@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -92,8 +92,8 @@ class Listeners:
     async def source(self, slug: str, name: str, text: str) -> None:
         await self.objects.put(f"agents/{slug}/sources/{name}", text.encode())
 
-    async def edited(self, slug: str, name: str, text: str, parent_id: str) -> None:
-        """A source that a proposal of this run or entry wrote."""
+    async def edited(self, slug: str, name: str, text: str, parent_id: str, to: str = "applied") -> None:
+        """A source that a proposal of this run or entry wrote, and the status that the proposal has then."""
         body = json.dumps({"agent_slug": slug, "target": f"sources/{name}"}).encode()
         proposal = await self.rig.submit_one(
             lifecycle="proposal", type="proposal", by=actor(Role.ORCHESTRATOR), parent_id=parent_id, payload=body
@@ -102,7 +102,8 @@ class Listeners:
         assert lease is not None
         await self.rig.ledger.journal(lease, INTENT, sha256(text.encode()).encode())
         await self.source(slug, name, text)
-        await self.rig.drive(proposal, "applied", lease)
+        if to != "applying":
+            await self.rig.drive(proposal, to, lease)
 
     async def ended(self, to: str, lifecycle: str = "leased-job", **options: object) -> JobId:
         """A job that ended so."""
@@ -406,6 +407,49 @@ async def test_a_source_that_an_agents_own_run_changed_does_not_begin_it(listene
     await listeners.edited("reader", "a.md", "by itself again", run)
     await listeners.source("reader", "b.md", "by a person meanwhile")
     assert len((await watcher.run_once()).runs) == 1
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+async def test_a_change_that_may_be_of_an_agents_own_run_does_not_begin_it(
+    listeners: Listeners, monkeypatch: pytest.MonkeyPatch
+):
+    await listeners.agent("reader", "{events: [source.changed]}")
+    watcher, run = listeners.watcher(), await listeners.run("reader", "completed")
+    for number in range(2):
+        await listeners.edited("other", "a.md", f"{number} failed long ago", run, "failed")
+    await listeners.rig.advance(1.0)
+    await watcher.run_once()
+    monkeypatch.setattr("trellis.runs.source_changes.APPLYING_MAX", 2)
+    await listeners.source("reader", "a.md", "by a person")
+    assert len((await watcher.run_once()).runs) == 1, "proposals that failed before the last look do not count"
+    await listeners.edited("reader", "a.md", "written before it failed", run, "failed")
+    assert (await watcher.run_once()).skipped == 1
+    for number in range(2):
+        await listeners.edited("other", "a.md", f"{number} at work", run, "applying")
+    await listeners.source("reader", "a.md", "by a person, or by one of too many proposals at work")
+    assert (await watcher.run_once()).skipped == 1
+
+
+@pytest.mark.requirement("RUN-9", "D71")
+async def test_proposals_are_compared_with_a_change_several_at_a_time(
+    listeners: Listeners, monkeypatch: pytest.MonkeyPatch
+):
+    await listeners.agent("reader", "{events: [source.changed]}")
+    watcher, run = listeners.watcher(), await listeners.run("reader", "completed")
+    await watcher.run_once()
+    for name in ("a.md", "b.md", "c.md"):
+        await listeners.edited("reader", name, "by itself", run)
+    monkeypatch.setattr("trellis.runs.source_changes.PAYLOADS_AT_ONCE", 2)
+    calls: list[int] = []
+    payloads = watcher.ledger.payloads
+
+    async def counted(job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
+        calls.append(len(job_ids))
+        return await payloads(job_ids)
+
+    monkeypatch.setattr(watcher.ledger, "payloads", counted)
+    assert (await watcher.run_once()).skipped == 1, "the proposals of every call count"
+    assert calls.count(2) == 1, "two in one call, and the third in a call of its own"
 
 
 @pytest.mark.requirement("RUN-9", "D71")

@@ -3,6 +3,7 @@
 import asyncio
 import json as json_
 import os
+import shlex
 import tempfile
 import time
 from collections import Counter
@@ -21,8 +22,9 @@ from trellis.cli.commands import command
 from trellis.cli.demo.processes import DemoWorkers
 from trellis.cli.demo.watch import DemoWatch
 from trellis.cli.events import EVENT_COLUMNS, print_events
-from trellis.cli.invocation import Cli, ledger_url, make_folder, program_name
+from trellis.cli.invocation import Cli, ledger_url, make_folder
 from trellis.cli.output import ListingColumn, state_text
+from trellis.cli.places import program_name
 from trellis.client import Trellis
 from trellis.engine.errors import InputError, Refused
 from trellis.engine.jobs import JobId
@@ -214,7 +216,7 @@ LETTER_COLUMNS = (
 def _next_steps(cli: Cli, folder: Path, crashed: Job) -> None:
     program = program_name()
     cli.out.line("\nNothing is left running. Look around:", style="bold")
-    cli.out.line(f"  cd {folder}")
+    cli.out.line(f"  cd {shlex.quote(str(folder))}")
     for order in (
         "jobs",
         f"job explain {crashed.job_id}",

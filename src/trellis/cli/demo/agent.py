@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from trellis.api.runs import ReadableRun, published_states, while_executing
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import make_development_key
-from trellis.cli.invocation import Cli, ledger_url, make_folder, program_name
+from trellis.cli.invocation import Cli, ledger_url, make_folder
+from trellis.cli.places import program_name
 from trellis.cli.runs import followed
 from trellis.documents import ids
 from trellis.engine.errors import InputError
@@ -87,8 +89,8 @@ def _print_locations(cli: Cli, folder: Path, slug: str, run_id: str) -> None:
 def _print_decisions(cli: Cli, folder: Path, proposal: str) -> None:
     cli.out.line()
     cli.out.line("Nothing was changed but the agent's own memory. What waits for you:")
-    cli.out.line(f"  {program_name()} proposals show {proposal} --data {folder}")
-    cli.out.line(f"  {program_name()} proposals approve {proposal} --data {folder}")
+    for act in ("show", "approve"):
+        cli.out.line(f"  {program_name()} proposals {act} {proposal} --data {shlex.quote(str(folder))}")
 
 
 async def _decided_in_a_browser(cli: Cli, instance: Instance, folder: Path, proposal: str, *, serve: bool) -> None:
@@ -101,4 +103,4 @@ async def _decided_in_a_browser(cli: Cli, instance: Instance, folder: Path, prop
         await serve_console(cli, instance, ledger_url(folder), proposal=proposal)
     else:
         cli.out.line("Or decide in a browser; this prints a link that signs in:")
-        cli.out.line(f"  {program_name()} up --data {folder}")
+        cli.out.line(f"  {program_name()} up --data {shlex.quote(str(folder))}")

@@ -206,7 +206,7 @@ def _no_privilege(message: str) -> TrellisError:
 
 
 def _not_migrated(_: str) -> TrellisError:
-    return LedgerNotMigrated(found="none or older", needed="current", url="<url>")
+    return LedgerNotMigrated(found="none or older", needed="current")
 
 
 def _without_session(message: str) -> TrellisError:

@@ -367,7 +367,7 @@ def submit_on(
         raise OptionInvalid(option="connection", value="not in a transaction", expected="begin one first")
     version = stored_version(connection)
     if version != SCHEMA_VERSION:
-        raise LedgerNotMigrated(found=version, needed=SCHEMA_VERSION, url="of this connection")
+        raise LedgerNotMigrated(found=version, needed=SCHEMA_VERSION)
     return submit(Transaction(connection, NameNumbers(connection, this_node()), now), actor, jobs)
 
 
