@@ -16,7 +16,6 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from tests.gateway.description import share_description
 from tests.known_routes import share_routes
 from trellis.app.instance import Instance, storage_locations
 from trellis.app.settings import Settings
@@ -155,7 +154,7 @@ async def make_gateway(planted: Path, tmp_path: Path) -> AsyncGenerator[Callable
 
         def make(options: GatewayOptions = FREE) -> Gateway:
             app = create_app(instance, [KEY], monotonic=clock.monotonic, new_id=new_id, options=options)
-            made.append(Gateway(instance=instance, app=share_description(app), clock=clock, key=KEY))
+            made.append(Gateway(instance=instance, app=app, clock=clock, key=KEY))
             return made[-1]
 
         yield make

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx2
 from fastapi import FastAPI
 
-from tests.gateway.description import share_description
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import new_id
@@ -52,16 +51,14 @@ async def opened(
 ) -> AsyncIterator[Door]:
     """Open everything in a folder, and a client that goes straight to the application."""
     async with open_instance(Settings.model_validate({}), f"sqlite:///{folder}/door.db") as instance:
-        app = share_description(
-            create_app(
-                instance,
-                keys,
-                monotonic=time.monotonic,
-                new_id=new_id,
-                options=QUICK,
-                now=now,
-                callback_secrets=secrets,
-            )
+        app = create_app(
+            instance,
+            keys,
+            monotonic=time.monotonic,
+            new_id=new_id,
+            options=QUICK,
+            now=now,
+            callback_secrets=secrets,
         )
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:

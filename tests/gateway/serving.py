@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from tests.gateway.description import share_description
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import Settings, read_settings
 from trellis.app.wiring import new_id
@@ -84,7 +83,6 @@ class _Stage:
         try:
             async with open_instance(self.settings, self.ledger_url) as instance:
                 app = create_app(instance, self.keys, monotonic=time.monotonic, new_id=new_id, options=self.options)
-                share_description(app)
                 with _BUILDING:
                     app.openapi()
                 place = listen(replace(LOOPBACK, port=self.port), key_configured=True)
