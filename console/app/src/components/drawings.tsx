@@ -180,7 +180,7 @@ export function Moves({ lifecycle, state }: { lifecycle: Lifecycle; state: strin
   const moves = movesFrom(lifecycle, state);
   if (moves.length === 0) return <p className="quiet">{t("run.moves.none")}</p>;
   return (
-    <div className="scroll-x">
+    <div className="scroll-x" tabIndex={0} role="group" aria-label={t("run.moves")}>
       <table>
         <thead>
           <tr>

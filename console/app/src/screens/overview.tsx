@@ -155,7 +155,7 @@ function Queues() {
       ) : queues.data.items.length === 0 ? (
         <Empty title={t("overview.queues.empty")} command="trellis submit greet world" />
       ) : (
-        <div className="scroll-x">
+        <div className="scroll-x" tabIndex={0} role="group" aria-label={t("overview.queues")}>
           <table>
             <thead>
               <tr>
@@ -209,7 +209,7 @@ function Workers() {
           <Command text="trellis worker MODULE:APP" />
         </>
       ) : (
-        <div className="scroll-x">
+        <div className="scroll-x" tabIndex={0} role="group" aria-label={t("overview.workers")}>
           <table>
             <thead>
               <tr>
