@@ -31,7 +31,7 @@ from trellis.ledgers.postgres.lanes import LaneOptions
 from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.worker.options import HEARTBEAT_S_MIN, LEASE_S_MIN
 
-LEASE_S, HEARTBEAT_S = 4.0, 1.0
+LEASE_S, HEARTBEAT_S = 2.0, 0.5
 OUTAGE_LEASES = 3
 HASTY = LaneOptions(call_timeout_s=1.0, outcome_window_s=1.0, connect_timeout_s=1.0)
 
