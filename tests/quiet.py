@@ -5,8 +5,10 @@ A process holds a shared lock of a group from its first test of that group to it
 waits until no process holds the lock of the other group. A gate lets one process in at a time: whoever waits behind it cannot be
 overtaken, so nobody waits for ever. Waiting happens outside the test's own time limit. Quiet tests come last, and none begins before
 every process has done its busy ones: then they run beside each other, and not one after the other between busy ones.
+A quiet test marked `quiet(alone=True)` runs beside no other quiet test either: it is judged by short times.
 """
 
+import contextlib
 import fcntl
 from collections.abc import Generator
 from pathlib import Path
@@ -46,7 +48,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if HELD not in item.config.stash:
         item.config.stash[HELD] = _entered(folder, *(("quiet", "busy") if _is_quiet(item) else ("busy", "quiet")))
     try:
-        return (yield)
+        with _turn(folder, item):
+            return (yield)
     finally:
         if nextitem is None or _is_quiet(nextitem) != _is_quiet(item):
             item.config.stash[HELD].close()
@@ -55,6 +58,20 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def _is_quiet(item: pytest.Item) -> bool:
     return item.get_closest_marker("quiet") is not None
+
+
+@contextlib.contextmanager
+def _turn(folder: Path, item: pytest.Item) -> Generator[None]:
+    """Meanwhile, a quiet test that runs alone has no other quiet test beside it."""
+    marker = item.get_closest_marker("quiet")
+    if marker is None:
+        yield
+        return
+    with (folder / "turn").open("w") as turn:
+        with (folder / "turn gate").open("w") as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)  # who waits to be alone is not overtaken
+            fcntl.flock(turn, fcntl.LOCK_EX if marker.kwargs.get("alone") else fcntl.LOCK_SH)
+        yield
 
 
 def _entered(folder: Path, own: str, other: str) -> IO[str]:

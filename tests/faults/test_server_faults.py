@@ -148,7 +148,7 @@ async def test_twenty_crashes_of_the_server_lose_nothing_acknowledged(
     assert measured["resumed_max_s"] <= 10
 
 
-@pytest.mark.quiet
+@pytest.mark.quiet(alone=True)
 @pytest.mark.requirement("D31")
 async def test_an_outage_of_three_leases_runs_no_living_workers_job_again(
     fault_server: PostgresServer, timed_database: str, tmp_path: Path, nursery: Nursery, figures
