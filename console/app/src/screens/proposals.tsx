@@ -27,15 +27,17 @@ export function Proposals() {
   const t = useTexts();
   const navigate = useNavigate();
   const { status = "pending", id } = useSearch({ from: "/console/proposals" });
-  const [deciding, decide] = useState<"approve" | "reject" | null>(null);
+  const [decided, setDecided] = useState<string>();
   const listing = useQuery({
     queryKey: ["proposals", status],
     queryFn: ({ signal }) =>
       api.get("/proposals", { query: { limit: 200, ...(status === "all" ? {} : { status }), conflicts: status === "pending" || status === "all" }, signal }),
     refetchInterval: () => interval(true),
   });
-  const items = listing.data?.items ?? [];
-  const chosen = items.find((one) => one.id === id) ?? (id === undefined ? items[0] : undefined);
+  // What was just decided leaves the list of what waits at once, before the list is loaded again.
+  const items = (listing.data?.items ?? []).filter((one) => status !== "pending" || one.id !== decided);
+  const shownId = id ?? items[0]?.id;
+  const chosen = items.find((one) => one.id === shownId);
   const go = (next: { status?: ProposalStatus; id?: string }) =>
     void navigate({ to: "/console/proposals", search: { status, ...next }, replace: true });
   const step = (by: number) => {
@@ -43,13 +45,11 @@ export function Proposals() {
     const next = items[Math.min(Math.max(at + by, 0), items.length - 1)];
     if (next !== undefined) go({ id: next.id });
   };
-  const isOpen = chosen !== undefined && DECIDABLE.has(chosen.status);
-  useKeys({
-    j: () => step(1),
-    k: () => step(-1),
-    a: () => isOpen && chosen.conflict == null && decide("approve"),
-    r: () => isOpen && decide("reject"),
-  });
+  useKeys({ j: () => step(1), k: () => step(-1) });
+  useEffect(() => {
+    // The newest stands first: without an id in the address, each new proposal would take the place of the one being read.
+    if (id === undefined && shownId !== undefined) go({ id: shownId });
+  }, [id, shownId]);
   const list = useRef<HTMLUListElement>(null);
   useEffect(() => {
     list.current?.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
@@ -70,7 +70,7 @@ export function Proposals() {
         <Loading />
       ) : listing.data === undefined ? (
         <Failure error={listing.error} retry={() => void listing.refetch()} />
-      ) : items.length === 0 && id === undefined ? (
+      ) : shownId === undefined ? (
         status === "pending" ? (
           <Empty title={t("proposals.empty")} hint={t("proposals.empty.hint")} command="trellis run archivist-violin" />
         ) : (
@@ -94,12 +94,10 @@ export function Proposals() {
             ))}
           </ul>
           <ProposalView
-            key={chosen?.id ?? id}
-            id={chosen?.id ?? id ?? ""}
-            deciding={deciding}
-            decide={decide}
+            key={shownId}
+            id={shownId}
             onDecided={() => {
-              // On to the next one: what was decided leaves the list of what waits.
+              setDecided(shownId);
               const at = chosen === undefined ? -1 : items.indexOf(chosen);
               const next = items[at + 1] ?? items[at - 1];
               if (status === "pending") go(next === undefined ? {} : { id: next.id });
@@ -116,17 +114,14 @@ export function summaryOf(proposal: Proposal): string {
   return typeof summary === "string" && summary !== "" ? summary : `${proposal.action} ${proposal.target}`;
 }
 
-function ProposalView({
-  id,
-  deciding,
-  decide,
-  onDecided,
-}: {
-  id: string;
-  deciding: "approve" | "reject" | null;
-  decide: (what: "approve" | "reject" | null) => void;
-  onDecided: () => void;
-}) {
+/** What a person is about to decide, on the version of the proposal that was shown when the dialog was opened. */
+interface Deciding {
+  what: "approve" | "reject";
+  version: number;
+}
+
+/** One proposal. Its key is its id, so an open dialog never becomes the dialog of another proposal. */
+function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) {
   const t = useTexts();
   const { full, ago } = useTimes();
   const one = useQuery({
@@ -154,10 +149,13 @@ function ProposalView({
     staleTime: 60_000,
   });
   const [again, runAgain] = useState(false);
+  const [deciding, setDeciding] = useState<Deciding | null>(null);
+  const conflict = diff.data?.conflict ?? proposal?.conflict ?? null;
+  const decide = (what: Deciding["what"]) => isOpen && deciding === null && setDeciding({ what, version: proposal.version });
+  useKeys({ a: () => conflict === null && decide("approve"), r: () => decide("reject") });
   if (proposal === undefined) {
     return one.isPending ? <Loading /> : <Failure error={one.error} retry={() => void one.refetch()} />;
   }
-  const conflict = diff.data?.conflict ?? proposal.conflict ?? null;
   return (
     <article aria-label={summaryOf(proposal)}>
       <div className="actions">
@@ -289,13 +287,14 @@ function ProposalView({
         })}
       />
       {again && <StartRun agent={proposal.agent_slug} onClose={() => runAgain(false)} />}
-      {deciding !== null && isOpen && (
+      {deciding !== null && (
         <Decision
           proposal={proposal}
-          what={deciding}
+          what={deciding.what}
+          version={deciding.version}
           diff={diff.data?.version === proposal.version ? (diff.data.diff ?? null) : null}
           conflict={conflict}
-          onClose={() => decide(null)}
+          onClose={() => setDeciding(null)}
           onDecided={onDecided}
         />
       )}
@@ -317,6 +316,7 @@ function proposedText(proposal: Proposal): string {
 function Decision({
   proposal,
   what,
+  version,
   diff,
   conflict,
   onClose,
@@ -324,6 +324,7 @@ function Decision({
 }: {
   proposal: Proposal;
   what: "approve" | "reject";
+  version: number;
   diff: string | null;
   conflict: string | null;
   onClose: () => void;
@@ -337,7 +338,7 @@ function Decision({
       api.patch("/proposals/{proposal_id}", {
         path: { proposal_id: proposal.id },
         body: { decision: what, note: what === "reject" ? note : null },
-        ifMatch: `"${proposal.version}"`,
+        ifMatch: `"${version}"`,
       }),
     onSuccess: () => {
       toast(t(`proposals.done.${what}`, { id: proposal.id }));
@@ -350,6 +351,13 @@ function Decision({
       void queries.invalidateQueries({ queryKey: ["proposal", proposal.id] });
     },
   });
+  const isStale = proposal.version !== version || !DECIDABLE.has(proposal.status);
+  const isOurs = sent.isPending || sent.isSuccess;
+  useEffect(() => {
+    if (!isStale || isOurs) return;
+    toast(t("proposals.meanwhile", { id: proposal.id }));
+    onClose();
+  }, [isStale, isOurs]);
   const isChanged = sent.error instanceof ProblemError && sent.error.status === 412;
   const missing = what === "reject" ? NOTE_MIN - note.trim().length : 0;
   return (
@@ -357,7 +365,7 @@ function Decision({
       <p className="mono">
         {proposal.action} {proposal.target}
       </p>
-      {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version: proposal.version, id: proposal.id })}</p>}
+      {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version, id: proposal.id })}</p>}
       {what === "approve" && conflict !== null && <p className="banner bad">{t("proposals.conflict", { why: conflict })}</p>}
       {what === "approve" && (diff !== null ? <Diff unified={diff} /> : <pre className="json">{proposedText(proposal)}</pre>)}
       {what === "reject" && (
@@ -375,7 +383,7 @@ function Decision({
         <button
           type="button"
           className={what === "approve" ? "primary" : "danger"}
-          disabled={sent.isPending || missing > 0 || (what === "approve" && conflict !== null)}
+          disabled={isStale || sent.isPending || missing > 0 || (what === "approve" && conflict !== null)}
           onClick={() => sent.mutate()}
         >
           {t(`proposals.${what}`)}
@@ -386,9 +394,9 @@ function Decision({
           trellis: ["proposals", what, proposal.id, ...(what === "reject" ? ["--note", note || "…"] : [])],
           method: "PATCH",
           address: `/proposals/${proposal.id}`,
-          headers: { "If-Match": `"${proposal.version}"` },
+          headers: { "If-Match": `"${version}"` },
           body: { decision: what, note: what === "reject" ? note || "…" : null },
-          python: `client.proposals.${what}(${pythonLiteral(proposal.id)}${what === "reject" ? `, ${pythonLiteral(note || "…")}` : ""}, version=${proposal.version})`,
+          python: `client.proposals.${what}(${pythonLiteral(proposal.id)}${what === "reject" ? `, ${pythonLiteral(note || "…")}` : ""}, version=${version})`,
         })}
       />
     </Dialog>
