@@ -1,10 +1,10 @@
 /** Proposals: what agents want changed, word by word, and the decision of a person. */
 
-import { useMutation, useQuery } from "@tanstack/react-query";
+import { useMutation, useQuery, type UseQueryResult } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState } from "react";
-import { api, type EventListed, type Proposal, type StepFile } from "../api";
+import { api, type EventListed, type Proposal, type ProposalDiff, type StepFile } from "../api";
 import { Citations } from "../components/citations";
 import { ChangedSince } from "../components/conflict";
 import { Diff } from "../components/diff";
@@ -148,6 +148,10 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
     enabled: runId !== null,
     staleTime: 60_000,
   });
+  const isBehind = diff.data !== undefined && proposal !== undefined && diff.data.version > proposal.version;
+  useEffect(() => {
+    if (isBehind) void one.refetch();
+  }, [isBehind]);
   const [again, runAgain] = useState(false);
   const [deciding, setDeciding] = useState<Deciding | null>(null);
   const conflict = diff.data?.conflict ?? proposal?.conflict ?? null;
@@ -186,6 +190,7 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
       {conflict !== null && <ChangedSince proposal={proposal} steps={steps.data?.items ?? []} />}
       <section className="card">
         <h2>{t("proposals.change")}</h2>
+        {isOpen && diff.data !== undefined && <Exclusions diff={diff.data} />}
         {isOpen && diff.isPending ? (
           <Loading />
         ) : diff.error !== null ? (
@@ -292,7 +297,7 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
           proposal={proposal}
           what={deciding.what}
           version={deciding.version}
-          diff={diff.data?.version === proposal.version ? (diff.data.diff ?? null) : null}
+          diff={diff}
           conflict={conflict}
           onClose={() => setDeciding(null)}
           onDecided={onDecided}
@@ -312,6 +317,34 @@ function proposedText(proposal: Proposal): string {
   return JSON.stringify(proposal.content, null, 2);
 }
 
+/** All that is proposed, for a change that has no text to compare. */
+function WholeContent({ proposal }: { proposal: Proposal }) {
+  return (
+    <pre className="json" tabIndex={0}>
+      {JSON.stringify(proposal.content, null, 2)}
+    </pre>
+  );
+}
+
+/** Which other pending proposals can no longer be applied after this one, and after which this one cannot. */
+function Exclusions({ diff }: { diff: ProposalDiff }) {
+  const t = useTexts();
+  const [rulesOut, ruledOutBy] = [diff.rules_out ?? [], diff.ruled_out_by ?? []];
+  const both = rulesOut.filter((one) => ruledOutBy.includes(one));
+  const ids = {
+    both,
+    out: rulesOut.filter((one) => !both.includes(one)),
+    by: ruledOutBy.filter((one) => !both.includes(one)),
+  };
+  return (["both", "out", "by"] as const)
+    .filter((one) => ids[one].length > 0)
+    .map((one) => (
+      <p key={one} className="banner">
+        {t(`proposals.excludes.${one}`, { ids: ids[one].join(", ") })}
+      </p>
+    ));
+}
+
 /** The exact change, and the confirmation. The focus is on the way back: Enter alone decides nothing. */
 function Decision({
   proposal,
@@ -325,7 +358,7 @@ function Decision({
   proposal: Proposal;
   what: "approve" | "reject";
   version: number;
-  diff: string | null;
+  diff: UseQueryResult<ProposalDiff>;
   conflict: string | null;
   onClose: () => void;
   onDecided: () => void;
@@ -352,6 +385,7 @@ function Decision({
     },
   });
   const isStale = proposal.version !== version || !DECIDABLE.has(proposal.status);
+  const isShown = diff.isSuccess && diff.data.version === version;
   const isOurs = sent.isPending || sent.isSuccess;
   useEffect(() => {
     if (!isStale || isOurs) return;
@@ -367,7 +401,17 @@ function Decision({
       </p>
       {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version, id: proposal.id })}</p>}
       {what === "approve" && conflict !== null && <p className="banner bad">{t("proposals.conflict", { why: conflict })}</p>}
-      {what === "approve" && (diff !== null ? <Diff unified={diff} /> : <pre className="json">{proposedText(proposal)}</pre>)}
+      {what === "approve" &&
+        (isShown ? (
+          <>
+            <Exclusions diff={diff.data} />
+            {diff.data.diff !== null ? <Diff unified={diff.data.diff} /> : <WholeContent proposal={proposal} />}
+          </>
+        ) : diff.error !== null && !diff.isFetching ? (
+          <Failure error={diff.error} retry={() => void diff.refetch()} />
+        ) : (
+          <Loading />
+        ))}
       {what === "reject" && (
         <>
           <label htmlFor={field}>{t("proposals.note")}</label>
@@ -383,7 +427,7 @@ function Decision({
         <button
           type="button"
           className={what === "approve" ? "primary" : "danger"}
-          disabled={isStale || sent.isPending || missing > 0 || (what === "approve" && conflict !== null)}
+          disabled={isStale || sent.isPending || missing > 0 || (what === "approve" && (conflict !== null || !isShown))}
           onClick={() => sent.mutate()}
         >
           {t(`proposals.${what}`)}
