@@ -1,6 +1,6 @@
 /** Proposals: what agents want changed, word by word, and the decision of a person. */
 
-import { useMutation, useQuery, type UseQueryResult } from "@tanstack/react-query";
+import { useInfiniteQuery, useMutation, useQuery, type UseQueryResult } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState } from "react";
@@ -19,6 +19,7 @@ import { StartRun } from "./runs";
 
 export const STATUSES = ["pending", "approved", "applied", "failed", "rejected", "expired", "all"] as const;
 export type ProposalStatus = (typeof STATUSES)[number];
+const PAGE = 200;
 const NOTE_MIN = 10;
 const NOTE_MAX = 2_000;
 const DECIDABLE = new Set(["pending"]);
@@ -28,14 +29,16 @@ export function Proposals() {
   const navigate = useNavigate();
   const { status = "pending", id } = useSearch({ from: "/console/proposals" });
   const [decided, setDecided] = useState<string>();
-  const listing = useQuery({
+  const asked = { limit: PAGE, ...(status === "all" ? {} : { status }), conflicts: status === "pending" || status === "all" };
+  const listing = useInfiniteQuery({
     queryKey: ["proposals", status],
-    queryFn: ({ signal }) =>
-      api.get("/proposals", { query: { limit: 200, ...(status === "all" ? {} : { status }), conflicts: status === "pending" || status === "all" }, signal }),
+    queryFn: ({ pageParam, signal }) => api.get("/proposals", { query: { ...asked, cursor: pageParam }, signal }),
+    initialPageParam: null as string | null,
+    getNextPageParam: (page) => page.next_cursor,
     refetchInterval: () => interval(true),
   });
   // What was just decided leaves the list of what waits at once, before the list is loaded again.
-  const items = (listing.data?.items ?? []).filter((one) => status !== "pending" || one.id !== decided);
+  const items = (listing.data?.pages ?? []).flatMap((page) => page.items).filter((one) => status !== "pending" || one.id !== decided);
   const shownId = id ?? items[0]?.id;
   const chosen = items.find((one) => one.id === shownId);
   const go = (next: { status?: ProposalStatus; id?: string }) =>
@@ -92,6 +95,13 @@ export function Proposals() {
                 </button>
               </li>
             ))}
+            {listing.hasNextPage && (
+              <li>
+                <button type="button" disabled={listing.isFetchingNextPage} onClick={() => void listing.fetchNextPage()}>
+                  {t("common.more")}
+                </button>
+              </li>
+            )}
           </ul>
           <ProposalView
             key={shownId}
