@@ -1,9 +1,12 @@
 """A proposal whose target has changed since: the console shows what changed, and approves nothing that cannot be applied."""
 
-import pytest
-from playwright.async_api import expect
+import asyncio
 
-from tests.console.conftest import VIOLIN, ConsoleServer
+import pytest
+from playwright.async_api import Route, expect
+
+from tests.bus.safety.holding import held
+from tests.console.conftest import VIOLIN, ConsoleServer, visit
 from tests.console.test_console import AXE, Open, serious
 from trellis import connect_sync
 from trellis.app.wiring import new_id
@@ -70,3 +73,48 @@ async def test_proposal_for_a_text_that_has_changed_shows_the_change_and_cannot_
     await expect(page.locator(".toast")).to_contain_text(f"Rejected: {fact}")
     with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
         client.proposals.reject(edit, "the letters have moved on")
+
+
+@pytest.mark.requirement("D22")
+async def test_proposal_is_approved_only_while_its_exact_change_is_shown(server: ConsoleServer, open_screen: Open):
+    assert server.served is not None
+    order = f"approval-{server.run(held(server.served.instance.ledger, labels={'room': 'the north hall'}))}"
+    with connect_sync(server.url, token=server.token(Role.OWNER, Role.ORCHESTRATOR)) as client:
+        wishes = [[{"file": "facts.md", "operation": "append", "content": text}] for text in ("- One.", "- Other.")]
+        one, other = (client.memory.propose(VIOLIN, "A fact", wish, priority="high").proposalId for wish in wishes)
+    may_answer, answers = asyncio.Event(), [False, False, True]
+
+    async def late(route: Route) -> None:
+        await may_answer.wait()
+        await (route.continue_() if answers.pop(0) else route.abort())
+
+    screen = await open_screen("/console/overview", Role.OWNER)
+    page = screen.page
+    dialog = page.get_by_role("dialog")
+    approve = dialog.get_by_role("button", name="Approve")
+    await page.route(f"**/proposals/{one}/diff", late)
+    await visit(page, f"/console/proposals?id={one}")
+    await expect(page.locator(".actions button.primary")).to_be_enabled()
+    await page.keyboard.press("a")
+    await expect(dialog.locator(".loading")).to_be_visible()
+    await expect(approve).to_be_disabled()
+    may_answer.set()
+    await expect(dialog.get_by_role("alert")).to_be_visible()
+    await expect(approve).to_be_disabled()
+    await dialog.get_by_role("button", name="Try again").click()
+    await expect(dialog.locator(".diff .add").last).to_have_text("+- One.")
+    await expect(approve).to_be_enabled()
+    for place in (dialog, page.locator("article > section")):
+        await expect(place.locator(".banner")).to_have_text(
+            f"Only one of these and this proposal can be applied, because they change the same version: {other}"
+        )
+    await page.keyboard.press("Escape")
+
+    await visit(page, f"/console/proposals?id={order}")
+    await expect(page.locator("article")).to_contain_text("people-first")
+    await page.keyboard.press("a")
+    await expect(dialog.locator("pre.json")).to_contain_text('"room": "the north hall"')
+    await expect(approve).to_be_enabled()
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        for id_ in (one, other, order):
+            client.proposals.reject(id_, "the test has seen it")

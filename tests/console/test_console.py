@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Page, Route, expect
 
 from tests.console.conftest import ROOT, VIOLIN, ConsoleServer, Screen, visit
+from trellis import connect_sync
 from trellis.gateway.console import FILES, PAGE
 from trellis.lifecycles import Role
 
@@ -84,6 +85,63 @@ async def test_proposal_is_approved_and_another_rejected_by_keyboard_alone(serve
     rejected = re.findall(r"Rejected: (prop_\S+)", await page.locator(".toasts").inner_text())
     await page.goto(f"{server.url}/console/proposals?status=rejected&id={rejected[-1]}")
     await expect(page.locator("article")).to_contain_text("too short, says the keeper")
+
+
+@pytest.mark.requirement("D22")
+async def test_dialog_of_a_decision_stays_with_its_proposal(server: ConsoleServer, open_screen: Open):
+    first = server.proposal("the first note")
+    screen = await open_screen("/console/proposals", Role.OWNER)
+    page = screen.page
+    dialog, entries = page.get_by_role("dialog"), page.locator(".inbox-list button")
+    await expect(page.locator("article .diff .add")).to_have_text("+the first note")
+    await expect(page).to_have_url(re.compile(f"id={first}"))
+    await page.keyboard.press("a")
+    await expect(dialog).to_contain_text(f"You approve version 1 of {first}.")
+    second = server.proposal("the second note")
+    await expect(entries.first).to_contain_text("the second note")
+    await expect(dialog).to_contain_text(f"You approve version 1 of {first}.")
+    await expect(dialog.locator(".diff .add")).to_have_text("+the first note")
+
+    with connect_sync(server.url, token=server.token(Role.OWNER, name="taras")) as client:
+        client.proposals.reject(first, "somebody else was faster")
+        await expect(dialog).to_have_count(0)
+        await expect(page.locator(".toast")).to_contain_text(f"{first} was changed or decided meanwhile")
+        await page.keyboard.press("j")
+        await expect(page.locator("article .diff .add")).to_have_text("+the second note")
+        await expect(dialog).to_have_count(0)
+        client.proposals.reject(second, "the test has seen it")
+
+
+@pytest.mark.requirement("D22")
+async def test_proposals_are_loaded_page_by_page_and_one_outside_of_the_list_is_decided_by_key(
+    server: ConsoleServer, open_screen: Open
+):
+    oldest, *newer = [server.proposal(f"page note {number}") for number in range(3)]
+
+    async def short_pages(page: Page) -> None:
+        async def shortened(route: Route) -> None:
+            await route.continue_(url=route.request.url.replace("limit=200", "limit=2"))
+
+        await page.route("**/proposals?*limit=200*", shortened)
+
+    screen = await open_screen(f"/console/proposals?id={oldest}", Role.OWNER, prepare=short_pages)
+    page = screen.page
+    listed = page.locator(".inbox-list button", has_text="page note")
+    await expect(listed).to_have_count(2)
+    await expect(page.locator(".nav .count").first).to_have_text("2+")
+    await expect(page.locator("article .diff .add")).to_have_text("+page note 0")
+    await page.keyboard.press("a")
+    await expect(page.get_by_role("dialog")).to_contain_text(oldest)
+    await page.keyboard.press("Escape")
+    await page.get_by_role("button", name="Load more").click()
+    await expect(listed).to_have_count(3)
+    await page.keyboard.press("r")
+    await page.keyboard.type("the test has seen it")
+    await page.locator("dialog button.danger").click()
+    await expect(listed).to_have_count(2)
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        for one in newer:
+            client.proposals.reject(one, "the test has seen it")
 
 
 async def test_citation_leads_to_the_marked_passage_of_its_source(server: ConsoleServer, open_screen: Open):

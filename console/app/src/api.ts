@@ -12,6 +12,7 @@ export type MemoryChange = Schemas["MemoryChange"];
 export type Artifact = Schemas["Artifact"];
 export type ArtifactListed = Schemas["ArtifactListed"];
 export type Proposal = Schemas["ProposalShape"];
+export type ProposalDiff = Schemas["ProposalDiff"];
 export type RunListed = Schemas["RunListed"];
 export type RunStatus = Schemas["RunStatus"];
 export type JobListed = Schemas["JobListed"];

@@ -88,6 +88,7 @@ function SignedIn() {
     retry: false,
   });
   const waits = pending.data?.items.length ?? 0;
+  const hasMore = pending.data != null && pending.data.next_cursor !== null;
   return (
     <div className="frame">
       <a className="skip" href="#content" onClick={(event) => (event.preventDefault(), main.current?.focus())}>
@@ -107,7 +108,7 @@ function SignedIn() {
               <li key={one.to}>
                 <Link to={one.to} activeProps={{ "aria-current": "page" }} activeOptions={{ includeSearch: false }}>
                   {t(one.text)}
-                  {one.text === "nav.proposals" && waits > 0 && <span className="count">{waits}</span>}
+                  {one.text === "nav.proposals" && waits > 0 && <span className="count">{hasMore ? `${waits}+` : waits}</span>}
                 </Link>
               </li>
             ))}

@@ -9,13 +9,13 @@ describe("unifiedDiff", () => {
 
   it("shows what changed with three lines around it", () => {
     const before = "a\nb\nc\nd\ne\nf\ng\nh";
-    expect(unifiedDiff(before, before.replace("e", "E"))).toBe("@@ -2 +2 @@\n b\n c\n d\n-e\n+E\n f\n g\n h");
+    expect(unifiedDiff(before, before.replace("e", "E"))).toBe("@@ -2,7 +2,7 @@\n b\n c\n d\n-e\n+E\n f\n g\n h");
   });
 
   it("puts changes that are far apart into hunks of their own", () => {
     const lines = Array.from({ length: 20 }, (_, at) => `line ${at}`);
     const made = unifiedDiff(lines.join("\n"), ["new", ...lines.slice(0, -1), "other end"].join("\n")) ?? "";
-    expect(made.match(/^@@ .*$/gm)).toEqual(["@@ -1 +1 @@", "@@ -17 +18 @@"]);
+    expect(made.match(/^@@ .*$/gm)).toEqual(["@@ -1,3 +1,4 @@", "@@ -17,4 +18,4 @@"]);
     expect(made).toContain("+new");
     expect(made).toContain("-line 19\n+other end");
   });

@@ -15,18 +15,23 @@ export function unifiedDiff(before: string, after: string): string | null {
   if (trimmed.before === trimmed.after) return null;
   const lines = compared(trimmed.before.split("\n"), trimmed.after.split("\n"));
   const near = lines.map((_, at) => lines.slice(Math.max(0, at - CONTEXT_LINES), at + CONTEXT_LINES + 1).some((one) => one.mark !== " "));
-  const made: string[] = [];
+  const hunks: { old: number; now: number; lines: Line[] }[] = [];
   let [old, now] = [1, 1];
   for (let at = 0; at < lines.length; at += 1) {
     const line = lines[at] as Line;
     if (near[at]) {
-      if (at === 0 || !near[at - 1]) made.push(`@@ -${old} +${now} @@`);
-      made.push(line.mark + line.text);
+      if (at === 0 || !near[at - 1]) hunks.push({ old, now, lines: [] });
+      hunks.at(-1)?.lines.push(line);
     }
     if (line.mark !== "+") old += 1;
     if (line.mark !== "-") now += 1;
   }
-  return made.join("\n");
+  return hunks
+    .flatMap((hunk) => {
+      const without = (mark: Line["mark"]) => hunk.lines.filter((one) => one.mark !== mark).length;
+      return [`@@ -${hunk.old},${without("+")} +${hunk.now},${without("-")} @@`, ...hunk.lines.map((one) => one.mark + one.text)];
+    })
+    .join("\n");
 }
 
 function compared(before: string[], after: string[]): Line[] {

@@ -26,6 +26,38 @@ describe("wordDiff", () => {
     ]);
   });
 
+  it("shows the headers of each file of several, and text that looks like one as text", () => {
+    const first = "--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n same\n--- old rule\n+++ new rule\n";
+    const second = "--- a/y\n+++ b/y\n@@ -1 +1 @@\n-one\n+two\n@@ -9,0 +10 @@\n+end\n";
+    expect(wordDiff(first + second).map((line) => [line.kind, line.segments.map((one) => one.text).join("")])).toEqual([
+      ["file", "--- a/x"],
+      ["file", "+++ b/x"],
+      ["hunk", "@@ -1,2 +1,2 @@"],
+      ["context", "same"],
+      ["remove", "-- old rule"],
+      ["add", "++ new rule"],
+      ["file", "--- a/y"],
+      ["file", "+++ b/y"],
+      ["hunk", "@@ -1 +1 @@"],
+      ["remove", "one"],
+      ["add", "two"],
+      ["hunk", "@@ -9,0 +10 @@"],
+      ["add", "end"],
+    ]);
+  });
+
+  it("shows every line of a text that does not fit the counts of its hunk", () => {
+    const kinds = wordDiff("@@ -1 +1,2 @@\n-a\n-b\n+c\n+d\n+e\n kept\n").map((line) => [line.kind, line.segments[0]?.text]);
+    expect(kinds.slice(1)).toEqual([
+      ["remove", "a"],
+      ["remove", "b"],
+      ["add", "c"],
+      ["add", "d"],
+      ["add", "e"],
+      ["context", "kept"],
+    ]);
+  });
+
   it("marks no word of a line that was only added", () => {
     expect(wordDiff("@@ -0,0 +1 @@\n+all new\n")[1]).toEqual({
       kind: "add",

@@ -14,30 +14,47 @@ export interface DiffLine {
 const CELLS_MAX = 250_000;
 /** Two lines that share less than this part of their words are different lines, not one line that changed. */
 const ALIKE_MIN = 0.25;
+/** A hunk's header: how many lines of the old and of the new text follow; 1 where no number stands. */
+const HUNK = /^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@/;
+const HEADER = /^(---|\+\+\+) /;
 
+/** The lines of a unified diff of one file or several. Inside a hunk, as long as its header counts, every line is text. */
 export function wordDiff(unified: string): DiffLine[] {
   const lines = unified.replace(/\n$/, "").split("\n");
   const made: DiffLine[] = [];
+  let [old, now] = [0, 0];
   for (let at = 0; at < lines.length; ) {
     const line = lines[at] ?? "";
-    const isHeader = /^(---|\+\+\+) /.test(line) && !made.some((one) => one.kind === "hunk");
-    if (isHeader) made.push(plain("file", line));
-    else if (line.startsWith("@@")) made.push(plain("hunk", line));
+    const isBetween = old <= 0 && now <= 0;
+    const hunk = isBetween ? HUNK.exec(line) : null;
+    if (hunk !== null) {
+      [old, now] = [Number(hunk[1] ?? 1), Number(hunk[2] ?? 1)];
+      made.push(plain("hunk", line));
+    } else if (isBetween && HEADER.test(line)) made.push(plain("file", line));
     else if (line.startsWith("-") || line.startsWith("+")) {
-      const removed = run(lines, at, "-");
-      const added = run(lines, at + removed.length, "+");
+      // Lines that no header counts are shown as changed one by one: a header of a file may follow.
+      const removed = run(lines, at, "-", isBetween ? 1 : old);
+      const added = run(lines, at + removed.length, "+", isBetween ? 1 - removed.length : now);
+      if (removed.length + added.length === 0) {
+        [old, now] = [0, 0]; // the counts do not fit the text
+        continue;
+      }
       made.push(...block(removed, added));
+      [old, now] = [old - removed.length, now - added.length];
       at += removed.length + added.length;
       continue;
-    } else if (!line.startsWith("\\")) made.push(plain("context", line.slice(1)));
+    } else if (!line.startsWith("\\")) {
+      made.push(plain("context", line.slice(1)));
+      [old, now] = [old - 1, now - 1];
+    }
     at += 1;
   }
   return made;
 }
 
-function run(lines: string[], from: number, mark: string): string[] {
+function run(lines: string[], from: number, mark: string, most: number): string[] {
   const found: string[] = [];
-  for (let at = from; at < lines.length && lines[at]?.startsWith(mark); at += 1) found.push(lines[at]?.slice(1) ?? "");
+  for (let at = from; found.length < most && lines[at]?.startsWith(mark); at += 1) found.push(lines[at]?.slice(1) ?? "");
   return found;
 }
 

@@ -1,10 +1,10 @@
 /** Proposals: what agents want changed, word by word, and the decision of a person. */
 
-import { useMutation, useQuery } from "@tanstack/react-query";
+import { useInfiniteQuery, useMutation, useQuery, type UseQueryResult } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState } from "react";
-import { api, type EventListed, type Proposal, type StepFile } from "../api";
+import { api, type EventListed, type Proposal, type ProposalDiff, type StepFile } from "../api";
 import { Citations } from "../components/citations";
 import { ChangedSince } from "../components/conflict";
 import { Diff } from "../components/diff";
@@ -19,6 +19,7 @@ import { StartRun } from "./runs";
 
 export const STATUSES = ["pending", "approved", "applied", "failed", "rejected", "expired", "all"] as const;
 export type ProposalStatus = (typeof STATUSES)[number];
+const PAGE = 200;
 const NOTE_MIN = 10;
 const NOTE_MAX = 2_000;
 const DECIDABLE = new Set(["pending"]);
@@ -27,15 +28,19 @@ export function Proposals() {
   const t = useTexts();
   const navigate = useNavigate();
   const { status = "pending", id } = useSearch({ from: "/console/proposals" });
-  const [deciding, decide] = useState<"approve" | "reject" | null>(null);
-  const listing = useQuery({
+  const [decided, setDecided] = useState<string>();
+  const asked = { limit: PAGE, ...(status === "all" ? {} : { status }), conflicts: status === "pending" || status === "all" };
+  const listing = useInfiniteQuery({
     queryKey: ["proposals", status],
-    queryFn: ({ signal }) =>
-      api.get("/proposals", { query: { limit: 200, ...(status === "all" ? {} : { status }), conflicts: status === "pending" || status === "all" }, signal }),
+    queryFn: ({ pageParam, signal }) => api.get("/proposals", { query: { ...asked, cursor: pageParam }, signal }),
+    initialPageParam: null as string | null,
+    getNextPageParam: (page) => page.next_cursor,
     refetchInterval: () => interval(true),
   });
-  const items = listing.data?.items ?? [];
-  const chosen = items.find((one) => one.id === id) ?? (id === undefined ? items[0] : undefined);
+  // What was just decided leaves the list of what waits at once, before the list is loaded again.
+  const items = (listing.data?.pages ?? []).flatMap((page) => page.items).filter((one) => status !== "pending" || one.id !== decided);
+  const shownId = id ?? items[0]?.id;
+  const chosen = items.find((one) => one.id === shownId);
   const go = (next: { status?: ProposalStatus; id?: string }) =>
     void navigate({ to: "/console/proposals", search: { status, ...next }, replace: true });
   const step = (by: number) => {
@@ -43,13 +48,11 @@ export function Proposals() {
     const next = items[Math.min(Math.max(at + by, 0), items.length - 1)];
     if (next !== undefined) go({ id: next.id });
   };
-  const isOpen = chosen !== undefined && DECIDABLE.has(chosen.status);
-  useKeys({
-    j: () => step(1),
-    k: () => step(-1),
-    a: () => isOpen && chosen.conflict == null && decide("approve"),
-    r: () => isOpen && decide("reject"),
-  });
+  useKeys({ j: () => step(1), k: () => step(-1) });
+  useEffect(() => {
+    // The newest stands first: without an id in the address, each new proposal would take the place of the one being read.
+    if (id === undefined && shownId !== undefined) go({ id: shownId });
+  }, [id, shownId]);
   const list = useRef<HTMLUListElement>(null);
   useEffect(() => {
     list.current?.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
@@ -70,7 +73,7 @@ export function Proposals() {
         <Loading />
       ) : listing.data === undefined ? (
         <Failure error={listing.error} retry={() => void listing.refetch()} />
-      ) : items.length === 0 && id === undefined ? (
+      ) : shownId === undefined ? (
         status === "pending" ? (
           <Empty title={t("proposals.empty")} hint={t("proposals.empty.hint")} command="trellis run archivist-violin" />
         ) : (
@@ -92,14 +95,19 @@ export function Proposals() {
                 </button>
               </li>
             ))}
+            {listing.hasNextPage && (
+              <li>
+                <button type="button" disabled={listing.isFetchingNextPage} onClick={() => void listing.fetchNextPage()}>
+                  {t("common.more")}
+                </button>
+              </li>
+            )}
           </ul>
           <ProposalView
-            key={chosen?.id ?? id}
-            id={chosen?.id ?? id ?? ""}
-            deciding={deciding}
-            decide={decide}
+            key={shownId}
+            id={shownId}
             onDecided={() => {
-              // On to the next one: what was decided leaves the list of what waits.
+              setDecided(shownId);
               const at = chosen === undefined ? -1 : items.indexOf(chosen);
               const next = items[at + 1] ?? items[at - 1];
               if (status === "pending") go(next === undefined ? {} : { id: next.id });
@@ -116,17 +124,14 @@ export function summaryOf(proposal: Proposal): string {
   return typeof summary === "string" && summary !== "" ? summary : `${proposal.action} ${proposal.target}`;
 }
 
-function ProposalView({
-  id,
-  deciding,
-  decide,
-  onDecided,
-}: {
-  id: string;
-  deciding: "approve" | "reject" | null;
-  decide: (what: "approve" | "reject" | null) => void;
-  onDecided: () => void;
-}) {
+/** What a person is about to decide, on the version of the proposal that was shown when the dialog was opened. */
+interface Deciding {
+  what: "approve" | "reject";
+  version: number;
+}
+
+/** One proposal. Its key is its id, so an open dialog never becomes the dialog of another proposal. */
+function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) {
   const t = useTexts();
   const { full, ago } = useTimes();
   const one = useQuery({
@@ -153,11 +158,18 @@ function ProposalView({
     enabled: runId !== null,
     staleTime: 60_000,
   });
+  const isBehind = diff.data !== undefined && proposal !== undefined && diff.data.version > proposal.version;
+  useEffect(() => {
+    if (isBehind) void one.refetch();
+  }, [isBehind]);
   const [again, runAgain] = useState(false);
+  const [deciding, setDeciding] = useState<Deciding | null>(null);
+  const conflict = diff.data?.conflict ?? proposal?.conflict ?? null;
+  const decide = (what: Deciding["what"]) => isOpen && deciding === null && setDeciding({ what, version: proposal.version });
+  useKeys({ a: () => conflict === null && decide("approve"), r: () => decide("reject") });
   if (proposal === undefined) {
     return one.isPending ? <Loading /> : <Failure error={one.error} retry={() => void one.refetch()} />;
   }
-  const conflict = diff.data?.conflict ?? proposal.conflict ?? null;
   return (
     <article aria-label={summaryOf(proposal)}>
       <div className="actions">
@@ -188,6 +200,7 @@ function ProposalView({
       {conflict !== null && <ChangedSince proposal={proposal} steps={steps.data?.items ?? []} />}
       <section className="card">
         <h2>{t("proposals.change")}</h2>
+        {isOpen && diff.data !== undefined && <Exclusions diff={diff.data} />}
         {isOpen && diff.isPending ? (
           <Loading />
         ) : diff.error !== null ? (
@@ -289,13 +302,14 @@ function ProposalView({
         })}
       />
       {again && <StartRun agent={proposal.agent_slug} onClose={() => runAgain(false)} />}
-      {deciding !== null && isOpen && (
+      {deciding !== null && (
         <Decision
           proposal={proposal}
-          what={deciding}
-          diff={diff.data?.version === proposal.version ? (diff.data.diff ?? null) : null}
+          what={deciding.what}
+          version={deciding.version}
+          diff={diff}
           conflict={conflict}
-          onClose={() => decide(null)}
+          onClose={() => setDeciding(null)}
           onDecided={onDecided}
         />
       )}
@@ -313,10 +327,39 @@ function proposedText(proposal: Proposal): string {
   return JSON.stringify(proposal.content, null, 2);
 }
 
+/** All that is proposed, for a change that has no text to compare. */
+function WholeContent({ proposal }: { proposal: Proposal }) {
+  return (
+    <pre className="json" tabIndex={0}>
+      {JSON.stringify(proposal.content, null, 2)}
+    </pre>
+  );
+}
+
+/** Which other pending proposals can no longer be applied after this one, and after which this one cannot. */
+function Exclusions({ diff }: { diff: ProposalDiff }) {
+  const t = useTexts();
+  const [rulesOut, ruledOutBy] = [diff.rules_out ?? [], diff.ruled_out_by ?? []];
+  const both = rulesOut.filter((one) => ruledOutBy.includes(one));
+  const ids = {
+    both,
+    out: rulesOut.filter((one) => !both.includes(one)),
+    by: ruledOutBy.filter((one) => !both.includes(one)),
+  };
+  return (["both", "out", "by"] as const)
+    .filter((one) => ids[one].length > 0)
+    .map((one) => (
+      <p key={one} className="banner">
+        {t(`proposals.excludes.${one}`, { ids: ids[one].join(", ") })}
+      </p>
+    ));
+}
+
 /** The exact change, and the confirmation. The focus is on the way back: Enter alone decides nothing. */
 function Decision({
   proposal,
   what,
+  version,
   diff,
   conflict,
   onClose,
@@ -324,7 +367,8 @@ function Decision({
 }: {
   proposal: Proposal;
   what: "approve" | "reject";
-  diff: string | null;
+  version: number;
+  diff: UseQueryResult<ProposalDiff>;
   conflict: string | null;
   onClose: () => void;
   onDecided: () => void;
@@ -337,7 +381,7 @@ function Decision({
       api.patch("/proposals/{proposal_id}", {
         path: { proposal_id: proposal.id },
         body: { decision: what, note: what === "reject" ? note : null },
-        ifMatch: `"${proposal.version}"`,
+        ifMatch: `"${version}"`,
       }),
     onSuccess: () => {
       toast(t(`proposals.done.${what}`, { id: proposal.id }));
@@ -350,6 +394,14 @@ function Decision({
       void queries.invalidateQueries({ queryKey: ["proposal", proposal.id] });
     },
   });
+  const isStale = proposal.version !== version || !DECIDABLE.has(proposal.status);
+  const isShown = diff.isSuccess && diff.data.version === version;
+  const isOurs = sent.isPending || sent.isSuccess;
+  useEffect(() => {
+    if (!isStale || isOurs) return;
+    toast(t("proposals.meanwhile", { id: proposal.id }));
+    onClose();
+  }, [isStale, isOurs]);
   const isChanged = sent.error instanceof ProblemError && sent.error.status === 412;
   const missing = what === "reject" ? NOTE_MIN - note.trim().length : 0;
   return (
@@ -357,9 +409,19 @@ function Decision({
       <p className="mono">
         {proposal.action} {proposal.target}
       </p>
-      {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version: proposal.version, id: proposal.id })}</p>}
+      {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version, id: proposal.id })}</p>}
       {what === "approve" && conflict !== null && <p className="banner bad">{t("proposals.conflict", { why: conflict })}</p>}
-      {what === "approve" && (diff !== null ? <Diff unified={diff} /> : <pre className="json">{proposedText(proposal)}</pre>)}
+      {what === "approve" &&
+        (isShown ? (
+          <>
+            <Exclusions diff={diff.data} />
+            {diff.data.diff !== null ? <Diff unified={diff.data.diff} /> : <WholeContent proposal={proposal} />}
+          </>
+        ) : diff.error !== null && !diff.isFetching ? (
+          <Failure error={diff.error} retry={() => void diff.refetch()} />
+        ) : (
+          <Loading />
+        ))}
       {what === "reject" && (
         <>
           <label htmlFor={field}>{t("proposals.note")}</label>
@@ -375,7 +437,7 @@ function Decision({
         <button
           type="button"
           className={what === "approve" ? "primary" : "danger"}
-          disabled={sent.isPending || missing > 0 || (what === "approve" && conflict !== null)}
+          disabled={isStale || sent.isPending || missing > 0 || (what === "approve" && (conflict !== null || !isShown))}
           onClick={() => sent.mutate()}
         >
           {t(`proposals.${what}`)}
@@ -386,9 +448,9 @@ function Decision({
           trellis: ["proposals", what, proposal.id, ...(what === "reject" ? ["--note", note || "…"] : [])],
           method: "PATCH",
           address: `/proposals/${proposal.id}`,
-          headers: { "If-Match": `"${proposal.version}"` },
+          headers: { "If-Match": `"${version}"` },
           body: { decision: what, note: what === "reject" ? note || "…" : null },
-          python: `client.proposals.${what}(${pythonLiteral(proposal.id)}${what === "reject" ? `, ${pythonLiteral(note || "…")}` : ""}, version=${proposal.version})`,
+          python: `client.proposals.${what}(${pythonLiteral(proposal.id)}${what === "reject" ? `, ${pythonLiteral(note || "…")}` : ""}, version=${version})`,
         })}
       />
     </Dialog>
