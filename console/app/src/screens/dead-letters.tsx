@@ -171,6 +171,7 @@ function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
       const done = await requeueCounted(
         total,
         REQUEUE_AT_ONCE,
+        filter === null ? "ids" : "filter",
         async (from, limit) => {
           const which = filter === null ? { job_ids: ids.slice(from, from + limit) } : { filter: filter as object };
           return (await api.post("/dlq/requeue", { body: { ...which, limit, ...(reason === "" ? {} : { reason }) } })).items;
