@@ -259,3 +259,23 @@ async def test_events_of_a_correlation_id_are_looked_up_and_the_feed_is_followed
     await expect(page.get_by_text("Nothing has happened since")).to_be_visible()
     (late,) = server.dead_jobs(1, lambda _: "and now the ink")
     await expect(found.get_by_role("link", name=late).first).to_be_visible()
+
+
+async def test_act_and_copy_work_over_plain_http_from_another_machine(server: ConsoleServer, open_screen: Open):
+    (dead,) = server.dead_jobs(1, lambda _: "the plate is bent", type_="plain.http")
+
+    async def insecure(page: Page) -> None:
+        await page.add_init_script("delete Crypto.prototype.randomUUID; delete Navigator.prototype.clipboard")
+
+    screen = await open_screen("/console/dead-letters?q=type%3Aplain.http", Role.CONTROL_PLANE, prepare=insecure)
+    page = screen.page
+    await page.get_by_role("button", name="Requeue (1)").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_text("The same elsewhere").click()
+    await dialog.get_by_role("button", name="Copy").click()
+    await expect(page.locator(".toast")).to_contain_text("The text is selected")
+    assert f"trellis dlq requeue {dead}" in await page.evaluate("getSelection().toString()")
+    assert await page.evaluate("[typeof crypto.randomUUID, typeof navigator.clipboard]") == ["undefined"] * 2
+    await dialog.get_by_role("button", name="Requeue (1)").click()
+    await expect(page.locator(".toast", has_text="requeued")).to_contain_text("1 of 1 requeued, 0 refused")
+    assert server.status(dead) == "queued"
