@@ -1,10 +1,11 @@
 """The screens for operators, in a browser: workers and queues, schedules, alerts, policy, authority, and the search."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from tests.console.conftest import OPERATOR, PATIENCE_S, VIOLIN, ConsoleServer, Screen
 from tests.console.test_console import AXE, serious
@@ -232,6 +233,37 @@ async def test_run_shows_the_calls_of_its_steps_and_is_started_again_with_its_pa
     await page.get_by_role("button", name="Start", exact=True).click()
     await page.wait_for_url(re.compile(f"/console/runs/(?!{first})"))
     await expect(page.locator("dl.facts")).to_contain_text("topic = bows")
+
+
+@pytest.mark.requirement("RUN-4")
+async def test_run_is_started_again_as_shown_or_says_what_is_no_longer_known(
+    server: ConsoleServer, open_screen: Open
+):
+    """The agent is not among those listed, the parameters come late, and another time they are no longer known."""
+    late = asyncio.Event()
+
+    async def slow(route: Route) -> None:
+        await late.wait()
+        await route.fulfill(status=404, json={"status": 404, "code": "NOT_FOUND", "detail": "It left the ledger."})
+
+    async def unlisted(page: Page) -> None:
+        await page.route("**/agents", lambda route: route.fulfill(json={"items": [{"slug": "aaa-other"}]}))
+        await page.route(f"**/runs/{server.run_id}/request", slow)
+
+    screen = await open_screen(f"/console/runs/{server.run_id}", Role.OWNER, prepare=unlisted)
+    page = screen.page
+    again = page.get_by_role("button", name="Start again")
+    await expect(again).to_be_disabled()
+    late.set()
+    await again.click()
+    await expect(page.get_by_role("dialog")).to_contain_text("parameters of the earlier run are no longer known")
+    chosen = page.get_by_label("Agent", exact=True)
+    await expect(chosen.get_by_role("option")).to_have_text([VIOLIN, "aaa-other"])
+    assert await chosen.evaluate("box => box.selectedOptions[0].text") == VIOLIN
+    async with page.expect_request("**/agents/run") as started:
+        await page.get_by_role("button", name="Start", exact=True).click()
+    assert (await started.value).post_data_json == {"agent_slug": VIOLIN, "params": {}}
+    await page.wait_for_url(re.compile(f"/console/runs/(?!{server.run_id})"))
 
 
 async def test_job_that_is_not_there_leads_to_the_list(server: ConsoleServer, open_screen: Open):
