@@ -311,3 +311,52 @@ async def test_act_and_copy_work_over_plain_http_from_another_machine(server: Co
     await dialog.get_by_role("button", name="Requeue (1)").click()
     await expect(page.locator(".toast", has_text="requeued")).to_contain_text("1 of 1 requeued, 0 refused")
     assert server.status(dead) == "queued"
+
+
+@pytest.mark.requirement("DJ-12")
+@pytest.mark.parametrize("leave", ["Stop", "Escape"])
+async def test_requeue_that_runs_ends_when_somebody_stops_or_leaves_it(
+    server: ConsoleServer, open_screen: Open, leave: str
+):
+    (dead,) = server.dead_jobs(1, lambda _: "the drum is stuck", type_=f"stop.{leave.lower()}")
+    screen = await open_screen(f"/console/dead-letters?q=type%3Astop.{leave.lower()}", Role.CONTROL_PLANE)
+    page = screen.page
+    asked, ended = asyncio.Event(), asyncio.Event()
+    await page.route("**/dlq/requeue", lambda _: asked.set())  # it reaches no gateway, and is not answered
+    page.on("requestfailed", lambda one: ended.set() if one.url.endswith("/dlq/requeue") else None)
+    await page.get_by_role("button", name="Requeue (1)").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Requeue (1)").click()
+    await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    if leave == "Stop":
+        await dialog.get_by_role("button", name="Stop").click()
+        await expect(dialog).to_contain_text("0 of 1 requeued, 0 refused")
+        await expect(dialog).to_contain_text("Stopped. The last request was interrupted")
+        await dialog.get_by_role("button", name="Back").click()
+    else:
+        await page.keyboard.press("Escape")
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)
+    await expect(page.locator(".toast")).to_contain_text("0 of 1 requeued, 0 refused")
+    await expect(dialog).to_have_count(0)
+    assert server.status(dead) == "dead_lettered"
+
+
+async def test_requeue_of_more_than_are_counted_does_not_call_the_number_exact(
+    server: ConsoleServer, open_screen: Open
+):
+    (dead,) = server.dead_jobs(1, lambda _: "one of many", type_="many.letters")
+
+    async def many(route: Route) -> None:
+        letter = {"job_id": dead, "type": "many.letters", "reason_code": "timeout", "last_error": "", "at": ""}
+        await route.fulfill(json={"items": [letter] * 20_000, "next_cursor": "more"})
+
+    screen = await open_screen("/console/dead-letters?q=type%3Amany.letters", Role.CONTROL_PLANE)
+    page = screen.page
+    await expect(page.get_by_role("button", name="Requeue all that match (1)")).to_be_visible()
+    await page.route("**/dlq?*", many)
+    await page.get_by_role("button", name="Requeue all that match (1)").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Requeue these jobs (20000+)?")
+    await expect(dialog).to_contain_text("More than 20000 match: 20000 are requeued, and the rest stays here.")
+    await expect(dialog).not_to_contain_text("exact number")
+    assert server.status(dead) == "dead_lettered"

@@ -62,6 +62,7 @@ describe("requeueCounted", () => {
         return (pieces.shift() ?? []).map((one, at) => answer(`${from}.${at}`, one));
       },
       (progress) => seen.push(progress.done + progress.failed),
+      new AbortController().signal,
     );
     return { ...result, asked, seen };
   }
@@ -83,5 +84,16 @@ describe("requeueCounted", () => {
   it("asks for every id, also after a piece that was refused whole", async () => {
     const result = await requeued("ids", 5, [[false, false], [true, true], [true]]);
     expect(result).toMatchObject({ done: 3, failed: 2, asked: [[0, 2], [2, 2], [4, 1]] });
+  });
+
+  it("begins no piece after it was stopped", async () => {
+    const stop = new AbortController();
+    const asked: number[] = [];
+    const requeue = async (from: number) => {
+      asked.push(from);
+      return [answer(`${from}.0`, true)];
+    };
+    await expect(requeueCounted(3, 1, "ids", requeue, () => stop.abort(), stop.signal)).rejects.toThrow();
+    expect(asked).toEqual([0]);
   });
 });

@@ -82,6 +82,7 @@ export type RequeueAnswer = Record<string, unknown>;
  * Requeue as many jobs as were counted, piece by piece; `requeue` asks for at most so many and returns an answer for
  * each. With a filter, the gateway chooses each piece: it ends early when nothing is left, or when a whole piece was
  * refused, because the same jobs would come again. With ids, each piece names other jobs, so every piece is asked for.
+ * No piece begins once `signal` is aborted; then it throws the signal's reason.
  */
 export async function requeueCounted(
   total: number,
@@ -89,11 +90,13 @@ export async function requeueCounted(
   by: "filter" | "ids",
   requeue: (from: number, count: number) => Promise<RequeueAnswer[]>,
   onProgress: (progress: Progress) => void,
+  signal: AbortSignal,
 ): Promise<Progress> {
   const refused = new Set<unknown>();
   let done = 0;
   let asked = 0;
   while (asked < total) {
+    signal.throwIfAborted();
     const count = Math.min(atOnce, total - asked);
     const answers = await requeue(asked, count);
     const moved = answers.filter((one) => one["requeued"] === true).length;
