@@ -236,10 +236,8 @@ async def test_run_shows_the_calls_of_its_steps_and_is_started_again_with_its_pa
 
 
 @pytest.mark.requirement("RUN-4")
-async def test_run_is_started_again_as_shown_or_says_what_is_no_longer_known(
-    server: ConsoleServer, open_screen: Open
-):
-    """The agent is not among those listed, the parameters come late, and another time they are no longer known."""
+async def test_run_is_started_again_as_shown_or_says_what_is_no_longer_known(server: ConsoleServer, open_screen: Open):
+    """The agent is not among those listed; the answer about the parameters comes late, and says that they are gone."""
     late = asyncio.Event()
 
     async def slow(route: Route) -> None:
