@@ -56,7 +56,8 @@ async def test_agent_is_run_with_parameters_and_waits_where_its_slot_is_held(ser
         await expect(page.locator("dialog [role=alert]")).to_have_text("A value has no name.")
         await page.get_by_label("Name of parameter 1").fill("topics")
         await page.locator("dialog details summary").click()
-        await expect(page.locator("dialog .command pre")).to_have_text(f"trellis run {VIOLIN} --param topics=3")
+        command = f"trellis run {VIOLIN} --param topics=3 --gateway {server.url}"
+        await expect(page.locator("dialog .command pre")).to_have_text(command)
         await screen.shot("agent-run")
         await page.get_by_role("button", name="Start", exact=True).click()
         await page.wait_for_url("**/console/runs/run_*")

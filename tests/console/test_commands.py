@@ -21,6 +21,7 @@ from trellis.cli import main
 from trellis.lifecycles import Role
 
 SAME = "details:has(> .tabs)"
+NOBODY = "http://127.0.0.1:1"
 TABS = ("trellis", "curl", "Python")
 SHELL = 'curl() {{ printf "%s\\0" "$@"; }}; {}'
 """A shell in which curl prints its arguments: the words are split as a person's shell does, and no curl is needed."""
@@ -37,9 +38,12 @@ async def copied(place: Page | Locator, tab: str) -> str:
 
 @pytest.fixture
 def execute(server: ConsoleServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Awaitable[str]]:
-    """Runs a text of one of the tabs with the gateway and a token in the environment; returns what it prints."""
+    """Runs a text of one of the tabs with a token in the environment; returns what it prints.
+
+    The environment names another gateway, where nobody answers: the text itself names the one of the console.
+    """
     token = server.token(Role.OWNER, Role.CONTROL_PLANE)
-    for name, value in {"TRELLIS_GATEWAY": server.url, "TRELLIS_TOKEN": token, "COLUMNS": "400"}.items():
+    for name, value in {"TRELLIS_GATEWAY": NOBODY, "TRELLIS_TOKEN": token, "COLUMNS": "400"}.items():
         monkeypatch.setenv(name, value)
 
     async def run(tab: str, text: str) -> str:
@@ -102,7 +106,7 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
         "dead-letters?q=type%3Aquoted.mail%20reason%3Apolicy_violation": ("dlq list --type", dead),
         "artifacts?q=type%3ARESEARCH_BRIEF": ("artifacts list --type", made),
         f"artifacts/{made}": ("artifacts show", "What a bow weighs"),
-        "agents": ("agents", VIOLIN),
+        "agents": ("agents list", VIOLIN),
         f"agents/{VIOLIN}": ("agents show", VIOLIN),
         f"agents/{VIOLIN}?part=sources": ("agents sources", BOWS),
         f"agents/{VIOLIN}?part=memory": ("memory read", "ts-03-bass-bar"),

@@ -1,10 +1,11 @@
 """The screens for operators, in a browser: workers and queues, schedules, alerts, policy, authority, and the search."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from tests.console.conftest import OPERATOR, PATIENCE_S, VIOLIN, ConsoleServer, Screen
 from tests.console.test_console import AXE, serious
@@ -234,6 +235,35 @@ async def test_run_shows_the_calls_of_its_steps_and_is_started_again_with_its_pa
     await expect(page.locator("dl.facts")).to_contain_text("topic = bows")
 
 
+@pytest.mark.requirement("RUN-4")
+async def test_run_is_started_again_as_shown_or_says_what_is_no_longer_known(server: ConsoleServer, open_screen: Open):
+    """The agent is not among those listed; the answer about the parameters comes late, and says that they are gone."""
+    late = asyncio.Event()
+
+    async def slow(route: Route) -> None:
+        await late.wait()
+        await route.fulfill(status=404, json={"status": 404, "code": "NOT_FOUND", "detail": "It left the ledger."})
+
+    async def unlisted(page: Page) -> None:
+        await page.route("**/agents", lambda route: route.fulfill(json={"items": [{"slug": "aaa-other"}]}))
+        await page.route(f"**/runs/{server.run_id}/request", slow)
+
+    screen = await open_screen(f"/console/runs/{server.run_id}", Role.OWNER, prepare=unlisted)
+    page = screen.page
+    again = page.get_by_role("button", name="Start again")
+    await expect(again).to_be_disabled()
+    late.set()
+    await again.click()
+    await expect(page.get_by_role("dialog")).to_contain_text("parameters of the earlier run are no longer known")
+    chosen = page.get_by_label("Agent", exact=True)
+    await expect(chosen.get_by_role("option")).to_have_text([VIOLIN, "aaa-other"])
+    assert await chosen.evaluate("box => box.selectedOptions[0].text") == VIOLIN
+    async with page.expect_request("**/agents/run") as started:
+        await page.get_by_role("button", name="Start", exact=True).click()
+    assert (await started.value).post_data_json == {"agent_slug": VIOLIN, "params": {}}
+    await page.wait_for_url(re.compile(f"/console/runs/(?!{server.run_id})"))
+
+
 async def test_job_that_is_not_there_leads_to_the_list(server: ConsoleServer, open_screen: Open):
     screen = await open_screen("/console/jobs/no-such-job", Role.OWNER)
     await expect(screen.page.get_by_role("alert")).to_contain_text("There is no job 'no-such-job'")
@@ -259,3 +289,72 @@ async def test_events_of_a_correlation_id_are_looked_up_and_the_feed_is_followed
     await expect(page.get_by_text("Nothing has happened since")).to_be_visible()
     (late,) = server.dead_jobs(1, lambda _: "and now the ink")
     await expect(found.get_by_role("link", name=late).first).to_be_visible()
+
+
+async def test_act_and_copy_work_over_plain_http_from_another_machine(server: ConsoleServer, open_screen: Open):
+    (dead,) = server.dead_jobs(1, lambda _: "the plate is bent", type_="plain.http")
+
+    async def insecure(page: Page) -> None:
+        await page.add_init_script("delete Crypto.prototype.randomUUID; delete Navigator.prototype.clipboard")
+
+    screen = await open_screen("/console/dead-letters?q=type%3Aplain.http", Role.CONTROL_PLANE, prepare=insecure)
+    page = screen.page
+    await page.get_by_role("button", name="Requeue (1)").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_text("The same elsewhere").click()
+    await dialog.get_by_role("button", name="Copy").click()
+    await expect(page.locator(".toast")).to_contain_text("The text is selected")
+    assert f"trellis dlq requeue {dead}" in await page.evaluate("getSelection().toString()")
+    assert await page.evaluate("[typeof crypto.randomUUID, typeof navigator.clipboard]") == ["undefined"] * 2
+    await dialog.get_by_role("button", name="Requeue (1)").click()
+    await expect(page.locator(".toast", has_text="requeued")).to_contain_text("1 of 1 requeued, 0 refused")
+    assert server.status(dead) == "queued"
+
+
+@pytest.mark.requirement("DJ-12")
+@pytest.mark.parametrize("leave", ["Stop", "Escape"])
+async def test_requeue_that_runs_ends_when_somebody_stops_or_leaves_it(
+    server: ConsoleServer, open_screen: Open, leave: str
+):
+    (dead,) = server.dead_jobs(1, lambda _: "the drum is stuck", type_=f"stop.{leave.lower()}")
+    screen = await open_screen(f"/console/dead-letters?q=type%3Astop.{leave.lower()}", Role.CONTROL_PLANE)
+    page = screen.page
+    asked, ended = asyncio.Event(), asyncio.Event()
+    await page.route("**/dlq/requeue", lambda _: asked.set())  # it reaches no gateway, and is not answered
+    page.on("requestfailed", lambda one: ended.set() if one.url.endswith("/dlq/requeue") else None)
+    await page.get_by_role("button", name="Requeue (1)").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_role("button", name="Requeue (1)").click()
+    await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    if leave == "Stop":
+        await dialog.get_by_role("button", name="Stop").click()
+        await expect(dialog).to_contain_text("0 of 1 requeued, 0 refused")
+        await expect(dialog).to_contain_text("Stopped. The last request was interrupted")
+        await dialog.get_by_role("button", name="Back").click()
+    else:
+        await page.keyboard.press("Escape")
+    await asyncio.wait_for(ended.wait(), PATIENCE_S)
+    await expect(page.locator(".toast")).to_contain_text("0 of 1 requeued, 0 refused")
+    await expect(dialog).to_have_count(0)
+    assert server.status(dead) == "dead_lettered"
+
+
+async def test_requeue_of_more_than_are_counted_does_not_call_the_number_exact(
+    server: ConsoleServer, open_screen: Open
+):
+    (dead,) = server.dead_jobs(1, lambda _: "one of many", type_="many.letters")
+
+    async def many(route: Route) -> None:
+        letter = {"job_id": dead, "type": "many.letters", "reason_code": "timeout", "last_error": "", "at": ""}
+        await route.fulfill(json={"items": [letter] * 20_000, "next_cursor": "more"})
+
+    screen = await open_screen("/console/dead-letters?q=type%3Amany.letters", Role.CONTROL_PLANE)
+    page = screen.page
+    await expect(page.get_by_role("button", name="Requeue all that match (1)")).to_be_visible()
+    await page.route("**/dlq?*", many)
+    await page.get_by_role("button", name="Requeue all that match (1)").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Requeue these jobs (20000+)?")
+    await expect(dialog).to_contain_text("More than 20000 match: 20000 are requeued, and the rest stays here.")
+    await expect(dialog).not_to_contain_text("exact number")
+    assert server.status(dead) == "dead_lettered"

@@ -98,7 +98,7 @@ export class TrellisClient {
     const headers: Record<string, string> = { Accept: accept, ...this.headers() };
     if (options.body !== undefined) headers["Content-Type"] = "application/json";
     if (options.ifMatch !== undefined) headers["If-Match"] = options.ifMatch;
-    if (method !== "get") headers["Idempotency-Key"] = options.idempotencyKey ?? crypto.randomUUID();
+    if (method !== "get") headers["Idempotency-Key"] = options.idempotencyKey ?? newKey();
     const limit = AbortSignal.timeout(this.#options.timeoutMs ?? TIMEOUT_MS);
     let response: Response;
     let text: string;
@@ -121,6 +121,12 @@ export class TrellisClient {
     if (!response.ok) throw new ProblemError(response.status, (document ?? {}) as ProblemDocument);
     return { text, document };
   }
+}
+
+/** A key that nobody made before. `crypto.randomUUID` exists only on HTTPS and on the own machine. */
+export function newKey(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (one) => one.toString(16).padStart(2, "0")).join("");
 }
 
 export function addressOf(path: string, parts: object, query: object): string {

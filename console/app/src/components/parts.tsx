@@ -84,14 +84,21 @@ export function Failure({ error, retry, list }: { error: unknown; retry?: () => 
 
 export function Command({ text }: { text: string }) {
   const t = useTexts();
+  const shown = useRef<HTMLPreElement>(null);
+  const copy = async () => {
+    try {
+      // Browsers have no clipboard on plain HTTP from another machine, and may refuse it: then a person copies.
+      await navigator.clipboard.writeText(text);
+      toast(t("common.copied"));
+    } catch {
+      if (shown.current !== null) getSelection()?.selectAllChildren(shown.current);
+      toast(t("common.selected"));
+    }
+  };
   return (
     <div className="command">
-      <pre>{text}</pre>
-      <button
-        type="button"
-        className="small"
-        onClick={() => void navigator.clipboard.writeText(text).then(() => toast(t("common.copied")))}
-      >
+      <pre ref={shown}>{text}</pre>
+      <button type="button" className="small" onClick={() => void copy()}>
         {t("common.copy")}
       </button>
     </div>

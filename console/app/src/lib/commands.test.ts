@@ -8,7 +8,7 @@ describe("commands", () => {
     expect(pythonLiteral({ a: [true, null, 'x"y'] })).toBe('{"a": [True, None, "x\\"y"]}');
   });
 
-  it("writes one act three ways", () => {
+  it("writes one act three ways, and names the gateway in each", () => {
     const made = commands({
       trellis: ["proposals", "reject", "prop_1", "--note", "says otherwise"],
       method: "PATCH",
@@ -16,11 +16,18 @@ describe("commands", () => {
       body: { decision: "reject" },
       headers: { "If-Match": '"1"' },
       python: "client.proposals.get('prop_1')",
+      gateway: "https://trellis.example",
     });
-    expect(made.trellis).toBe("trellis proposals reject prop_1 --note 'says otherwise'");
+    expect(made.trellis).toBe("trellis proposals reject prop_1 --note 'says otherwise' --gateway https://trellis.example");
     expect(made.curl).toBe(
-      `curl -sS -X PATCH -H "Authorization: Bearer $TRELLIS_TOKEN" -H 'If-Match: "1"' -H 'Content-Type: application/json' -d '{"decision":"reject"}' "$TRELLIS_GATEWAY"/proposals/prop_1`,
+      `curl -sS -X PATCH -H "Authorization: Bearer $TRELLIS_TOKEN" -H 'If-Match: "1"' -H 'Content-Type: application/json' -d '{"decision":"reject"}' https://trellis.example/proposals/prop_1`,
     );
+    expect(made.python).toContain('with connect_sync("https://trellis.example") as client:');
     expect(made.python).toContain("    client.proposals.get('prop_1')");
+  });
+
+  it("gives a command no gateway that it has no option for", () => {
+    const made = commands({ trellis: ["alerts", "runbook", "jobs-wait"], address: "/runbooks/jobs-wait", isLocal: true, gateway: "https://trellis.example" });
+    expect(made.trellis).toBe("trellis alerts runbook jobs-wait");
   });
 });

@@ -1,4 +1,7 @@
-/** The same act as a command of `trellis`, as curl, and in Python. */
+/**
+ * The same act as a command of `trellis`, as curl, and in Python. Each names the gateway that serves this console: a
+ * copied command without it would act on whatever ledger the person's settings name.
+ */
 
 export interface Commands {
   trellis: string;
@@ -35,22 +38,28 @@ export function commands(options: {
   body?: unknown;
   headers?: Record<string, string>;
   python?: string;
+  /** The command asks no gateway, and has no option for one. */
+  isLocal?: boolean;
+  /** The address of the gateway, if it is not the one that serves this page. */
+  gateway?: string;
 }): Commands {
+  const gateway = options.gateway ?? location.origin;
   const method = options.method ?? "GET";
   const words = ["curl -sS", method === "GET" ? null : `-X ${method}`, AUTHORIZED];
   for (const [name, value] of Object.entries(options.headers ?? {})) words.push(`-H ${shellWord(`${name}: ${value}`)}`);
   if (options.body !== undefined) {
     words.push("-H 'Content-Type: application/json'", `-d ${shellWord(JSON.stringify(options.body))}`);
   }
-  words.push(`"$TRELLIS_GATEWAY"${shellWord(options.address)}`);
+  words.push(shellWord(gateway + options.address));
+  const command = [...options.trellis, ...(options.isLocal === true ? [] : ["--gateway", gateway])];
   return {
-    trellis: ["trellis", ...options.trellis.filter((one) => one != null).map((one) => shellWord(one))].join(" "),
+    trellis: ["trellis", ...command.filter((one) => one != null).map((one) => shellWord(one))].join(" "),
     curl: words.filter((one) => one !== null).join(" "),
-    python: options.python === undefined ? null : pythonProgram(options.python),
+    python: options.python === undefined ? null : pythonProgram(gateway, options.python),
   };
 }
 
-function pythonProgram(statement: string): string {
-  const open = 'with connect_sync(os.environ["TRELLIS_GATEWAY"]) as client:';
-  return ["import os", "from trellis import connect_sync", "", open, `    ${statement}`].join("\n");
+function pythonProgram(gateway: string, statement: string): string {
+  const open = `with connect_sync(${pythonLiteral(gateway)}) as client:`;
+  return ["from trellis import connect_sync", "", open, `    ${statement}`].join("\n");
 }

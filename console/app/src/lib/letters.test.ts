@@ -46,28 +46,54 @@ describe("gatewayFilter", () => {
 });
 
 describe("requeueCounted", () => {
-  async function requeued(total: number, pieces: (string | null)[][]) {
+  /** As the gateway answers: a refused job keeps its status, and has a reason. */
+  const answer = (job_id: string, requeued: boolean) =>
+    requeued ? { job_id, requeued, status: "queued", version: 3 } : { job_id, requeued, status: "running", reason: "wrong_state" };
+
+  async function requeued(by: "filter" | "ids", total: number, pieces: boolean[][]) {
     const asked: [number, number][] = [];
     const seen: number[] = [];
     const result = await requeueCounted(
       total,
       2,
+      by,
       async (from, count) => {
         asked.push([from, count]);
-        return (pieces.shift() ?? []).map((status, at) => ({ job_id: `${from}.${at}`, ...(status === null ? {} : { status }) }));
+        return (pieces.shift() ?? []).map((one, at) => answer(`${from}.${at}`, one));
       },
       (progress) => seen.push(progress.done + progress.failed),
+      new AbortController().signal,
     );
     return { ...result, asked, seen };
   }
 
   it("requeues as many as were counted and not more", async () => {
-    const result = await requeued(3, [["queued", "queued"], ["queued"], ["queued"]]);
+    const result = await requeued("filter", 3, [[true, true], [true], [true]]);
     expect(result).toEqual({ done: 3, failed: 0, asked: [[0, 2], [2, 1]], seen: [2, 3] });
   });
 
-  it("ends when others took the rest, and when a whole piece is refused", async () => {
-    expect((await requeued(9, [["queued", null], []])).asked).toEqual([[0, 2], [2, 2]]);
-    expect(await requeued(9, [[null, null], ["queued"]])).toMatchObject({ done: 0, failed: 2, asked: [[0, 2]] });
+  it("counts a refused job as refused, although it has a status", async () => {
+    expect(await requeued("filter", 3, [[true, false], [true]])).toMatchObject({ done: 2, failed: 1 });
+  });
+
+  it("ends with a filter when others took the rest, and when a whole piece is refused", async () => {
+    expect((await requeued("filter", 9, [[true, false], []])).asked).toEqual([[0, 2], [2, 2]]);
+    expect(await requeued("filter", 9, [[false, false], [true]])).toMatchObject({ done: 0, failed: 2, asked: [[0, 2]] });
+  });
+
+  it("asks for every id, also after a piece that was refused whole", async () => {
+    const result = await requeued("ids", 5, [[false, false], [true, true], [true]]);
+    expect(result).toMatchObject({ done: 3, failed: 2, asked: [[0, 2], [2, 2], [4, 1]] });
+  });
+
+  it("begins no piece after it was stopped", async () => {
+    const stop = new AbortController();
+    const asked: number[] = [];
+    const requeue = async (from: number) => {
+      asked.push(from);
+      return [answer(`${from}.0`, true)];
+    };
+    await expect(requeueCounted(3, 1, "ids", requeue, () => stop.abort(), stop.signal)).rejects.toThrow();
+    expect(asked).toEqual([0]);
   });
 });

@@ -75,30 +75,36 @@ export interface Progress {
   failed: number;
 }
 
-/** What the gateway answers for one job: its new status, or why it was refused. */
+/** What the gateway answers for one job. A refused one has a `status` too: the one that it keeps, and a `reason`. */
 export type RequeueAnswer = Record<string, unknown>;
 
 /**
  * Requeue as many jobs as were counted, piece by piece; `requeue` asks for at most so many and returns an answer for
- * each. Ends early when nothing is left, or when a whole piece was refused: the same jobs would come again.
+ * each. With a filter, the gateway chooses each piece: it ends early when nothing is left, or when a whole piece was
+ * refused, because the same jobs would come again. With ids, each piece names other jobs, so every piece is asked for.
+ * No piece begins once `signal` is aborted; then it throws the signal's reason.
  */
 export async function requeueCounted(
   total: number,
   atOnce: number,
+  by: "filter" | "ids",
   requeue: (from: number, count: number) => Promise<RequeueAnswer[]>,
   onProgress: (progress: Progress) => void,
+  signal: AbortSignal,
 ): Promise<Progress> {
   const refused = new Set<unknown>();
   let done = 0;
   let asked = 0;
   while (asked < total) {
-    const answers = await requeue(asked, Math.min(atOnce, total - asked));
-    const moved = answers.filter((one) => one["status"] !== undefined).length;
-    for (const one of answers) if (one["status"] === undefined) refused.add(one["job_id"]);
+    signal.throwIfAborted();
+    const count = Math.min(atOnce, total - asked);
+    const answers = await requeue(asked, count);
+    const moved = answers.filter((one) => one["requeued"] === true).length;
+    for (const one of answers) if (one["requeued"] !== true) refused.add(one["job_id"]);
     done += moved;
-    asked += answers.length;
+    asked += by === "ids" ? count : answers.length;
     onProgress({ done, failed: refused.size });
-    if (answers.length === 0 || moved === 0) break;
+    if (by === "filter" && moved === 0) break;
   }
   return { done, failed: refused.size };
 }

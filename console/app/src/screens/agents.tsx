@@ -57,7 +57,7 @@ export function Agents() {
         linkOf={(one) => ({ to: "/console/agents/$slug", params: { slug: one.slug ?? "?" } })}
         empty={<Empty title={t("agents.empty")} hint={t("agents.empty.hint")} command={'trellis agents create notes --purpose "Keeps my notes consistent" --source notes.md'} />}
       />
-      <SameElsewhere commands={commands({ trellis: ["agents"], address: "/agents", python: "print(client.agents.list())" })} />
+      <SameElsewhere commands={commands({ trellis: ["agents", "list"], address: "/agents", python: "print(client.agents.list())" })} />
     </>
   );
 }

@@ -138,6 +138,7 @@ function Runbook({ name, onClose }: { name: string; onClose: () => void }) {
       <SameElsewhere
         commands={commands({
           trellis: ["alerts", "runbook", name],
+          isLocal: true,
           address: `/runbooks/${encodeURIComponent(name)}`,
         })}
       />

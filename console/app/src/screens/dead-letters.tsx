@@ -2,7 +2,7 @@
 
 import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
-import { useCallback, useState } from "react";
+import { useCallback, useEffect, useRef, useState } from "react";
 import { api, type DeadLetter } from "../api";
 import { FilterBox } from "../components/filter-box";
 import { Dialog, Empty, Failure, Loading, SameElsewhere, toast } from "../components/parts";
@@ -147,12 +147,16 @@ async function lettersOf(filter: LetterFilter, most: number, signal: AbortSignal
   return { items, bounded: cursor !== null };
 }
 
-/** The exact number first, then the jobs in pieces, with what became of them. */
+/** The number first, then the jobs in pieces, with what became of them. Whoever stops or leaves it ends it. */
 function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
   const t = useTexts();
   const [reason, setReason] = useState("");
   const [progress, setProgress] = useState<Progress | null>(null);
   const [error, setError] = useState<unknown>(null);
+  const [isBusy, setBusy] = useState(false);
+  const [isStopped, setStopped] = useState(false);
+  const running = useRef<AbortController | null>(null);
+  useEffect(() => () => running.current?.abort(), []);
   const filter = "filter" in asked ? asked.filter : null;
   const counted = useQuery({
     queryKey: ["dead-letters-counted", filter],
@@ -165,36 +169,48 @@ function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
   const total = ids.length;
   const shown = counted.data?.bounded === true ? `${total}+` : total;
   const go = async () => {
+    const stop = new AbortController();
+    running.current = stop;
     setError(null);
-    setProgress({ done: 0, failed: 0 });
+    setBusy(true);
+    let last: Progress = { done: 0, failed: 0 };
+    const report = (now: Progress) => setProgress((last = now));
+    report(last);
     try {
       const done = await requeueCounted(
         total,
         REQUEUE_AT_ONCE,
+        filter === null ? "ids" : "filter",
         async (from, limit) => {
           const which = filter === null ? { job_ids: ids.slice(from, from + limit) } : { filter: filter as object };
-          return (await api.post("/dlq/requeue", { body: { ...which, limit, ...(reason === "" ? {} : { reason }) } })).items;
+          const body = { ...which, limit, ...(reason === "" ? {} : { reason }) };
+          return (await api.post("/dlq/requeue", { body, signal: stop.signal })).items;
         },
-        setProgress,
+        report,
+        stop.signal,
       );
       toast(t("dead.progress", { ...done, total }));
       onClose();
     } catch (problem) {
+      if (stop.signal.aborted) {
+        toast(t("dead.progress", { ...last, total }));
+        return setStopped(true);
+      }
       failed(problem);
       setError(problem);
     } finally {
+      setBusy(false);
       void queries.invalidateQueries({ queryKey: ["dead-letters"] });
       void queries.invalidateQueries({ queryKey: ["jobs"] });
     }
   };
-  const isBusy = progress !== null && error === null;
   const named = ids.slice(0, IDS_SHOWN);
   const options = filter === null ? named : optionsOf(filter);
   return (
     <Dialog title={counted.isLoading ? t("dead.requeue.counting") : t("dead.requeue.title", { n: shown })} onClose={onClose}>
       {counted.isLoading && <Loading />}
       {counted.error !== null && <Failure error={counted.error} retry={() => void counted.refetch()} />}
-      <p>{t("dead.requeue.note")}</p>
+      <p>{counted.data?.bounded === true ? t("dead.requeue.note.bounded", { n: total }) : t("dead.requeue.note")}</p>
       {filter !== null && <p className="mono">{optionsOf(filter).join(" ")}</p>}
       <p className="mono quiet">{ids.slice(0, 3).join(", ") + (total > 3 ? ", …" : "")}</p>
       <label htmlFor="requeue-reason">{t("common.reason")}</label>
@@ -204,12 +220,13 @@ function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
           <progress value={progress.done + progress.failed} max={total} /> {t("dead.progress", { ...progress, total })}
         </p>
       )}
+      {isStopped && <p role="status">{t("dead.stopped", { n: REQUEUE_AT_ONCE })}</p>}
       {error !== null && <Failure error={error} />}
       <div className="row end">
-        <button type="button" data-focus="true" onClick={onClose}>
-          {t("common.cancel")}
+        <button type="button" data-focus="true" onClick={isBusy ? () => running.current?.abort() : onClose}>
+          {isBusy ? t("dead.stop") : t("common.cancel")}
         </button>
-        <button type="button" className="primary" disabled={isBusy || total === 0} onClick={() => void go()}>
+        <button type="button" className="primary" disabled={isBusy || isStopped || total === 0} onClick={() => void go()}>
           {t("dead.requeue.group", { n: shown })}
         </button>
       </div>

@@ -74,6 +74,7 @@ export function Run() {
   }
   const one = run.data;
   const listed = events.data?.items ?? [];
+  const paramsGone = asked.error instanceof ProblemError && asked.error.status === 404;
   const timeline = timelineOf(listed, steps.data?.items ?? [], Date.now(), ended);
   return (
     <>
@@ -87,10 +88,11 @@ export function Run() {
             {t("run.cancel")}
           </button>
         )}
-        <button type="button" onClick={() => ask("again")}>
+        <button type="button" disabled={asked.data === undefined && !paramsGone} onClick={() => ask("again")}>
           {t("runs.again")}
         </button>
       </div>
+      {asked.error !== null && !paramsGone && <Failure error={asked.error} retry={() => void asked.refetch()} />}
       {one.error !== null && <p className="banner bad">{t("run.error", { error: one.error })}</p>}
       <section className="card">
         <dl className="facts">
@@ -175,7 +177,7 @@ export function Run() {
           python: `print(client.runs.get(${pythonLiteral(runId)}))`,
         })}
       />
-      {asking === "again" && <StartRun agent={one.agent_slug} given={asked.data?.params ?? {}} onClose={() => ask(null)} />}
+      {asking === "again" && <StartRun agent={one.agent_slug} given={asked.data?.params ?? null} onClose={() => ask(null)} />}
       {asking === "cancel" && <CancelRun runId={runId} onClose={() => ask(null)} />}
     </>
   );

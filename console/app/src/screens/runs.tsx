@@ -94,7 +94,8 @@ function valuesOf(one: RunListed) {
   return { id: one.run_id, agent: one.agent_slug, status: one.status, trigger: one.trigger, age: between(one.created_at, Date.now()) };
 }
 
-export function StartRun({ agent, given, onClose }: { agent?: string; given?: Record<string, unknown>; onClose: () => void }) {
+/** `given` are the parameters to begin with; null says that they are no longer known. */
+export function StartRun({ agent, given, onClose }: { agent?: string; given?: Record<string, unknown> | null; onClose: () => void }) {
   const t = useTexts();
   const navigate = useNavigate();
   const [slug, choose] = useState(agent ?? "");
@@ -103,6 +104,8 @@ export function StartRun({ agent, given, onClose }: { agent?: string; given?: Re
   const agents = useQuery({ queryKey: ["agents"], queryFn: ({ signal }) => api.get("/agents", { signal }), staleTime: 60_000 });
   const { params, problem } = paramsOf(rows);
   const known = (agents.data?.items ?? []).flatMap((one) => (one.slug == null ? [] : [one.slug]));
+  // A chosen agent that is not listed stays an option: the browser would show another one than is started.
+  const options = slug === "" || known.includes(slug) ? known : [slug, ...known];
   const chosen = slug || known[0] || "";
   const sent = useMutation({
     mutationFn: () => api.post("/agents/run", { body: { agent_slug: chosen, params } }),
@@ -118,10 +121,11 @@ export function StartRun({ agent, given, onClose }: { agent?: string; given?: Re
       <form onSubmit={(event) => (event.preventDefault(), problem === null && sent.mutate())}>
         <label htmlFor={first}>{t("runs.start.agent")}</label>
         <select id={first} value={chosen} onChange={(event) => choose(event.target.value)}>
-          {known.map((one) => (
+          {options.map((one) => (
             <option key={one}>{one}</option>
           ))}
         </select>
+        {given === null && <p className="banner">{t("runs.again.unknown")}</p>}
         <ParamsForm rows={rows} onChange={setRows} />
         {problem !== null && <p role="alert">{t(`agents.params.${problem}`)}</p>}
         {agents.error !== null && <Failure error={agents.error} retry={() => void agents.refetch()} />}
