@@ -345,6 +345,7 @@ async def test_every_dialog_passes_axe_keeps_the_focus_and_closes_by_keyboard(se
     ):
         await visit(page, f"/console/{path}")
         opener = page.get_by_role("button", name=re.compile(button)).first
+        await expect(opener).to_be_enabled()
         await opener.focus()
         await page.keyboard.press("Enter")
         await expect(dialog).to_be_visible()
