@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from tests.faults.conftest import LOGIN, SEED
-from tests.faults.fleet import Fleet, Nursery, submit_work, until, wait_ended
+from tests.faults.fleet import Fleet, Nursery, Running, submit_work, until, wait_ended
 from tests.faults.history import Told, problems
 from tests.faults.worker_process import POISON, Work
 from tests.ledgers.conformance.rig import SUBMITTER, SWEEPER
@@ -307,7 +308,7 @@ async def test_handlers_of_a_stopped_worker_learn_of_their_lost_lease_as_soon_as
         (sleeper,) = fleet.start(1, sweep_s=None)
         jobs = await submit_work(ledger, [Work(until=str(go), looks=True)] * 4, "long")
         await until(lambda: len(fleet.open_jobs(sleeper.pid)) == 4, "all jobs have begun")
-        sleeper.send(signal.SIGSTOP)
+        stop_between_writes(sleeper, ledger_url)
         fleet.start(1)
         await until(lambda: len(fleet.lines()) == 8, "another worker has all of them")
         sleeper.send(signal.SIGCONT)
@@ -332,7 +333,7 @@ async def test_a_worker_stopped_beyond_its_lease_is_refused_when_it_wakes(
         (sleeper,) = fleet.start(1, sweep_s=None)
         jobs = await submit_work(ledger, [Work(until=str(go), checkpoint=True)] * n, "held")
         await until(lambda: len(fleet.open_jobs(sleeper.pid)) == n, "the sleeper holds every job")
-        sleeper.send(signal.SIGSTOP)
+        stop_between_writes(sleeper, ledger_url)
         (winner,) = fleet.start(1, sweep_s=0.1)
         await until(lambda: fleet.open_jobs(winner.pid), "the winner has begun")
         go.touch()
@@ -348,6 +349,19 @@ async def test_a_worker_stopped_beyond_its_lease_is_refused_when_it_wakes(
     owners = {line.job: line.epoch for line in fleet.lines() if line.op == "ended"}
     assert results == {job: f'"epoch {owners[job]}"'.encode() for job in jobs}
     figures(jobs=n, refused=refusals(sleeper.log))
+
+
+def stop_between_writes(worker: Running, ledger_url: str) -> None:
+    """SIGSTOP for a worker while it has no SQLite transaction open: a stopped writer would stop every other one too."""
+    scheme, _, path = ledger_url.partition(":///")
+    if scheme != "sqlite":
+        worker.send(signal.SIGSTOP)
+        return
+    with contextlib.closing(apsw.Connection(path)) as connection:
+        connection.set_busy_timeout(10_000)
+        connection.execute("BEGIN IMMEDIATE")
+        worker.send(signal.SIGSTOP)
+        connection.execute("ROLLBACK")
 
 
 def refusals(log: Path) -> int:
