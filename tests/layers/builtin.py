@@ -2,13 +2,18 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import asyncpg
 
 from tests.layers.rig import GRACE_S, RUNS_AT_ONCE, WAITING_MAX, Rig
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Steps
+from tests.stopped_tasks import stopped
 from trellis.agents.catalog import Catalog
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.jobs import Actor
@@ -47,11 +52,15 @@ class BuiltinRig(Rig):
         self._processes: list[Process] = []
         self._published = asyncio.Event()
         self.layer = self._layer()
+        self.restart_projector()
+
+    def restart_projector(self) -> None:
+        """A projector that begins where the ledger says that the one before it came to."""
         self._projector = Projector(
-            ledger=ledger,
+            ledger=self.ledger,
             actor=Actor(role=Role.PROJECTOR, name="projector@test"),
-            publisher=DocumentPublisher(objects),
-            clock=clock,
+            publisher=DocumentPublisher(self.objects),
+            clock=self.clock,
         )
 
     def _layer(self) -> BuiltinLayer:
@@ -68,7 +77,16 @@ class BuiltinRig(Rig):
         )
 
     async def start(self) -> None:
-        name = f"orchestrator-{next(self._numbers)}@test"
+        orchestrator = await self._orchestrator(f"orchestrator-{next(self._numbers)}@test")
+        layer = self._layer()
+        schedules = ScheduleFirer(
+            ledger=self.ledger, layer=layer, timetable=layer.timetable, options=ScheduleOptions(grace_s=GRACE_S)
+        )
+        self._processes.append(Process(orchestrator, schedules))
+        await self.settle()
+
+    async def _orchestrator(self, name: str) -> Orchestrator:
+        """The orchestrator of a new process."""
         actor = Actor(role=Role.ORCHESTRATOR, name=name)
         driver = RunDriver(
             ledger=self.ledger,
@@ -78,7 +96,7 @@ class BuiltinRig(Rig):
             published=self._reached,
             options=RunDriverOptions(),
         )
-        orchestrator = Orchestrator(
+        return Orchestrator(
             ledger=self.ledger,
             actor=actor,
             clock=self.clock,
@@ -86,12 +104,6 @@ class BuiltinRig(Rig):
             new_id=lambda: f"{name}-{next(self._numbers)}",
             options=OrchestratorOptions(),
         )
-        layer = self._layer()
-        schedules = ScheduleFirer(
-            ledger=self.ledger, layer=layer, timetable=layer.timetable, options=ScheduleOptions(grace_s=GRACE_S)
-        )
-        self._processes.append(Process(orchestrator, schedules))
-        await self.settle()
 
     async def kill(self) -> None:
         processes, self._processes = self._processes, []
@@ -100,15 +112,19 @@ class BuiltinRig(Rig):
             drives = [driving.task for driving in process.orchestrator._driving.values()]
             for drive in drives:
                 drive.cancel()
-            await asyncio.gather(*drives, return_exceptions=True)
+            await stopped(*drives)
 
     async def pass_time(self, seconds: float) -> None:
         # Second by second while something is held: a jump would look like an outage to the sweeper, and be forgiven.
         held = any(queue.held for queue in await self.ledger.queues())
         for step_s in itertools.repeat(1.0, int(seconds)) if held else (seconds,):
-            self.clock.advance(step_s)
+            await self._advance(step_s)
             await self._round()
         await self.settle()
+
+    async def _advance(self, seconds: float) -> None:
+        """Move the ledger's clock and the processes' clock, which here are one."""
+        self.clock.advance(seconds)
 
     async def settle(self) -> None:
         for _ in range(ROUNDS):
@@ -131,14 +147,51 @@ class BuiltinRig(Rig):
             await self._published.wait()
 
 
+class PostgresRig(BuiltinRig):
+    """The built-in layer on PostgreSQL, whose clock the test moves as well."""
+
+    def __init__(self, ledger: Ledger, objects: ObjectStore, clock: FakeClock, admin: Any) -> None:
+        super().__init__(ledger, objects, clock)
+        self._admin = admin
+
+    async def _advance(self, seconds: float) -> None:
+        await self._admin.execute("UPDATE trellis.test_clock SET at = at + make_interval(secs => $1)", seconds)
+        await super()._advance(seconds)
+
+
 @asynccontextmanager
-async def builtin(folder: Path) -> AsyncGenerator[Rig]:
-    """The built-in layer; the ledger must be clean in the end."""
+async def on_sqlite(
+    folder: Path, new_rig: Callable[[Ledger, ObjectStore, FakeClock], BuiltinRig]
+) -> AsyncGenerator[Rig]:
+    """A layer on an SQLite ledger."""
     clock = FakeClock()
     ledger = await open_ledger(f"sqlite:///{folder / 'ledger.db'}", clock=clock)
+    async with _opened(folder, ledger, lambda objects: new_rig(ledger, objects, clock)) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def on_postgres(folder: Path, url: str) -> AsyncGenerator[Rig]:
+    """The built-in layer on a PostgreSQL ledger."""
+    admin: Any = await asyncpg.connect(url)  # type: ignore[reportUnknownMemberType]  # it has no types
+    try:
+        await admin.execute((files("trellis.ledgers.postgres") / "scripts" / "test_clock.sql").read_text())
+        await admin.execute("GRANT SELECT ON trellis.test_clock TO PUBLIC")
+        ledger = await open_ledger(url)
+        async with _opened(folder, ledger, lambda objects: PostgresRig(ledger, objects, FakeClock(), admin)) as rig:
+            yield rig
+    finally:
+        await admin.close()
+
+
+@asynccontextmanager
+async def _opened(
+    folder: Path, ledger: Ledger, new_rig: Callable[[ObjectStore], BuiltinRig]
+) -> AsyncGenerator[BuiltinRig]:
+    """A rig on this ledger, which must be clean in the end."""
     objects = await open_objects(f"file://{folder / 'objects'}")
     await ledger.limit_held(ORCHESTRATOR, TYPE, RUNS_AT_ONCE)
-    rig = BuiltinRig(ledger, objects, clock)
+    rig = new_rig(objects)
     try:
         yield rig
         report = await verify(ledger)

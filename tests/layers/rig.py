@@ -92,6 +92,19 @@ class Rig(ABC):
         held = self.steps.acts[step] = Hold(self.steps.acts[step])
         return held
 
+    def statuses_after(self, step: str) -> list[str]:
+        """The statuses that runs have when they leave this step, also by its cancellation; one more for each run."""
+        usual, seen = self.steps.acts[step], list[str]()
+
+        async def watched(context: StepContext, /) -> StepResult:
+            try:
+                return await usual(context)
+            finally:
+                seen.extend(await self.stands(JobId(context.run_id)))
+
+        self.steps.acts[step] = watched
+        return seen
+
     async def agent(self, slug: str, **fields: str) -> str:
         """An agent that is active unless told otherwise."""
         await self.objects.put(f"agents/{slug}/_agent.md", agent_file(slug=slug, **fields))

@@ -34,6 +34,7 @@ async def test_a_run_that_waits_is_cancelled_at_once_and_never_begins(rig: Rig, 
 @pytest.mark.requirement("D19", "RUN-7")
 async def test_soft_cancelled_run_stops_and_the_next_run_starts(rig: Rig):
     hold, slug = rig.hold("execute-agent"), await rig.agent("gardener")
+    left = rig.statuses_after("execute-agent")
     run_id, second = await rig.trigger(slug), await rig.trigger(slug)
     await rig.start()
     await rig.until(lambda: hold.begun == [run_id])
@@ -41,6 +42,7 @@ async def test_soft_cancelled_run_stops_and_the_next_run_starts(rig: Rig):
     status = await rig.shows(run_id, "failed")
     assert status["error"].startswith("CANCELLED: ")
     assert (status["current_step"], status["steps_completed"]) == ("execute-agent", 1)
+    assert left == ["running"]  # the step ends before the run does
     hold.release()
     await rig.shows(second, "completed")
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from tests.stopped_tasks import stopped
 from trellis.bus.topics import subject_matches
 
 CHUNK = 256 * 1024
@@ -111,7 +112,7 @@ class NatsProxy:
             self._listening.close()
         for pipe in list(self._pipes):
             pipe.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stopped(*self._tasks, but=(OSError, EOFError))
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -134,7 +135,7 @@ class NatsProxy:
             pipe.close()
             up.cancel()
             down.cancel()
-            await asyncio.gather(up, down, return_exceptions=True)
+            await stopped(up, down, but=(OSError, EOFError))
             await pipe.closed()
 
     async def _bring(self, reader: asyncio.StreamReader, pipe: Pipe) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
+from tests.stopped_tasks import stopped
+
 TAKEN = frozenset(
     {
         "user",
@@ -99,7 +101,7 @@ class Pooler:
         """End the conversations and the sessions of the server."""
         for task in self._serving:
             task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await stopped(*self._serving, but=(OSError, EOFError, Gone))
         for wire in self._opened:
             wire.writer.close()
 
@@ -158,7 +160,7 @@ class Pooler:
         finally:
             for task in (sending, answering):
                 task.cancel()
-            await asyncio.gather(sending, answering, return_exceptions=True)
+            await stopped(sending, answering, but=(OSError, EOFError, Gone))
 
     async def _answer(self, client: Wire, session: Wire) -> None:
         while True:

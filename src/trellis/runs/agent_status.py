@@ -119,7 +119,8 @@ async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:
 # Stops agents that keep failing (D24): after three failed runs in a row an active agent's status becomes `error`.
 #
 # Invariants:
-# - A cancelled run neither counts nor ends the row (D19). The same holds for a run that failed for an upstream reason.
+# - A cancelled run neither counts nor ends the row (D19). The same holds for a run that failed for an upstream reason:
+#   the alert `agent-failing` reports a row of those (`UnservedAgents`).
 #   Only runs that ended after the last change of the agent's file count, so a reactivated agent has three new tries.
 # - The status is written by compare-and-set over the file it was decided on. Every other byte of the file stays.
 # - Every change of status is one administrative act (OBS-1). The act's id is derived from the run's event, so repeating
@@ -129,7 +130,10 @@ async def last_act_on(ledger: Ledger, slug: str) -> AdminAct | None:
 RUN_KEY = "run:"
 SUBSCRIBER_NAME = "agent-health"
 FAILURES_MAX = 3
-NO_FAULT_OF_THE_AGENT = ("CANCELLED:", f"{UpstreamUnavailable.code}:", f"{NlmDown.code}:")
+CANCELLED = "CANCELLED:"
+UPSTREAM = (f"{UpstreamUnavailable.code}:", f"{NlmDown.code}:")
+"""Prefixes of run errors that a server caused: the model's, the NLM backend's, the object store's."""
+NO_FAULT_OF_THE_AGENT = (CANCELLED, *UPSTREAM)
 """Prefixes of run errors that the agent did not cause."""
 PAGE = 100
 PAGES_MAX = 10
@@ -180,6 +184,17 @@ async def last_failure(ledger: Ledger, slug: str) -> RunFailure | None:
     return None
 
 
+async def why_not_runnable(ledger: Ledger, agent: AgentDefinition) -> str:
+    """Why an agent that is not active does not run, and how to let it run, if it can."""
+    why = f"it is {agent.status.value}; only an active agent runs"
+    if agent.status is AgentStatus.ERROR:
+        failure = await last_failure(ledger, agent.slug)
+        why += f"; its last run {failure.run_id} ended with {failure.error.rstrip('.')}" if failure else ""
+    if agent.status is not AgentStatus.ARCHIVED:
+        why += f"; `trellis agents activate {agent.slug}` lets it run"
+    return why
+
+
 async def failed_in_a_row(ledger: Ledger, slug: str, file: AgentFile) -> int:
     """How many runs of the agent failed in its current row, at most FAILURES_MAX: with so many it is stopped."""
     agent = file.agent
@@ -194,6 +209,75 @@ async def failed_in_a_row(ledger: Ledger, slug: str, file: AgentFile) -> int:
         if row == FAILURES_MAX:
             break
     return row
+
+
+@dataclass(kw_only=True)
+class UnservedAgents:
+    """Finds the active agents whose last three runs failed, one or more of them for an upstream reason.
+
+    Such an agent is not stopped, so nothing else shows that it achieves nothing. Cancelled runs are left out, and so are
+    runs that ended before the last change of the agent's file. Only agents with three runs among the newest PAGE failed
+    ones are looked at. The errors of ended runs are kept, so that a round reads no events that an earlier one has read.
+    """
+
+    ledger: Ledger
+    catalog: Catalog
+    _errors: dict[JobId, str] = field(default_factory=dict[JobId, str])
+
+    async def __call__(self) -> Mapping[str, str]:
+        """The agents by slug, each with its last error."""
+        failed = (await self.ledger.jobs(JobFilter(lifecycle=RUN.name, state="failed"), limit=PAGE)).jobs
+        by_agent: dict[str, list[Job]] = {}
+        for job in failed:
+            if job.concurrency_key is not None:
+                by_agent.setdefault(job.concurrency_key.removeprefix(RUN_KEY), []).append(job)
+        rows = {slug: jobs for slug, jobs in by_agent.items() if len(jobs) >= FAILURES_MAX}
+        if rows:
+            rows = await self._since_completed(rows)
+        await self._read_errors(rows)
+        unserved: dict[str, str] = {}
+        for slug, jobs in sorted(rows.items()):
+            if self._upstream_errors(jobs, since=None) is None:
+                continue
+            file = await self.catalog.file(slug)
+            if isinstance(file, AgentMissing) or isinstance(file.agent, AgentMalformed) or not file.agent.may_run:
+                continue
+            since = _last_change(file.agent, file.modified_at, now=await self.ledger.now())
+            errors = self._upstream_errors(jobs, since=since)
+            if errors is not None:
+                unserved[slug] = errors[0]
+        return unserved
+
+    async def _since_completed(self, rows: Mapping[str, list[Job]]) -> dict[str, list[Job]]:
+        """The failed runs of each agent that are newer than its last completed one."""
+        page = (await self.ledger.jobs(JobFilter(lifecycle=RUN.name, state="completed"), limit=PAGE)).jobs
+        last: dict[str, datetime] = {}
+        for job in page:
+            last.setdefault((job.concurrency_key or "").removeprefix(RUN_KEY), job.created_at)
+        left: dict[str, list[Job]] = {}
+        for slug, jobs in rows.items():
+            if slug not in last and len(page) == PAGE and page[-1].created_at > jobs[FAILURES_MAX - 1].created_at:
+                where = JobFilter(lifecycle=RUN.name, state="completed", concurrency_key=run_key(slug))
+                for job in (await self.ledger.jobs(where, limit=1)).jobs:
+                    last[slug] = job.created_at
+            newer = [job for job in jobs if slug not in last or job.created_at > last[slug]]
+            if len(newer) >= FAILURES_MAX:
+                left[slug] = newer
+        return left
+
+    async def _read_errors(self, rows: Mapping[str, list[Job]]) -> None:
+        slugs = {job.job_id: slug for slug, jobs in rows.items() for job in jobs}
+        self._errors = {job_id: error for job_id, error in self._errors.items() if job_id in slugs}
+        unread = [job_id for job_id in slugs if job_id not in self._errors]
+        events = await self.ledger.events_of(unread) if unread else {}
+        self._errors |= {job_id: error_of(slugs[job_id], job_id, listed) for job_id, listed in events.items()}
+
+    def _upstream_errors(self, jobs: Sequence[Job], *, since: datetime | None) -> list[str] | None:
+        """The errors of the newest three failures, without cancels; None if they are fewer or all the agent's own."""
+        failures = [self._errors.get(job.job_id, "") for job in jobs if since is None or job.updated_at > since]
+        errors = [error for error in failures if error and not error.startswith(CANCELLED)][:FAILURES_MAX]
+        of_upstream = any(error.startswith(UPSTREAM) for error in errors)
+        return errors if len(errors) == FAILURES_MAX and of_upstream else None
 
 
 async def _failure(ledger: Ledger, slug: str, job: Job) -> RunFailure | None:

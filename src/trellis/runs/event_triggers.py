@@ -7,7 +7,8 @@ A subscriber of the feed begins them, one process at a time. Invariants:
 - An agent is never begun by what its own runs caused. Each run that an event began carries the agents of the runs that
   led to it and their number (`runs/trigger_chain.py`), so a chain of runs that begin each other ends.
 - An event that begins no run of an agent that names it leaves the administrative act `trigger.skipped` with the reason.
-- Events from before the first subscription begin nothing.
+- Events from before the first subscription begin nothing. Its position is stored with it, so that none after it is
+  lost if that process dies at once.
 - Events of jobs and runs are read from the feed only while an agent names such an event.
 """
 
@@ -127,10 +128,8 @@ class EventTriggers(FeedSubscriber[EventTriggerOptions]):
         """Handle one page of events. After an error the next pass starts from the same position."""
         if not self.follows:
             end = await self.ledger.feed_end()  # read first: an event after the subscription is never before this end
-            if await self.begin():
+            if await self.begin(first=end):
                 self._named_until = 0.0
-                if self.saved is None:
-                    await self.remember(end)
         if self.follows and self.clock.monotonic() >= self._named_until:
             self._note_named(await self._agents())
         runs: list[str] = []

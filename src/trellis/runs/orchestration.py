@@ -7,12 +7,12 @@ the same tests against every layer.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
 from trellis.agents.catalog import AgentMissing, Catalog
-from trellis.agents.definition import AgentDefinition, AgentMalformed, AgentStatus
+from trellis.agents.definition import AgentDefinition, AgentMalformed
 from trellis.documents import audit, ids, run_documents
 from trellis.documents.errors import AgentNotRunnable, CronInvalid, DocumentDiffers, RunNotFound, TooManyWaiting
 from trellis.documents.publisher import DocumentPublisher
@@ -40,7 +40,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles.run import RUN
-from trellis.runs.agent_status import last_failure, run_key
+from trellis.runs.agent_status import run_key, why_not_runnable
 from trellis.runs.orchestrator import TYPE, accept
 from trellis.runs.timetable import Schedule, Timetable
 from trellis.storage.objects.canonical_json import sha256
@@ -88,6 +88,10 @@ class LayerHealth:
 
 class OrchestrationLayer(Protocol):
     """The adapter that gateway and command line use to reach an orchestration layer."""
+
+    def acting_as(self, gateway: Actor) -> "OrchestrationLayer":
+        """The same layer, whose triggers are recorded in this actor's name."""
+        ...
 
     async def trigger(
         self,
@@ -158,6 +162,10 @@ class BuiltinLayer:
     waiting_max: int = WAITING_MAX
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
     """How long a run may go on after a soft cancel before it is ended (D19)."""
+
+    def acting_as(self, gateway: Actor) -> "BuiltinLayer":
+        """The same layer, whose triggers are recorded in this actor's name."""
+        return replace(self, gateway=gateway)
 
     async def trigger(
         self,
@@ -240,7 +248,7 @@ class BuiltinLayer:
             case AgentMalformed():
                 raise AgentNotRunnable(slug=slug, reason=str(agent))
             case _ if not agent.may_run:
-                raise AgentNotRunnable(slug=slug, reason=await self._why_not(agent))
+                raise AgentNotRunnable(slug=slug, reason=await why_not_runnable(self.ledger, agent))
             case _ if kind is TriggerKind.MANUAL and not agent.triggers.manual:
                 raise AgentNotRunnable(slug=slug, reason="its file says `triggers.manual: false`")
             case _ if not again and not agent.triggers.manual and not _has_trigger(agent, kind):
@@ -248,16 +256,6 @@ class BuiltinLayer:
                 raise AgentNotRunnable(slug=slug, reason=reason)
             case _:
                 pass
-
-    async def _why_not(self, agent: AgentDefinition) -> str:
-        """Why an agent that is not active does not run, and how to let it run, if it can."""
-        why = f"it is {agent.status.value}; only an active agent runs"
-        if agent.status is AgentStatus.ERROR:
-            failure = await last_failure(self.ledger, agent.slug)
-            why += f"; its last run {failure.run_id} ended with {failure.error.rstrip('.')}" if failure else ""
-        if agent.status is not AgentStatus.ARCHIVED:
-            why += f"; `trellis agents activate {agent.slug}` lets it run"
-        return why
 
     async def _waiting(self, slug: str) -> list[JobId]:
         """Runs of an agent that have not started, in the order in which they will."""

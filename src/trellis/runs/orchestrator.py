@@ -1,7 +1,7 @@
 """The built-in orchestrator: claims runs and drives each through its steps."""
 
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from trellis.engine.lease_runner import LeaseRunner, LeaseRunnerOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import JobFilter
+from trellis.engine.service import Service
 from trellis.engine.step_runner import JobDrive, StepRunner
 from trellis.lifecycles import Trigger
 from trellis.runs.agent_status import run_key
@@ -156,9 +157,9 @@ class RunDriver(StepRunner):
         self._advances = Batcher(self._advance_all, lambda _: 1, ADVANCES_MAX)
         self._looks = Batcher(self._look_for_all, lambda _: 1, LOOKS_MAX)
 
-    def begin(self, claimed: Claimed) -> "_RunDrive":
+    def begin(self, claimed: Claimed) -> "RunDrive":
         """The drive of a claimed run."""
-        return _RunDrive(self, claimed)
+        return RunDrive(self, claimed)
 
     async def ledger_time(self) -> LedgerTime:
         """The ledger's time, from one query shared with the drives that ask at the same moment.
@@ -181,7 +182,23 @@ class RunDriver(StepRunner):
         return list((await self.ledger.turn(Turn(actor=self.actor, advances=tuple(advances)))).outcomes)
 
 
-class _RunDrive(JobDrive[str | None, StepError]):
+class StepAgain(Exception):
+    """A try of a step failed, and another try follows after `delay_s` seconds."""
+
+    def __init__(self, delay_s: float, error: StepError) -> None:
+        super().__init__(str(error))
+        self.delay_s, self.code = delay_s, error.code
+
+
+@dataclass(kw_only=True, slots=True)
+class StepTries:
+    """The tries of one step under one lease: the delays before the retries that are left, and the tries that waited."""
+
+    delays_s: Iterator[float]
+    upstream: int = 0
+
+
+class RunDrive(JobDrive[str | None, StepError]):
     """One run while one driver holds its lease."""
 
     failures = StepError
@@ -203,9 +220,14 @@ class _RunDrive(JobDrive[str | None, StepError]):
         if self._done:
             await self._until_published(self._done)
         for number in range(self._done + 1, len(ids.STEPS) + 1):
-            body = self._journal.get(_entry(number)) or await self._make(number)
+            body = self._journal.get(step_entry(number)) or await self._make(number)
             await self._count(number, body)
-        return result_of(self._journal[_entry(2)]).get("summary")
+            await self._until_published(number)
+        return self._summary()
+
+    def _summary(self) -> str | None:
+        """The agent's summary, from the file of its step."""
+        return result_of(self._journal[step_entry(2)]).get("summary")
 
     async def _load(self) -> None:
         """Load the run's events and journal."""
@@ -224,7 +246,12 @@ class _RunDrive(JobDrive[str | None, StepError]):
 
         If another driver journaled the step first, its bytes are used.
         """
-        result, calls, began, ended = await self._with_retries(number)
+        return await self._keep_step(number, *await self._with_retries(number))
+
+    async def _keep_step(
+        self, number: int, result: StepResult, calls: CallTimes, began: datetime, ended: datetime
+    ) -> bytes:
+        """Journal a step's file. Returns the bytes that the journal holds."""
         if result.output is not None:
             self._journal[run_documents.OUTPUT_ENTRY] = await self.keep(run_documents.OUTPUT_ENTRY, result.output)
         body = encode(
@@ -240,34 +267,44 @@ class _RunDrive(JobDrive[str | None, StepError]):
                 "told": dict(result.event_data),
             }
         )
-        kept = await self.keep(_entry(number), body)
-        self._journal[_entry(number)] = kept
+        kept = await self.keep(step_entry(number), body)
+        self._journal[step_entry(number)] = kept
         return kept
 
     async def _with_retries(self, number: int) -> tuple[StepResult, CallTimes, datetime, datetime]:
         """The result of the try that succeeded, its calls, and when it began and ended."""
-        delays, upstream_tries = iter(self._driver.options.retry_delays_s), 0
+        tries = self.new_tries()
         while True:
-            began, calls = await self._look(), CallTimes(clock=self._driver.clock)
             try:
-                result = await self._once_over(number, calls)
-            except StepError as error:
-                if error.waits:
-                    upstream_tries += 1
-                    delay_s = await self._upstream_pause_s(str(error), began.now, upstream_tries)
-                else:
-                    await self._go_on(began.now)
-                    delay_s = next(delays, None)
-                    if delay_s is None or not error.retries or delay_s >= self._left_s():
-                        raise
-                about = {"run_id": self._run_id, "step": ids.STEPS[number - 1], "code": error.code}
-                _log.warning("step_failed", error=str(error), again_in_s=delay_s, **about)
-                await self._driver.clock.sleep(delay_s)
+                return await self._try(number, tries)
+            except StepAgain as again:
+                await self._driver.clock.sleep(again.delay_s)
+
+    def new_tries(self) -> "StepTries":
+        """The tries of a step that has not begun."""
+        return StepTries(delays_s=iter(self._driver.options.retry_delays_s))
+
+    async def _try(self, number: int, tries: "StepTries") -> tuple[StepResult, CallTimes, datetime, datetime]:
+        """One try of a step. Raises StepAgain if another try follows, else the StepError that ends the run."""
+        began, calls = await self._look(), CallTimes(clock=self._driver.clock)
+        try:
+            result = await self._once_over(number, calls)
+        except StepError as error:
+            if error.waits:
+                tries.upstream += 1
+                delay_s = await self._upstream_pause_s(str(error), began.now, tries.upstream)
             else:
                 await self._go_on(began.now)
-                return result, calls, began.now, await self._end_of(began)
+                delay_s = next(tries.delays_s, None)
+                if delay_s is None or not error.retries or delay_s >= self._left_s():
+                    raise
+            about = {"run_id": self._run_id, "step": ids.STEPS[number - 1], "code": error.code}
+            _log.warning("step_failed", error=str(error), again_in_s=delay_s, **about)
+            raise StepAgain(delay_s, error) from error
+        await self._go_on(began.now)
+        return result, calls, began.now, await self._end_of(began)
 
-    async def _upstream_pause_s(self, problem: str, since: datetime, tries: int) -> float:
+    async def _upstream_pause_s(self, problem: str, since: datetime | None, tries: int) -> float:
         """The pause after a try that failed upstream: the retry delays in turn, then doubled each time."""
         await self._wait(problem, since)
         delays = self._driver.options.retry_delays_s or (1.0,)
@@ -304,7 +341,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
             number=number,
             name=name,
             request=self._request,
-            before={ids.STEPS[n - 1]: result_of(self._journal[_entry(n)]) for n in range(1, number)},
+            before={ids.STEPS[n - 1]: result_of(self._journal[step_entry(n)]) for n in range(1, number)},
             once=self.once,
             left_s=lambda: ends_at - clock.monotonic(),
             calls=calls,
@@ -331,7 +368,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
         return AgentTimeout(detail=f"step {name} exceeded {options.step_timeout_s:g}s limit")
 
     async def _count(self, number: int, body: bytes) -> None:
-        """Count a step with a fenced transition, then wait until readers can see it."""
+        """Count a step with a fenced transition."""
         file = json.loads(body)
         data = {
             "step": number,
@@ -345,7 +382,7 @@ class _RunDrive(JobDrive[str | None, StepError]):
         if nlm_ms := durations_ms(file, CallKind.NLM):
             data[run_documents.NLM_MS] = nlm_ms
         self._version = await self.advance(STEP, data, version=self._version)
-        await self._until_published(number)
+        self._done = number
 
     async def _until_published(self, number: int) -> None:
         """Return when readers can see the step.
@@ -425,7 +462,8 @@ class _RunDrive(JobDrive[str | None, StepError]):
         return self._ends_at - self._driver.clock.monotonic()
 
 
-def _entry(number: int) -> str:
+def step_entry(number: int) -> str:
+    """The name of the journal entry that holds the file of a step."""
     return run_documents.STEP_ENTRY.format(number=number)
 
 
@@ -446,6 +484,10 @@ class Orchestrator(LeaseRunner[RunDriver]):
     type: str = TYPE
     lifecycle: str = "run"
     name: str = "orchestrator"
+
+    def helpers(self) -> list[Service[Any]]:
+        """Further services that this orchestrator needs in its process."""
+        return []
 
     async def accept(self) -> int:
         """Queue runs that are only requested, oldest first. With `only`, that run alone.

@@ -150,7 +150,8 @@ class RunSteps:
             raise NlmDown(detail=str(error)) from error
         except AgentRunError as error:
             raise _failed(error) from error
-        return StepResult(result=output.to_dict(), event_data=_if_any("refused_actions", len(output.refused)))
+        refused = [one for one in output.refused if not one.approved_before]
+        return StepResult(result=output.to_dict(), event_data=_if_any("refused_actions", len(refused)))
 
     def _services(self, slug: str) -> ToolServices:
         async def deep(part: DeepPart, before: str | None, limit: int) -> DeepMemoryPage:
@@ -195,6 +196,10 @@ class RunSteps:
             {**equals[body["id"]], "action": body["action"], "target": body["target"]}
             for body in bodies
             if body["id"] in equals
+        ] + [
+            {"id": "", "status": "applied", "action": one.action or "", "target": one.target or ""}
+            for one in output.refused
+            if one.approved_before
         ]
         return StepResult(
             result={"proposals": created, **_if_any("already_proposed", already)},
@@ -227,6 +232,7 @@ class RunSteps:
         updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
         memory: Mapping[str, str] = await self._remembered(context.request.agent_slug) if updates else {}
         texts = {one["ref"]: one["text"] for one in loaded["sources"]} | {proposal.LOGIC_FILE: loaded["logic"] or ""}
+        texts |= await self._texts_of([body for body in bodies if body["target"] not in texts])
         settled = [body for body in bodies if _is_done(body, texts) or _is_remembered(body, memory)]
         done = {body["id"]: await proposal.find_applied_equal(self.ledger, body) for body in settled}
         new = [one for one in new if one.id not in done]
@@ -240,6 +246,12 @@ class RunSteps:
             if isinstance(answer, proposal.EqualProposal)
         }
         return json.dumps(equals).encode()
+
+    async def _texts_of(self, bodies: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """The files that these proposals append to, by target, as they are now: the run itself did not load them."""
+        changes = {body["target"]: proposal.file_change(body["agent_slug"], body) for body in bodies if _is_edit(body)}
+        stored = {target: await self.objects.get(one.key) for target, one in changes.items() if one.kind == "append"}
+        return {target: one.body.decode("utf-8", "replace") for target, one in stored.items() if one is not None}
 
     async def _settle(self, context: StepContext, body: Mapping[str, Any]) -> str:
         if not await proposal.auto_approve(self.ledger, self.gateway, body["id"], body):
@@ -311,11 +323,16 @@ class RunSteps:
 
 
 def _is_done(body: Mapping[str, Any], texts: Mapping[str, str]) -> bool:
-    """Whether the target file already has the proposed content. `texts` are the files that the run read, by target."""
-    if body["action"] == proposal.MEMORY_UPDATE or body["action"] in ANNOTATION_KINDS:
+    """Whether the target file already has the proposed content. `texts` are the files to append to, by target."""
+    if not _is_edit(body):
         return False
     change = proposal.file_change(body["agent_slug"], body)
     return proposal.changes_nothing(change, body["target_hash"], texts.get(body["target"], ""))
+
+
+def _is_edit(body: Mapping[str, Any]) -> bool:
+    """Whether a proposal changes the target file itself, which a memory update, a comment and a tag do not."""
+    return body["action"] != proposal.MEMORY_UPDATE and body["action"] not in ANNOTATION_KINDS
 
 
 def _is_remembered(body: Mapping[str, Any], memory: Mapping[str, str]) -> bool:

@@ -518,9 +518,9 @@ class Projector(FeedSubscriber[ProjectorOptions]):
             _log.warning("segments_left", projector=self.actor.name, error=str(error))
         await super().release()
 
-    async def begin(self) -> bool:
+    async def begin(self, first: str | None = None) -> bool:
         """Take the subscription. False while another projector holds it, or a rebuild of the ledger is unfinished."""
-        if not await super().begin():
+        if not await super().begin(first):
             return False
         if self.saved == REBUILDING:
             _log.warning("rebuild_unfinished", projector=self.actor.name, remedy="trellis rebuild --from objects")

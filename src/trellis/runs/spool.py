@@ -57,7 +57,7 @@ class RecordSpool:
         """Close the database, which deletes its file."""
         self._db.close()
 
-    def add(self, made: Iterable[Mapping[str, Any]]) -> int:
+    def add(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Add records. Returns how many belong to job events.
 
         A record that contradicts another one, or has an unknown format, marks its job as damaged. Raises RecordInvalid.
@@ -65,7 +65,7 @@ class RecordSpool:
         taken = 0
         self._db.execute("BEGIN")
         try:
-            for one in made:
+            for one in records:
                 if audit.is_of_event(one):
                     self._add(one)
                     taken += 1
@@ -77,14 +77,14 @@ class RecordSpool:
             self._db.execute("COMMIT")
         return taken
 
-    def _add(self, made: Mapping[str, Any]) -> None:
-        if not audit.is_readable(made):
-            self._note_format(made)
+    def _add(self, entry: Mapping[str, Any]) -> None:
+        if not audit.is_readable(entry):
+            self._note_format(entry)
             return
-        record = audit.read_record(made)
+        record = audit.read_record(entry)
         event = record.event
         job, life, version = event.job_id, audit.timestamp(record.submitted_at), event.version
-        body = json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode()
+        body = json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode()
         if self._db.execute(_SPOOL_QUERIES.differing, (job, life, version, body)).fetchall():
             self._db.execute(
                 _SPOOL_QUERIES.add_damage, (job, f"two records of version {version} contradict each other")
@@ -94,11 +94,13 @@ class RecordSpool:
         for key in record.submission.keys if record.submission is not None else ():
             self._db.execute(_SPOOL_QUERIES.add_key, (key.scope, key.key, job, life))
 
-    def _note_format(self, made: Mapping[str, Any]) -> None:
-        job, format_name = made.get("job_id"), made.get("format", "none")
+    def _note_format(self, record: Mapping[str, Any]) -> None:
+        job, format_name = record.get("job_id"), record.get("format", "none")
         if not isinstance(job, str):
-            raise RecordInvalid(event=str(made.get("event_id")), problem="it names no job")
-        reason = f"its record of version {made['version']} has format {format_name}, and this program reads {_READABLE}"
+            raise RecordInvalid(event=str(record.get("event_id")), problem="it names no job")
+        reason = (
+            f"its record of version {record['version']} has format {format_name}, and this program reads {_READABLE}"
+        )
         self._db.execute(_SPOOL_QUERIES.add_damage, (job, reason))
 
     def add_ids(self, events: Iterable[tuple[str, str]]) -> None:

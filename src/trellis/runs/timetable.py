@@ -137,11 +137,11 @@ class Timetable:
                 return True
         raise ScheduleContended(slug=slug, tries=WRITE_TRIES_MAX)
 
-    async def handled(self, found: RegisteredSchedule, last: HandledInstant) -> bool:
+    async def handled(self, registered: RegisteredSchedule, last: HandledInstant) -> bool:
         """Store the result of an instant, unless the schedule has changed since. Returns whether it was stored."""
-        schedule = found.schedule.handled(last)
+        schedule = registered.schedule.handled(last)
         key = schedule_key(schedule.agent_slug)
-        return isinstance(await self.objects.put(key, schedule.to_bytes(), when=if_match(found.etag)), PutStored)
+        return isinstance(await self.objects.put(key, schedule.to_bytes(), when=if_match(registered.etag)), PutStored)
 
     async def _read(self, key: str) -> RegisteredSchedule | None:
         there = await self.objects.get(key)

@@ -80,6 +80,8 @@ class UpstreamWaits:
         if self.is_open and self._waits[-1].is_bounded == is_bounded:
             return
         await self.end(since)
+        if self._waits and self._waits[-1].until is not None:
+            since = max(since, self._waits[-1].until)  # no moment counts twice
         if len(self._waits) >= WAITS_MAX:
             return
         entry = {"since": timestamp(since), "reason": reason, "bounded": is_bounded}
@@ -91,6 +93,7 @@ class UpstreamWaits:
         """Close the open wait. Returns how long it lasted, in seconds."""
         if not self.is_open:
             return 0.0
+        until = max(until, self._waits[-1].since)  # a step that began before the wait may end it
         kept = await self._keep(UNTIL_ENTRY.format(number=len(self._waits)), timestamp(until).encode())
         self._waits[-1] = replace(self._waits[-1], until=datetime.fromisoformat(kept.decode()))
         return self._waits[-1].lasted_s(until)

@@ -1,0 +1,1 @@
+"""Runs as workflows of a Temporal server (decision 0034)."""
