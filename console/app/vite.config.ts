@@ -5,7 +5,7 @@ import { defineConfig } from "vite";
 // security policy forbids inline scripts and styles, and small files as data: addresses would gain nothing.
 export default defineConfig({
   plugins: [react()],
-  resolve: { conditions: ["source", "module", "browser"] },
+  resolve: { conditions: ["trellis-source", "module", "browser"] },
   build: {
     outDir: "../../src/trellis/gateway/console_files",
     emptyOutDir: true,

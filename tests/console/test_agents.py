@@ -4,14 +4,11 @@ import pytest
 from playwright.async_api import expect
 
 from tests.agents.files import agent_file
-from tests.console.conftest import OPERATOR, VIOLIN, ConsoleServer
-from tests.console.test_console import AXE, Open, serious
+from tests.console.conftest import VIOLIN, ConsoleServer, slot_held
+from tests.console.test_console import Open, check, serious
 from trellis import connect_sync
 from trellis.agents.catalog import agent_key
-from trellis.app.wiring import new_id
-from trellis.engine.jobs import Actor, CancelMode, Claim, ClaimId, JobId, NewJob, RequestId, Turn, TypeClaim
 from trellis.lifecycles import Role
-from trellis.runs.agent_status import run_key
 from trellis.storage.objects.store import CREATE
 
 KEEPER = "gardener"
@@ -25,28 +22,9 @@ def planted(server: ConsoleServer, slug: str = KEEPER, **changes: str) -> None:
     server.run(server.served.instance.objects.put(agent_key(slug), body, when=CREATE))
 
 
-async def _slot_held(server: ConsoleServer) -> JobId:
-    """A job that holds the slot of the violin's archivist, as a run would."""
-    assert server.served is not None
-    ledger, job_id = server.served.instance.ledger, JobId(new_id())
-    await ledger.submit(OPERATOR, [NewJob(job_id=job_id, type="test.hold", concurrency_key=run_key(VIOLIN))])
-    worker = Actor(role=Role.WORKER, name="holder")
-    claim = Claim(claim_id=ClaimId(new_id()), types=(TypeClaim(type="test.hold"),))
-    (claimed,) = (await ledger.turn(Turn(actor=worker, claim=claim))).claimed
-    assert claimed.lease.job_id == job_id
-    return job_id
-
-
-async def _released(server: ConsoleServer, job_id: JobId) -> None:
-    assert server.served is not None
-    ledger, request = server.served.instance.ledger, RequestId(new_id())
-    await ledger.cancel(OPERATOR, job_id, CancelMode.HARD, request, grace_s=0.0, cause="the slot is free again")
-
-
 @pytest.mark.requirement("RUN-4")
 async def test_agent_is_run_with_parameters_and_waits_where_its_slot_is_held(server: ConsoleServer, open_screen: Open):
-    held = server.run(_slot_held(server))
-    try:
+    with slot_held(server):
         screen = await open_screen(f"/console/agents/{VIOLIN}", Role.OWNER)
         page = screen.page
         await expect(page.get_by_text("Its slot is free")).to_be_visible()
@@ -66,10 +44,8 @@ async def test_agent_is_run_with_parameters_and_waits_where_its_slot_is_held(ser
         row = page.locator("tr", has_text=run_id)
         await expect(row).to_contain_text("waits, number 1")
         await screen.shot("agent")
-        assert await serious(page, AXE.read_text()) == []
-    finally:
-        server.run(_released(server, held))
-    await expect(page.get_by_text("Its slot is free")).to_be_visible(timeout=30_000)
+        assert await serious(page) == []
+    await expect(page.get_by_text("Its slot is free")).to_be_visible()
     await page.get_by_role("link", name="All its runs").click()
     await expect(page.locator(".grid-row", has_text=run_id)).to_contain_text("completed")
 
@@ -84,8 +60,7 @@ async def test_agent_shows_its_schedule_its_events_and_is_paused_and_activated(
     page = screen.page
     await expect(page.locator(".grid-row", has_text="broken")).to_contain_text("malformed")
     await expect(page.locator(".grid-row", has_text=KEEPER)).to_contain_text("30 4 * * *")
-    await screen.shot("agents")
-    assert await serious(page, AXE.read_text()) == []
+    await check(screen, "agents")
     await page.get_by_role("link", name=KEEPER).click()
     await expect(page.locator(".chips")).to_contain_text("run.failed:archivist-violin")
     instants = page.locator("dd > div", has_text="04:30:00")
@@ -100,6 +75,11 @@ async def test_agent_shows_its_schedule_its_events_and_is_paused_and_activated(
     await page.get_by_role("button", name="Activate").click()
     await page.locator("dialog button.primary").click()
     await expect(page.locator(".page-head .badge")).to_have_text("active")
+    await page.get_by_role("button", name="Pause").click()
+    assert server.served is not None
+    server.run(server.served.instance.objects.put(agent_key(KEEPER), agent_file(slug=KEEPER, model="''")))
+    await page.locator("dialog button.primary").click()
+    await expect(page.locator(".page-head .badge")).to_have_text("malformed")  # read again after the refusal
     await page.goto(f"{server.url}/console/agents/broken")
     await expect(page.locator(".banner.bad")).to_contain_text("field model")
 
@@ -124,7 +104,7 @@ async def test_memory_of_an_agent_is_read_in_both_layers_and_each_change_shows_i
     await change.get_by_role("button", name="Show the change").click()
     await expect(change.locator(".diff .add")).to_have_text("+- TB-02 is made of snakewood.")
     await screen.shot("agent-history")
-    assert await serious(page, AXE.read_text()) == []
+    assert await serious(page) == []
     await page.get_by_role("button", name="Sources").click()
     await page.get_by_text("sources/07-bows.md").click()
     await expect(page.locator(".text-file", has_text="Carbon fibre")).to_be_visible()

@@ -6,7 +6,7 @@ from playwright.async_api import expect
 from tests.artifacts.desk import draft
 from tests.console.artifacts import BOWS, FOUND, brief, finalized
 from tests.console.conftest import ConsoleServer
-from tests.console.test_console import AXE, Open, serious
+from tests.console.test_console import Open, serious
 from trellis.artifacts.content import JobType
 from trellis.lifecycles import Role
 
@@ -30,7 +30,7 @@ async def test_artifact_shows_which_citations_are_in_its_sources_and_leads_to_th
     await expect(page.locator(".quote.verified")).to_contain_text(FOUND)
     await expect(page.locator(".quote.unverified")).to_contain_text(INVENTED)
     await screen.shot("artifact")
-    assert await serious(page, AXE.read_text()) == []
+    assert await serious(page) == []
     await page.locator("button.cite.good", has_text=BOWS).click()
     await expect(page.locator("dialog mark")).to_be_in_viewport()
     assert await page.locator("dialog mark").inner_text() == FOUND
@@ -41,7 +41,7 @@ async def test_artifact_shows_which_citations_are_in_its_sources_and_leads_to_th
     await expect(page.locator(".diff .add").first).to_have_text("+A bow weighs 58 to 63 g.")
     await expect(page.locator(".diff .add", has_text=INVENTED)).to_be_visible()
     await screen.shot("artifacts-compared")
-    assert await serious(page, AXE.read_text()) == []
+    assert await serious(page) == []
 
 
 @pytest.mark.requirement("ART-2")
@@ -58,4 +58,4 @@ async def test_every_type_of_artifact_has_a_view_of_its_own(server: ConsoleServe
     await screen.shot("artifact-draft")
     await page.set_viewport_size({"width": 390, "height": 844})
     assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert await serious(page, AXE.read_text()) == []
+    assert await serious(page) == []

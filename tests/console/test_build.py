@@ -5,10 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hatchling.build import build_wheel
 
 from tests.console.conftest import ROOT, chromium
 from tools import browser
@@ -69,6 +71,47 @@ def test_build_without_node_leaves_the_reason_for_the_gateway_and_a_strict_one_f
     assert (strict.returncode, "Node 20.19" in strict.stderr) == (1, True)
 
 
+def test_registry_that_does_not_answer_is_asked_once_and_named_nowhere(checkout: Path):
+    program(checkout, "node", "echo v22.12.0")
+    program(
+        checkout, "npm", 'echo "$*" >> "$LOG"; echo "npm error ECONNREFUSED https://registry.secret.example"; exit 1'
+    )
+    lock, log = checkout / "console" / "package-lock.json", checkout / "log"
+    reason = checkout / "src/trellis/gateway/console_files/missing.txt"
+    for text, options, asked in (
+        ("{}", (), 1),
+        ("{}", (), 0),
+        ('{"other": 1}', (), 1),
+        ('{"other": 1}', ("--again",), 1),
+    ):
+        lock.write_text(text)
+        log.write_text("")
+        done = build(checkout, *options)
+        assert done.returncode == 0
+        lines = log.read_text().splitlines()
+        assert len(lines) == asked, (text, options)
+        assert all("--fetch-retries=0" in one and "--fetch-timeout=" in one for one in lines)
+        assert reason.read_text().startswith("npm reached no registry for the packages of the console: ")
+        assert "run `make console`" in reason.read_text()
+        assert "secret" not in done.stderr + reason.read_text()
+    strict = build(checkout, "--strict", "--again")
+    assert (strict.returncode, "registry.secret.example" in strict.stderr) == (1, True), "whoever builds it sees why"
+
+
+def test_reason_for_a_missing_console_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "docs" / "runbooks").mkdir(parents=True)
+    files = tmp_path / "src/trellis/gateway/console_files"
+    files.mkdir(parents=True)
+    (files / "missing.txt").write_text("Not here.")
+    (files / "index.html").write_text("Here.")
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(tmp_path / build_wheel(str(tmp_path))) as packed:
+        shipped = {name.rpartition("/")[2] for name in packed.namelist() if "/console_files/" in name}
+    assert shipped == {"index.html"}
+
+
 def test_console_is_built_again_only_after_its_sources_changed(checkout: Path):
     program(checkout, "node", "echo v22.12.0")
     made = checkout / "src/trellis/gateway/console_files"
@@ -91,7 +134,7 @@ def test_console_is_built_again_only_after_its_sources_changed(checkout: Path):
 
 
 def test_node_of_the_wheel_starts_npm_where_the_machine_has_none():
-    code = "import console; npm = console.npm_command(); console.run([*npm, '--version'], 'npm'); print(npm[0])"
+    code = "import console; npm = console.npm_command() or []; console.run([*npm, '--version'], 'npm'); print(npm[0])"
     environment = {**os.environ, "PATH": "/nowhere", "PYTHONPATH": str(ROOT / "tools")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

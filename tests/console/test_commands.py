@@ -8,32 +8,44 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import httpx2
 import pytest
 from playwright.async_api import Locator, Page, expect
 
 from tests.console.artifacts import BOWS, FOUND, brief, finalized
-from tests.console.conftest import VIOLIN, ConsoleServer, visit
+from tests.console.conftest import ROOT, VIOLIN, ConsoleServer, visit
 from tests.console.test_console import Open
+from trellis import connect_sync
 from trellis.cli import main
 from trellis.lifecycles import Role
 
 SAME = "details:has(> .tabs)"
+GUARDIAN = "architect-guardian"
 NOBODY = "http://127.0.0.1:1"
 TABS = ("trellis", "curl", "Python")
+READ_TABS = """async (box, tabs) => {
+    const texts = {};
+    box.open = true;
+    for (const tab of tabs) {
+        [...box.querySelectorAll('.tabs button')].find(one => one.textContent === tab).click();
+        await new Promise(requestAnimationFrame);
+        texts[tab] = box.querySelector('.command pre').textContent;
+    }
+    return texts;
+}"""
 SHELL = 'curl() {{ printf "%s\\0" "$@"; }}; {}'
 """A shell in which curl prints its arguments: the words are split as a person's shell does, and no curl is needed."""
 
 
-async def copied(place: Page | Locator, tab: str) -> str:
-    """The text of this tab, by the way a person reaches it."""
+async def copied(place: Page | Locator) -> dict[str, str]:
+    """The text of each tab."""
     box = place.locator(SAME).last
-    if await box.get_attribute("open") is None:
-        await box.locator("summary").first.click()
-    await box.get_by_role("button", name=tab, exact=True).click()
-    return await box.locator(".command pre").inner_text()
+    texts = await box.evaluate(READ_TABS, TABS)
+    assert list(texts) == list(TABS)
+    return texts
 
 
 @pytest.fixture
@@ -98,6 +110,10 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
     )
     screens = {
         "overview": ("slo", ""),
+        f"jobs?q=correlation%3A{dead}%20lifecycle%3Aleased-job": (
+            f"jobs --lifecycle leased-job --correlation {dead}",
+            dead,
+        ),
         f"proposals?id={note}": ("proposals show", note),
         "runs?q=agent%3Aarchivist-violin%20status%3Acompleted": ("runs list --status", server.run_id),
         f"runs/{server.run_id}": ("runs show", server.run_id),
@@ -121,49 +137,158 @@ async def test_what_a_screen_shows_is_printed_by_its_commands(
     for path, (command, expected) in screens.items():
         await visit(screen.page, f"/console/{path}")
         await expect(screen.page.locator(SAME).last).to_contain_text(f"trellis {command}")
-        for tab in TABS:
-            assert expected in await execute(tab, await copied(screen.page, tab)), f"{path} by {tab}"
+        for tab, text in (await copied(screen.page)).items():
+            assert expected in await execute(tab, text), f"{path} by {tab}"
+
+
+def test_hints_name_the_gateway_for_just_the_commands_that_can_ask_one():
+    listed = re.search(r"LOCAL.*?\]\);", (ROOT / "console/app/src/lib/commands.ts").read_text(), re.DOTALL)
+    assert listed is not None
+    local = set(re.findall(r'"([a-z ]+)"', listed[0]))
+    described = re.split(r"\n(?=#+ )", (ROOT / "docs/reference/cli.md").read_text())
+    asks = {
+        one.splitlines()[0].partition("trellis ")[2]: "--gateway" in one for one in described if "# trellis " in one
+    }
+    groups = {name.partition(" ")[0] for name in asks if " " in name}
+    wrong = {
+        name
+        for name, takes in asks.items()
+        if name not in groups and takes is bool({name, name.partition(" ")[0]} & local)
+    }
+    assert wrong == set()
+
+
+async def test_act_on_a_group_is_one_command_with_the_filter_that_selects_it(
+    server: ConsoleServer, open_screen: Open, execute: Callable[[str, str], Awaitable[str]]
+):
+    screen = await open_screen("/console/overview", Role.OWNER, Role.CONTROL_PLANE)
+    dialog = screen.page.get_by_role("dialog")
+    for tab in TABS:
+        jobs = server.dead_jobs(25, lambda at: f"line {at} is busy", type_=f"group.{tab.lower()}")
+        await visit(screen.page, f"/console/dead-letters?q=type%3Agroup.{tab.lower()}")
+        await screen.page.get_by_role("button", name="Requeue (25)").click()
+        text = (await copied(dialog))[tab]
+        assert not any(one in text for one in jobs), text
+        await screen.page.keyboard.press("Escape")
+        await execute(tab, text)
+        assert {server.status(one) for one in jobs} == {"queued"}, tab
+
+
+async def test_acts_on_schedules_agents_and_the_policy_are_done_by_their_commands(
+    server: ConsoleServer,
+    open_screen: Open,
+    execute: Callable[[str, str], Awaitable[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    add = "trellis schedules add copied --cron '0 2 * * *' --type report.copied"
+    await execute("trellis", f"{add} --gateway {server.url}")
+    screen = await open_screen("/console/schedules", Role.OWNER, Role.CONTROL_PLANE)
+    page = screen.page
+
+    async def texts(button: str, note: str | None = None) -> list[str]:
+        dialog = page.get_by_role("dialog")
+        await page.get_by_role("button", name=button, exact=True).click()
+        if note is not None:
+            await dialog.get_by_role("textbox").fill(note)
+        by_tab = await copied(dialog)
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_have_count(0)
+        return [by_tab[tab] for tab in TABS]
+
+    with connect_sync(server.url, token=server.token(Role.OWNER, Role.CONTROL_PLANE)) as client:
+        why = 'it\'s "late"'
+        runs, pauses = await texts("Run now copied"), await texts("Pause copied", why)
+        client.schedules.pause("copied")
+        await page.reload()
+        resumes = await texts("Resume copied", why)
+        for tab, run, pause, resume in zip(TABS, runs, pauses, resumes, strict=True):
+            await execute(tab, resume)
+            assert not client.schedules.get("copied").paused, tab
+            before = len(client.jobs.list(type_="report.copied").items)
+            await execute(tab, run)
+            assert len(client.jobs.list(type_="report.copied").items) == before + 1, tab
+            await execute(tab, pause)
+            assert client.schedules.get("copied").paused, tab
+        await visit(page, f"/console/agents/{GUARDIAN}")
+        pauses = await texts("Pause", why)
+        client.agents.pause(GUARDIAN)
+        await page.reload()
+        activates = await texts("Activate", why)
+        for tab, pause, activate in zip(TABS, pauses, activates, strict=True):
+            await execute(tab, activate)
+            assert client.agents.get(GUARDIAN).status == "active", tab
+            await execute(tab, pause)
+            assert client.agents.get(GUARDIAN).status == "paused", tab
+        client.agents.activate(GUARDIAN)
+    submit = f"trellis submit --topic job.code.lint '{{}}' --json --gateway {server.url}"
+    job_id = json.loads(await execute("trellis", submit))["job_id"]
+    await visit(page, "/console/policy")
+    await page.get_by_role("button", name="Insert an example").click()
+    policy = await page.locator("textarea").input_value()
+    (tmp_path / "policy.toml").write_text(policy)
+    monkeypatch.chdir(tmp_path)
+    for card, expected in (("What would be decided", "everything-else"), ("Try another policy", job_id)):
+        box = page.locator("section.card", has=page.get_by_role("heading", name=re.compile(card)))
+        for tab, text in (await copied(box)).items():
+            assert expected in await execute(tab, text), f"{card} by {tab}"
 
 
 @pytest.mark.requirement("DJ-12", "D22")
 async def test_what_a_dialog_would_do_is_done_by_its_commands(
     server: ConsoleServer, open_screen: Open, execute: Callable[[str, str], Awaitable[str]]
 ):
+    (first,) = server.dead_jobs(1, lambda _: "again", type_="again.all")
     screen = await open_screen("/console/overview", Role.OWNER, Role.CONTROL_PLANE)
     page = screen.page
     dialog = page.get_by_role("dialog")
 
-    async def does(tab: str, path: str, button: str, note: str | None = None) -> None:
+    async def offered(path: str, button: str, note: str | None = None) -> dict[str, str]:
+        """What the dialog of a button shows to be copied."""
         await visit(page, f"/console/{path}")
         await page.get_by_role("button", name=re.compile(f"^{re.escape(button)}")).first.click()
         await expect(dialog).to_be_visible()
         if note is not None:
             await dialog.locator("textarea, input:not([type=radio])").first.fill(note)
-        text = await copied(dialog, tab)
+        texts = await copied(dialog)
         await page.keyboard.press("Escape")
         await expect(dialog).to_have_count(0)
-        await execute(tab, text)
+        return texts
+
+    async def each_does(texts: dict[str, str], ids: Sequence[str], states: set[str]) -> None:
+        """Each tab does it to one of things that are alike; the dialog was that of the first of them."""
+        for (tab, text), id_ in zip(texts.items(), ids, strict=True):
+            assert ids[0] in text, tab
+            await execute(tab, text.replace(ids[0], id_))
+            assert server.status(id_) in states, tab
 
     why = 'not "now", it\'s $HOME'
-    for tab, waiting in zip(TABS, server.queued_jobs(len(TABS)), strict=True):
-        await does(tab, f"jobs/{waiting}", "Cancel the job")
-        assert server.status(waiting) == "cancelled", tab
-        (dead,) = server.dead_jobs(1, lambda _: "again", type_="again.one")
-        await does(tab, "dead-letters?q=type%3Aagain.one", "Requeue (1)", why)
-        assert server.status(dead) == "queued", tab
-        (dead,) = server.dead_jobs(1, lambda _: "again", type_=f"again.{tab.lower()}")
-        await does(tab, f"dead-letters?q=type%3Aagain.{tab.lower()}", "Requeue all that match (1)", why)
-        assert server.status(dead) == "queued", tab
-        await does(tab, "workers", "Pause page.fetch", why)
-        assert server.paused("page.fetch"), tab
-        await does(tab, "workers", "Resume page.fetch", why)
-        assert not server.paused("page.fetch"), tab
-        await does(tab, f"proposals?id={(good := server.proposal('a good note'))}", "Approve")
-        assert server.status(good) in {"approved", "applying", "applied"}, tab
-        await does(tab, f"proposals?id={(bad := server.proposal('a bad note'))}", "Reject", why)
-        assert server.status(bad) == "rejected", tab
+    jobs = server.queued_jobs(len(TABS))
+    await each_does(await offered(f"jobs/{jobs[0]}", "Cancel the job"), jobs, {"cancelled"})
+    dead = server.dead_jobs(1, lambda _: "again", type_="again.one")
+    texts = await offered("dead-letters?q=type%3Aagain.one", "Requeue (1)", why)
+    dead += server.dead_jobs(len(TABS) - 1, lambda _: "again", type_="again.one")
+    await each_does(texts, dead, {"queued"})
+    good, bad = ([server.proposal(text) for _ in TABS] for text in ("a good note", "a bad note"))
+    await each_does(await offered(f"proposals?id={good[0]}", "Approve"), good, {"approved", "applying", "applied"})
+    await each_does(await offered(f"proposals?id={bad[0]}", "Reject", why), bad, {"rejected"})
+
+    requeue = await offered("dead-letters?q=type%3Aagain.all", "Requeue all that match (1)", why)
+    pause, paused = await offered("workers", "Pause page.fetch", why), server.paused
+    await execute("trellis", pause["trellis"])
+    resume = await offered("workers", "Resume page.fetch", why)
+    for tab in TABS:
+        await execute(tab, requeue[tab])
+        assert server.status(first) == "queued", tab
+        (first,) = server.dead_jobs(1, lambda _: "again", type_="again.all")
+        await execute(tab, pause[tab])
+        assert paused("page.fetch"), tab
+        await execute(tab, resume[tab])
+        assert not paused("page.fetch"), tab
+
     await visit(page, "/console/runs")
     await page.get_by_role("button", name="Start a run").click()
     await page.get_by_label("Agent").select_option(VIOLIN)
-    assert "run_" in await execute("curl", await copied(dialog, "curl"))
-    assert os.environ["TRELLIS_TOKEN"] not in json.dumps([await copied(dialog, one) for one in TABS])
+    texts = await copied(dialog)
+    assert "run_" in await execute("curl", texts["curl"])
+    assert os.environ["TRELLIS_TOKEN"] not in json.dumps(texts)

@@ -7,7 +7,8 @@ from playwright.async_api import Route, expect
 
 from tests.bus.safety.holding import held
 from tests.console.conftest import VIOLIN, ConsoleServer, visit
-from tests.console.test_console import AXE, Open, serious
+from tests.console.test_console import Open, serious
+from tests.gateway.world import proposal
 from trellis import connect_sync
 from trellis.app.wiring import new_id
 from trellis.engine.jobs import Actor, JobId, NewJob
@@ -59,7 +60,7 @@ async def test_proposal_for_a_text_that_has_changed_shows_the_change_and_cannot_
     await page.keyboard.press("a")
     await expect(page.get_by_role("dialog")).to_have_count(0)
     await screen.shot("conflict")
-    assert await serious(page, AXE.read_text()) == []
+    assert await serious(page) == []
 
     await page.goto(f"{server.url}/console/proposals?id={fact}")
     await expect(page.locator(".banner.bad")).to_contain_text("the memory was at version")
@@ -118,3 +119,48 @@ async def test_proposal_is_approved_only_while_its_exact_change_is_shown(server:
     with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
         for id_ in (one, other, order):
             client.proposals.reject(id_, "the test has seen it")
+
+
+@pytest.mark.requirement("RUN-5")
+async def test_what_could_not_be_confirmed_about_a_proposal_is_shown_before_the_decision(
+    server: ConsoleServer, open_screen: Open
+):
+    assert server.served is not None
+    doubt = {"ref": "sources/03-pilots.txt", "excerpt": "Marta drives the crane"}
+    id_ = server.run(
+        proposal(
+            server.served,
+            text="Pay 5\u202e001",
+            reasoning="It is written there.",
+            flags=["citation_not_found:sources/03-pilots.txt"],
+            not_found=[doubt],
+        )
+    )
+    screen = await open_screen(f"/console/proposals?id={id_}", Role.OWNER)
+    page = screen.page
+    listed = page.locator(".inbox-list [aria-current=true]")
+    await expect(listed.get_by_text("doubtful")).to_be_visible()
+    await expect(listed.locator(".summary")).to_have_text(r"Pay 5\u202e001")
+    await expect(page.locator("figure.quote.unverified blockquote")).to_have_text(doubt["excerpt"])
+    await expect(page.locator(".actions button.primary")).to_be_enabled()
+    await page.keyboard.press("a")
+    dialog = page.get_by_role("dialog")
+    for place in (page.get_by_role("article"), dialog):
+        await expect(place.get_by_role("note").first).to_contain_text("citation_not_found:sources/03-pilots.txt")
+        await expect(place.get_by_role("note").first).to_contain_text(
+            "Not in sources/03-pilots.txt: “Marta drives the crane”"
+        )
+        await expect(place.get_by_text("characters that cannot be seen").first).to_contain_text(r"\u202e")
+    await expect(dialog.locator(".diff .add").last).to_contain_text(r"Pay 5\u202e001")
+    await page.keyboard.press("Escape")
+
+    draft = ProposalContent(action="propose-edit", target="sources/a\u3164.md", content={"summary": "One word"})
+    source = ProposalSource(type="agent", identity=VIOLIN, run_id=server.run_id)
+    other = JobId(f"prop_2026-01-01_{new_id()[:8]}")
+    body = proposals.body_of(other, VIOLIN, source, draft, priority="normal")
+    job = NewJob(job_id=other, type=proposals.TYPE, lifecycle="proposal", payload=body)
+    server.run(server.served.instance.ledger.submit(GATEWAY, [job]))
+    await visit(page, f"/console/proposals?id={other}")
+    await expect(page.get_by_text("characters that cannot be seen").first).to_contain_text(r"\u3164")
+    await page.keyboard.press("r")
+    await expect(dialog).to_contain_text(r"propose-edit sources/a\u3164.md")

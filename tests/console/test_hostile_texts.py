@@ -1,4 +1,4 @@
-"""Texts of others are shown, and never executed: in every field of jobs, runs, agents, proposals and artifacts."""
+"""Texts of others are shown, and never executed: in every field that somebody can fill, and wherever it is shown."""
 
 import json
 
@@ -6,13 +6,15 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.agents.files import agent_file
-from tests.console.conftest import OPERATOR, ConsoleServer, visit
+from tests.console.conftest import OPERATOR, VIOLIN, ConsoleServer, visit
 from tests.console.test_console import Open, screens_of
 from tests.gateway.world import artifact
 from trellis import connect_sync
 from trellis.agents.catalog import agent_key
 from trellis.app.wiring import new_id
+from trellis.engine.alerts import TEXT_CHARS_MAX, AlertObservation, AlertRound
 from trellis.engine.jobs import (
+    Actor,
     DeadLetterReason,
     JobId,
     Move,
@@ -40,6 +42,8 @@ CORPUS = (
 )
 HOSTILE = " ".join(CORPUS)
 SHOWN = f"<script>{MARK}</script>"
+REMEMBERED = "<img src=/hacked> <a href=//x/>here</a> ![it](/hacked) {{constructor.constructor('window.hacked=1')()}}"
+"""A memory takes no active HTML at all; this much passes."""
 SLUG = "hostile"
 
 
@@ -76,6 +80,26 @@ def hostile_agent(server: ConsoleServer) -> str:
         return client.runs.wait(started, timeout_s=60).run_id
 
 
+def hostile_operations(server: ConsoleServer) -> None:
+    """A worker, an alert, a schedule, a paused queue and a memory, each with such texts where it takes one."""
+    assert server.served is not None
+    ledger = server.served.instance.ledger
+    worker = Actor(role=Role.WORKER, name=f"press {SHOWN}")
+    server.run(ledger.heartbeat_worker(worker, json.dumps({"types": [HOSTILE], "concurrency": 1}).encode()))
+    text = HOSTILE[:TEXT_CHARS_MAX]
+    seen = AlertObservation(id=new_id(), name="jobs-wait", subject=f"x.{SHOWN}", value=400.0, text=text)
+    server.run(ledger.observe_alerts(OPERATOR, AlertRound(mark=0, scopes=(), observed=(seen,))))
+    roles = (Role.OWNER, Role.CONTROL_PLANE, Role.ORCHESTRATOR)
+    with connect_sync(server.url, token=server.token(*roles)) as client:
+        client.schedules.add(
+            "hostile-times", cron="0 2 * * *", type_="x.good", payload={HOSTILE: HOSTILE}, concurrency_key=SHOWN
+        )
+        client.system.pause("x.good", reason=SHOWN)
+        for text, status in ((HOSTILE, "failed"), (REMEMBERED, "auto_applied")):
+            change = [{"file": "facts.md", "operation": "append", "content": f"- {text}"}]
+            assert client.memory.propose(VIOLIN, f"A fact {text}", change).status == status
+
+
 async def look_at(page: Page, path: str) -> None:
     """Go to a screen, open all that is folded in it, and see that nothing was executed."""
     await visit(page, path)
@@ -83,6 +107,43 @@ async def look_at(page: Page, path: str) -> None:
     await expect(page.locator(".loading")).to_have_count(0)
     await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert await page.evaluate("window.hacked") is None, path
+
+
+async def type_in_every_field(page: Page, note: JobId, dead: JobId) -> None:
+    """Put such texts into reasons, filters, the search and a policy, and act with them."""
+    dialog = page.get_by_role("dialog")
+    await look_at(page, f"/console/proposals?id={note}")
+    await expect(page.locator(".actions button.primary")).to_be_enabled()
+    await page.keyboard.press("a")
+    await expect(dialog).to_contain_text(SHOWN)
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    await page.keyboard.press("r")
+    await dialog.locator("textarea").fill(HOSTILE)
+    await dialog.locator("button.danger").click()
+    await expect(page.locator(".toast").first).to_be_visible()
+    await look_at(page, "/console/dead-letters?q=type%3Ax.hostile")
+    await page.get_by_role("button", name="Requeue (1)").click()
+    await dialog.get_by_label("Why (optional)").fill(HOSTILE[:400])
+    await dialog.get_by_role("button", name="Requeue (1)").click()
+    await expect(page.locator(".toast", has_text="1 of 1 requeued")).to_be_visible()
+    await look_at(page, f"/console/jobs/{dead}")
+    await expect(page.locator("tr", has_text="requeue").get_by_text(SHOWN).first).to_be_attached()
+    for path in ("/console/runs", "/console/jobs", "/console/dead-letters"):
+        await look_at(page, path)
+        await page.get_by_role("combobox", name="Filter").fill(HOSTILE[:400])
+        await page.wait_for_url("**q=*")
+    await page.keyboard.press("Control+k")
+    await page.get_by_role("combobox", name="Search").fill(HOSTILE[:200])
+    await page.get_by_role("combobox", name="Search").fill(SLUG)
+    await expect(dialog.get_by_role("option").filter(has_text=SLUG).first).to_be_visible()
+    await page.keyboard.press("Escape")
+    await look_at(page, "/console/policy?topic=job.press.delete")
+    rule = f'[[rules]]\nid = "x"\ndecision = "deny"\nreason = {json.dumps(HOSTILE[:400])}\nmatch = {{ topics = ["job.>"] }}\n'
+    for text, place in ((rule, ".verdict"), (HOSTILE, "main [role=alert]")):
+        await page.locator("textarea").fill(text)
+        await page.get_by_role("button", name="Decide").click()
+        await expect(page.locator(place).first).to_contain_text(SHOWN if place == ".verdict" else "")
 
 
 @pytest.mark.requirement("PIPE-13")
@@ -94,13 +155,14 @@ async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServ
         citations=[{"ref": SHOWN, "excerpt": HOSTILE}, {"ref": f"javascript:{MARK}", "excerpt": "x"}],
     )
     run_id = hostile_agent(server)
+    hostile_operations(server)
     assert server.served is not None
     made = server.run(artifact(server.served, title=SHOWN, summary=HOSTILE, conclusions=[HOSTILE]))
     screen = await open_screen("/console/overview")
     page = screen.page
     dialogs, asked = list[str](), list[str]()
-    page.on("dialog", lambda one: dialogs.append(one.message))
-    page.on("request", lambda one: asked.append(one.url))
+    screen.listen("dialog", lambda one: dialogs.append(one.message))
+    screen.listen("request", lambda one: asked.append(one.url))
     await page.get_by_label("Token").fill(HOSTILE)
     await page.get_by_role("button", name="Sign in").click()
     await page.get_by_label("Token").fill(server.token(Role.OWNER, Role.CONTROL_PLANE, name=f"iryna {SHOWN}"))
@@ -116,28 +178,28 @@ async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServ
         f"/console/agents/{SLUG}": 2,
         f"/console/agents/{SLUG}?part=sources": 1,
         f"/console/artifacts/{made}": 2,
+        "/console/workers": 1,
+        "/console/alerts": 2,
     }
     for path, times in shown.items():
         await look_at(page, path)
         await expect(page.get_by_text(SHOWN).nth(times - 1)).to_be_attached()
-    for path in (
-        *await screens_of(page),
-        "/console/%3Cscript%3E?q=%3Cscript%3E",
-    ):
+    for part in ("memory", "history"):
+        await look_at(page, f"/console/agents/{VIOLIN}?part={part}")
+        await expect(page.get_by_text(REMEMBERED).first).to_be_attached()
+    seen = {path.partition("?")[0] for path in shown}
+    for path in (*(one for one in await screens_of(page) if one not in seen), "/console/%3Cscript%3E?q=%3Cscript%3E"):
         await look_at(page, path)
-    await look_at(page, f"/console/proposals?id={note}")
-    await page.keyboard.press("a")
+    await look_at(page, "/console/schedules")
+    await page.get_by_role("button", name="hostile-times", exact=True).click()
     await expect(page.get_by_role("dialog")).to_contain_text(SHOWN)
     await page.keyboard.press("Escape")
     await expect(page.get_by_role("dialog")).to_have_count(0)
-    await page.keyboard.press("r")
-    await page.get_by_role("dialog").locator("textarea").fill(HOSTILE)
-    await page.get_by_role("dialog").locator("button.danger").click()
-    await expect(page.locator(".toast").first).to_be_visible()
-    for path in ("/console/runs", "/console/jobs", "/console/dead-letters"):
-        await look_at(page, path)
-        await page.get_by_role("combobox", name="Filter").fill(HOSTILE[:400])
-        await page.wait_for_url("**q=*")
+    await type_in_every_field(page, note, dead)
+    with connect_sync(server.url, token=server.token(Role.OWNER, Role.CONTROL_PLANE)) as client:
+        client.schedules.remove("hostile-times")
+        client.system.resume("x.good")
+
     assert await page.evaluate("window.hacked") is None
     assert dialogs == []
     assert [one for one in asked if "/hacked" in one or not one.startswith(server.url)] == []

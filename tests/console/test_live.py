@@ -3,13 +3,17 @@
 The clock of the page is the test's: half a minute of polling takes a moment.
 """
 
+import pytest
 from playwright.async_api import Page, Request, expect
 
-from tests.console.conftest import ConsoleServer
+from tests.console.conftest import PATIENCE_S, VIOLIN, ConsoleServer
 from tests.console.test_console import Open
+from trellis import connect_sync
 from trellis.lifecycles import Role
 
 STEP_S = 5
+RETRY_S_MAX = 30
+"""The console connects again after so long at the latest."""
 STATE = ".side-foot [role=status]"
 HIDE = """
     window.away = true;
@@ -59,10 +63,64 @@ async def fragile_stream(page: Page) -> None:
     )
 
 
+async def breakable_stream(page: Page) -> None:
+    """The gateway's own stream of events: `cutStream()` breaks it off, and none begins until `mended` is true."""
+    await page.clock.install()
+    await page.add_init_script(
+        """
+        const fetched = window.fetch.bind(window);
+        window.mended = true;
+        window.fetch = async (address, options) => {
+            if (!String(address).includes('/events/stream')) return fetched(address, options);
+            if (!window.mended) return new Response('{}', {status: 503});
+            const answer = await fetched(address, options);
+            const reader = answer.body.getReader();
+            const body = new ReadableStream({
+                start: (stream) => { window.cutStream = () => { window.mended = false; stream.error('cut'); void reader.cancel(); }; },
+                pull: async (stream) => {
+                    const piece = await reader.read();
+                    if (piece.done) return;
+                    stream.enqueue(piece.value);
+                },
+            });
+            return new Response(body, {headers: answer.headers});
+        };
+        """
+    )
+
+
+@pytest.mark.requirement("RUN-5")
+async def test_event_that_was_missed_while_the_stream_was_broken_arrives_when_it_goes_on(
+    server: ConsoleServer, open_screen: Open
+):
+    screen = await open_screen("/console/runs", Role.OWNER, prepare=breakable_stream, own=True)
+    page, positions = screen.page, list[str | None]()
+    await expect(page.locator(STATE)).to_contain_text("Live")
+    screen.listen(
+        "request",
+        lambda one: positions.append(one.headers.get("last-event-id")) if "/events/stream" in one.url else None,
+    )
+    await page.evaluate("window.stayed = true; cutStream()")
+    await expect(page.locator(STATE)).to_contain_text("Polling")
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        run_id = client.runs.wait(client.runs.start(VIOLIN).run_id, timeout_s=PATIENCE_S).run_id
+    assert await page.locator(".toast", has_text=run_id).count() == 0
+    await page.evaluate("window.mended = true")
+    await page.clock.run_for(RETRY_S_MAX * 1_000)
+    # Only an event says in the list of runs that one has ended.
+    await expect(page.locator(".toast", has_text=run_id)).to_be_visible()
+    assert None not in positions
+    assert len(positions) == 1, "one stream went on where the other ended"
+    await page.clock.run_for(1_000)
+    await expect(page.locator(".grid-row", has_text=run_id)).to_contain_text("completed")
+    await expect(page.locator(STATE)).to_contain_text("Live")
+    assert await page.evaluate("window.stayed"), "the console was not loaded again"
+
+
 async def test_console_without_a_stream_polls_what_moves_and_what_rests_and_nothing_that_has_ended(
     server: ConsoleServer, open_screen: Open
 ):
-    screen = await open_screen("/console/runs", Role.OWNER, Role.CONTROL_PLANE, prepare=fragile_stream)
+    screen = await open_screen("/console/runs", Role.OWNER, Role.CONTROL_PLANE, prepare=fragile_stream, own=True)
     page, requests = screen.page, Requests(screen.page)
     await expect(page.locator(".grid-row").first).to_be_visible()
     await expect(page.locator(STATE)).to_contain_text("Live")
@@ -85,7 +143,7 @@ async def test_console_without_a_stream_polls_what_moves_and_what_rests_and_noth
 
 
 async def test_hidden_tab_asks_for_nothing_and_goes_on_when_seen(server: ConsoleServer, open_screen: Open):
-    screen = await open_screen("/console/runs", Role.OWNER, prepare=fragile_stream)
+    screen = await open_screen("/console/runs", Role.OWNER, prepare=fragile_stream, own=True)
     page, requests = screen.page, Requests(screen.page)
     await expect(page.locator(".grid-row").first).to_be_visible()
     await page.evaluate("breakStream()")

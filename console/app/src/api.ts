@@ -16,6 +16,7 @@ export type ProposalDiff = Schemas["ProposalDiff"];
 export type RunListed = Schemas["RunListed"];
 export type RunStatus = Schemas["RunStatus"];
 export type JobListed = Schemas["JobListed"];
+export type EventShape = Schemas["EventShape"];
 export type EventListed = Schemas["EventListed"];
 export type DeadLetter = Schemas["DeadLetterShape"];
 export type StepFile = Schemas["StepFile"];

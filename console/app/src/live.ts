@@ -1,24 +1,33 @@
 /** Keeps what is shown current: one stream of events per tab, polling while there is none, nothing while hidden. */
 
-import { QueryCache, QueryClient, useQuery, type QueryKey } from "@tanstack/react-query";
+import { hashKey, QueryCache, QueryClient, useQuery, type QueryKey } from "@tanstack/react-query";
 import { follow, GatewayUnreachable, ProblemError, type LiveEvent } from "@trellis/client";
 import { api, hasEnded } from "./api";
 import { toast } from "./components/parts";
+import { allPages } from "./lib/pages";
+import { Refresher } from "./lib/refresh";
+import { language } from "./preferences";
 import { session, signOut } from "./session";
 import { Store } from "./store";
 import { text } from "./texts";
+import { statusText } from "./texts-statuses";
 
 export type LiveMode = "connecting" | "live" | "polling" | "paused" | "offline";
 
 export const mode = new Store<LiveMode>("connecting");
 /** When the gateway last answered, in milliseconds since the epoch. */
 export const lastKnown = new Store<number>(Date.now());
-/** Counts changes of each kind of thing, for lists that are too long to load again by themselves. */
+/** Counts changes of each kind of thing, for screens that read a feed by themselves. */
 export const changes = new Store<Record<string, number>>({});
+/** The lists, by the hash of their query, that have grown by more than a page since they were loaded. */
+export const gaps = new Store<ReadonlySet<string>>(new Set());
 
 export const POLL_MS = 5_000;
 export const POLL_SLOW_MS = 30_000;
 const GATHER_MS = 400;
+/** The largest page that the gateway gives. */
+export const PAGE_MAX = 200;
+const AGENTS_MAX = 2_000;
 
 export const queries: QueryClient = new QueryClient({
   queryCache: new QueryCache({
@@ -37,6 +46,18 @@ export const queries: QueryClient = new QueryClient({
   },
 });
 
+const refresher = new Refresher(queries, {
+  onAnswer: answered,
+  onError: failed,
+  onGap: (hash) => gaps.set(new Set([...gaps.value, hash])),
+});
+
+/** Load a list from its beginning. */
+export function startAnew(queryKey: QueryKey): void {
+  gaps.set(new Set([...gaps.value].filter((one) => one !== hashKey(queryKey))));
+  void queries.resetQueries({ queryKey, exact: true });
+}
+
 /** How often a query asks by itself: not while events come or nobody looks, every 5 s for what moves, else every 30 s. */
 export function interval(moves: boolean): number | false {
   if (mode.value === "live" || mode.value === "paused") return false;
@@ -46,6 +67,21 @@ export function interval(moves: boolean): number | false {
 /** Worker processes; heartbeats are no events, so they are asked for. */
 export function useWorkers() {
   return useQuery({ queryKey: ["workers"], queryFn: ({ signal }) => api.get("/workers", { signal }), refetchInterval: POLL_MS });
+}
+
+/** Every agent, for choices and completion. */
+export function useAgents() {
+  return useQuery({ queryKey: ["agents", "all"], queryFn: ({ signal }) => allAgents(signal), staleTime: 60_000, retry: false });
+}
+
+/** An agent of this instance, for commands that are suggested: the first that may run. */
+export function useSomeAgent(): string {
+  const agents = useAgents().data?.items ?? [];
+  return (agents.find((one) => one.status === "active") ?? agents[0])?.slug ?? "AGENT";
+}
+
+export function allAgents(signal: AbortSignal) {
+  return allPages((cursor) => api.get("/agents", { query: { limit: PAGE_MAX, cursor }, signal }), AGENTS_MAX);
 }
 
 /** The depth of each job type, asked for often: a count is no event either. */
@@ -105,7 +141,7 @@ export function start(): () => void {
       },
     }).then((last) => {
       position = last ?? position;
-    });
+    }, failed);
   };
   const visible = () => {
     if (document.hidden) {
@@ -126,23 +162,29 @@ export function start(): () => void {
 
 /** Tell once that a run has ended. */
 export function runEnded(runId: string, status: string): void {
-  toast(text("run.ended", { id: runId, status }), `run-ended-${runId}`);
+  toast(text("run.ended", { id: runId, status: statusText(language.value, status) }), `run-ended-${runId}`);
 }
 
-const waiting = new Map<string, QueryKey>();
+const waiting = new Map<string, { key: QueryKey; ids: Set<string> }>();
 let timer: ReturnType<typeof setTimeout> | null = null;
 
 /** Events that arrive together cause one request for each thing they are about. */
-function gather(event: LiveEvent): void {
-  for (const key of keysOf(event)) waiting.set(JSON.stringify(key), key);
+export function gather(event: LiveEvent): void {
+  const id = event.runId ?? event.proposalId ?? event.artifactId ?? event.jobId ?? "";
+  for (const key of keysOf(event)) {
+    const name = JSON.stringify(key);
+    const one = waiting.get(name) ?? { key, ids: new Set<string>() };
+    one.ids.add(id);
+    waiting.set(name, one);
+  }
   timer ??= setTimeout(() => {
     timer = null;
-    const keys = [...waiting.values()];
+    const gathered = [...waiting.values()];
     waiting.clear();
     const counted = { ...changes.value };
-    for (const key of keys) {
+    for (const { key, ids } of gathered) {
       if (key.length === 1) counted[String(key[0])] = (counted[String(key[0])] ?? 0) + 1;
-      void queries.invalidateQueries({ queryKey: key });
+      refresher.refresh(key, ids);
     }
     changes.set(counted);
   }, GATHER_MS);

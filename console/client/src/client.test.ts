@@ -1,5 +1,5 @@
 import { afterEach, describe, expect, it, vi } from "vitest";
-import { newKey, TrellisClient } from "./client";
+import { newKey, TrellisClient } from "./client.js";
 
 describe("the key of a change", () => {
   afterEach(() => vi.unstubAllGlobals());

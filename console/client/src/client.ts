@@ -1,7 +1,7 @@
 /** A typed client of the gateway's HTTP API. The types are generated from its OpenAPI description. */
 
-import type { paths } from "./schema";
-import { GatewayUnreachable, ProblemError, type ProblemDocument } from "./problem";
+import type { paths } from "./schema.js";
+import { GatewayUnreachable, ProblemError, type ProblemDocument } from "./problem.js";
 
 type Method = "get" | "post" | "patch" | "put" | "delete";
 type Operation<P extends keyof paths, M extends Method> = M extends keyof paths[P] ? paths[P][M] : never;

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { TrellisClient } from "./client";
-import { follow, type LiveEvent } from "./live";
+import { TrellisClient } from "./client.js";
+import { follow, type LiveEvent } from "./live.js";
 
 const event = (id: string, status: string) =>
   `id: ${id}\ndata: ${JSON.stringify({ type: "run.status.changed", runId: "run_1", status })}\n\n`;
@@ -52,6 +52,11 @@ describe("follow", () => {
 
   it("begins anew where the position is of another ledger", async () => {
     expect((await followed([422, event("1", "queued")], "99")).asked).toEqual(["99", null, "1"]);
+  });
+
+  it("rejects where the gateway refuses the query, with a position at the second time", async () => {
+    await expect(followed([422])).rejects.toMatchObject({ name: "ProblemError", status: 422 });
+    await expect(followed([422, 422, 422], "99")).rejects.toMatchObject({ name: "ProblemError", status: 422 });
   });
 
   it("ends when the token is refused", async () => {

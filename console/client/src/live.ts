@@ -1,7 +1,8 @@
 /** Follows the gateway's live events. Each event arrives once and in order, however often the connection breaks. */
 
-import type { TrellisClient } from "./client";
-import { SseParser } from "./sse";
+import type { TrellisClient } from "./client.js";
+import { ProblemError, type ProblemDocument } from "./problem.js";
+import { SseParser } from "./sse.js";
 
 export interface LiveEvent {
   /** The position of the event: the stream goes on behind it. */
@@ -35,7 +36,10 @@ const RETRY_MS_MAX = 30_000;
 /** A gateway sends a keep-alive every 15 seconds: a stream that is silent for longer is dead. */
 const SILENT_MS_MAX = 45_000;
 
-/** Follow events until the signal aborts. Resolves to the last position; ends early only if the token is refused. */
+/**
+ * Follow events until the signal aborts. Resolves to the last position; ends early only if the token is refused. Rejects with a
+ * `ProblemError` if the gateway refuses the query: asking again would not help.
+ */
 export async function follow(client: TrellisClient, options: FollowOptions): Promise<string | null> {
   let position = options.after ?? null;
   let retry = RETRY_MS;
@@ -47,6 +51,7 @@ export async function follow(client: TrellisClient, options: FollowOptions): Pro
     options.signal.addEventListener("abort", stop, { once: true });
     let silent = setTimeout(stop, SILENT_MS_MAX);
     let status: number | null = null;
+    let refusal: ProblemError | null = null;
     try {
       const headers: Record<string, string> = { Accept: "text/event-stream", ...client.headers() };
       if (position !== null) headers["Last-Event-ID"] = position;
@@ -77,8 +82,10 @@ export async function follow(client: TrellisClient, options: FollowOptions): Pro
           silent = setTimeout(stop, SILENT_MS_MAX);
           parser.push(piece.value);
         }
-      } else if (status === 422 && position !== null) {
-        position = null; // no position of this feed: the ledger behind the address is another one
+      } else if (status === 422) {
+        // With a position, the ledger behind the address may be another one. Without, the query is wrong.
+        if (position === null) refusal = new ProblemError(status, (await response.json().catch(() => ({}))) as ProblemDocument);
+        position = null;
       }
     } catch {
       // The connection broke or never came about: the next one goes on behind `position`.
@@ -88,6 +95,7 @@ export async function follow(client: TrellisClient, options: FollowOptions): Pro
     }
     if (options.signal.aborted) break;
     options.onState?.("broken", status);
+    if (refusal !== null) throw refusal;
     if (status === 401 || status === 403) break;
     await wait(Math.min(retry * 2 ** Math.min(failures, 5), RETRY_MS_MAX), options.signal);
     failures += 1;

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { SseParser, type ServerSentEvent } from "./sse";
+import { SseParser, type ServerSentEvent } from "./sse.js";
 
 function read(pieces: string[]): { events: ServerSentEvent[]; positions: string[]; retries: number[] } {
   const seen = { events: [] as ServerSentEvent[], positions: [] as string[], retries: [] as number[] };

@@ -1,63 +1,46 @@
 /** Asks how to cancel a run or a job: soft or hard. */
 
-import { useMutation } from "@tanstack/react-query";
-import { useState } from "react";
-import type { Commands } from "../lib/commands";
-import { failed } from "../live";
+import { api } from "../api";
+import { commands, pythonLiteral } from "../lib/commands";
+import { queries } from "../live";
 import { useTexts } from "../texts";
-import { Dialog, Failure, SameElsewhere } from "./parts";
+import { ActDialog } from "./act-dialog";
+import { toast } from "./parts";
 
-export type CancelMode = "soft" | "hard";
+type CancelMode = "soft" | "hard";
+/** The words for each on the command line, in Python and in addresses. */
+const CALLED = { run: { command: "runs", place: "runs" }, job: { command: "job", place: "jobs" } } as const;
 
-export function CancelDialog({
-  id,
-  title,
-  action,
-  cancel,
-  commandsOf,
-  onDone,
-  onClose,
-}: {
-  id: string;
-  title: string;
-  action: string;
-  cancel: (mode: CancelMode) => Promise<unknown>;
-  commandsOf: (mode: CancelMode) => Commands;
-  onDone: () => void;
-  onClose: () => void;
-}) {
+export function CancelDialog({ what, id, onClose }: { what: "run" | "job"; id: string; onClose: () => void }) {
   const t = useTexts();
-  const [how, choose] = useState<CancelMode>("soft");
-  const sent = useMutation({
-    mutationFn: () => cancel(how),
-    onSuccess: () => {
-      onClose();
-      onDone();
-    },
-    onError: failed,
-  });
+  const { command, place } = CALLED[what];
+  const cancel = (mode: CancelMode): Promise<unknown> =>
+    what === "run"
+      ? api.post("/runs/{run_id}/cancel", { path: { run_id: id }, body: { mode } })
+      : api.post("/jobs/{job_id}/cancel", { path: { job_id: id }, body: { mode } });
   return (
-    <Dialog title={title} onClose={onClose}>
-      <p className="mono">{id}</p>
-      <fieldset>
-        <legend className="hidden">{action}</legend>
-        {(["soft", "hard"] as const).map((one) => (
-          <label key={one}>
-            <input type="radio" name="mode" checked={one === how} onChange={() => choose(one)} />
-            {t(`run.cancel.${one}`)}
-          </label>
-        ))}
-      </fieldset>
-      {sent.error !== null && <Failure error={sent.error} />}
-      <div className="row end">
-        <button type="button" data-focus="true" onClick={onClose}>
-          {t("common.cancel")}
-        </button>
-        <button type="button" className="danger" disabled={sent.isPending} onClick={() => sent.mutate()}>
-          {action}
-        </button>
-      </div>
-      <SameElsewhere commands={commandsOf(how)} />
-    </Dialog>
+    <ActDialog<CancelMode>
+      title={t(`${what}.cancel.title`)}
+      subject={id}
+      action={t(`${what}.cancel`)}
+      kind="danger"
+      withReason={false}
+      ways={{ soft: t("run.cancel.soft"), hard: t("run.cancel.hard") }}
+      act={({ way }) => cancel(way)}
+      commandsOf={({ way }) =>
+        commands({
+          trellis: [command, "cancel", id, ...(way === "hard" ? ["--hard"] : [])],
+          method: "POST",
+          address: `/${place}/${id}/cancel`,
+          body: { mode: way },
+          python: `client.${place}.cancel(${pythonLiteral(id)}, mode=${pythonLiteral(way)})`,
+        })
+      }
+      onDone={() => {
+        toast(t(`${what}.cancelled`, { id }));
+        void queries.invalidateQueries({ queryKey: [what, id] });
+      }}
+      onClose={onClose}
+    />
   );
 }

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "react";
 import { locate, stateOf, type Citation } from "../lib/citations";
+import { writtenOut } from "../lib/unseen";
 import { useTexts } from "../texts";
 import { Dialog } from "./parts";
 
@@ -18,7 +19,7 @@ export function Citations({ items, sources }: { items: Citation[]; sources: Read
         const text = sources.get(one.ref);
         return (
           <figure key={at} className={`quote ${state}`}>
-            <blockquote>{one.excerpt}</blockquote>
+            <blockquote>{writtenOut(one.excerpt)}</blockquote>
             <figcaption className="row">
               <code>{one.ref}</code>
               <span className={`badge ${BADGES[state]}`}>{t(`proposals.citation.${state}`)}</span>
@@ -32,6 +33,24 @@ export function Citations({ items, sources }: { items: Citation[]; sources: Read
         );
       })}
       {shown !== null && <SourceDialog {...shown} onClose={() => show(null)} />}
+    </>
+  );
+}
+
+/** Quotations that the platform could not confirm when the proposal was made. */
+export function DoubtfulQuotations({ items, title }: { items: Citation[]; title: string }) {
+  if (items.length === 0) return null;
+  return (
+    <>
+      <p className="banner bad">{title}</p>
+      {items.map((one, at) => (
+        <figure key={at} className="quote unverified">
+          <blockquote>{writtenOut(one.excerpt)}</blockquote>
+          <figcaption>
+            <code>{writtenOut(one.ref)}</code>
+          </figcaption>
+        </figure>
+      ))}
     </>
   );
 }

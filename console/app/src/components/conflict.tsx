@@ -37,7 +37,7 @@ function FileSince({ proposal, steps }: { proposal: Proposal; steps: StepFile[] 
     queryFn: ({ signal }) => api.get("/agents/{slug}/sources", { path: { slug: proposal.agent_slug }, signal }),
     enabled: seen !== null,
   });
-  if (seen === null) return <p className="quiet">{t("proposals.since.unknown")}</p>;
+  if (seen === null) return <p className="quiet">{t(proposal.target_hash === null ? "proposals.since.new" : "proposals.since.unknown", { target: proposal.target })}</p>;
   if (sources.data === undefined) return sources.isPending ? <Loading /> : <Failure error={sources.error} retry={() => void sources.refetch()} />;
   const now = sources.data.items.find((one) => one.ref === proposal.target)?.text;
   if (now === undefined) return <p>{t("proposals.since.gone", { target: proposal.target })}</p>;

@@ -1,6 +1,6 @@
 /** Drawings made by hand in SVG: the timeline, the lifecycle, and runs as points. */
 
-import { duration } from "../format";
+import { duration, useTimes } from "../format";
 import { diagramOf, movesFrom, pathOf, type Lifecycle } from "../lib/lifecycle";
 import type { Timeline } from "../lib/timeline";
 import { session } from "../session";
@@ -219,6 +219,7 @@ export interface Point {
 
 /** Runs by start and duration; the scale of durations is logarithmic, so that short and long ones are both seen. */
 export function Scatter({ points, onOpen, label }: { points: Point[]; onOpen: (id: string) => void; label: string }) {
+  const { full } = useTimes();
   const [width, height, edge] = [620, 220, 52];
   const from = Math.min(...points.map((one) => one.at));
   const to = Math.max(...points.map((one) => one.at), from + 60_000);
@@ -239,10 +240,10 @@ export function Scatter({ points, onOpen, label }: { points: Point[]; onOpen: (i
           </g>
         ))}
         <text className="label" x={edge} y={height - 6}>
-          {new Date(from).toLocaleString()}
+          {full(new Date(from).toISOString())}
         </text>
         <text className="label" x={width - 8} y={height - 6} textAnchor="end">
-          {new Date(to).toLocaleString()}
+          {full(new Date(to).toISOString())}
         </text>
         {points.map((one) => (
           <circle key={one.id} className={`point-${one.kind}`} cx={x(one.at)} cy={y(one.seconds)} r={5} opacity={0.8} onClick={() => onOpen(one.id)}>

@@ -1,7 +1,10 @@
 /** Parts of the screens for operators: bars, and queries that show why they have nothing. */
 
 import type { ReactNode } from "react";
-import { useTexts } from "../texts";
+import type { QueueListed } from "../api";
+import { duration } from "../format";
+import { STUCK_AFTER_S } from "../lib/stuck";
+import { useTexts, type Translate } from "../texts";
 import { Failure, Loading } from "./parts";
 
 const BAR_W = 120;
@@ -54,6 +57,77 @@ export function Scroll({ label, children }: { label: string; children: ReactNode
       {children}
     </div>
   );
+}
+
+export interface DataColumn<T> {
+  title: ReactNode;
+  cell: (row: T) => ReactNode;
+  /** Classes of its cells; with `num` its title stands at the right, too. */
+  kind?: string;
+  /** A further class of the cell of this row. */
+  markOf?: (row: T) => string;
+}
+
+/** A table of all its rows, for lists that are short; `PagedTable` is for long ones. */
+export function DataTable<T>({ label, columns, rows, keyOf }: { label: string; columns: readonly DataColumn<T>[]; rows: readonly T[]; keyOf: (row: T) => string }) {
+  return (
+    <Scroll label={label}>
+      <table>
+        <thead>
+          <tr>
+            {columns.map((column, at) => (
+              <th key={at} className={column.kind?.startsWith("num") === true ? "num" : undefined}>
+                {column.title}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((row) => (
+            <tr key={keyOf(row)}>
+              {columns.map((column, at) => (
+                <td key={at} className={[column.kind, column.markOf?.(row)].filter(Boolean).join(" ") || undefined}>
+                  {column.cell(row)}
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Scroll>
+  );
+}
+
+/** A column of buttons: its title is only for readers of screens. */
+export function ActTitle() {
+  return <span className="hidden">{useTexts()("workers.act")}</span>;
+}
+
+/** The columns of queues on every screen that lists them. */
+export function queueColumns(t: Translate, deepest: number): { name: DataColumn<QueueListed>; depths: DataColumn<QueueListed>[] } {
+  const late = (one: QueueListed) => ((one.oldest_ready_s ?? 0) > STUCK_AFTER_S ? "late" : "");
+  return {
+    name: {
+      title: t("queue.type"),
+      cell: (one) => (
+        <>
+          <code>{one.type}</code> <span className="quiet">{one.lifecycle}</span> {one.paused && <span className="badge warn">{t("queue.paused")}</span>}
+        </>
+      ),
+    },
+    depths: [
+      { title: t("workers.depth"), cell: (one) => <DepthBar queue={one} deepest={deepest} /> },
+      { title: t("queue.ready"), kind: "num", cell: (one) => one.ready },
+      { title: t("queue.scheduled"), kind: "num", cell: (one) => one.scheduled },
+      { title: t("queue.blocked"), kind: "num", cell: (one) => one.blocked },
+      { title: t("queue.held"), kind: "num", cell: (one) => one.held },
+      { title: t("queue.oldest"), kind: "num nowrap", markOf: late, cell: (one) => (one.oldest_ready_s === null ? "–" : duration(one.oldest_ready_s)) },
+    ],
+  };
+}
+
+export function queueKey(one: QueueListed): string {
+  return `${one.lifecycle}-${one.type}`;
 }
 
 /** What a query gave, or that it is still loading, or why it failed. */

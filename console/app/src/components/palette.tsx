@@ -5,9 +5,10 @@ import { useNavigate } from "@tanstack/react-router";
 import { useEffect, useId, useRef, useState, type KeyboardEvent } from "react";
 import { api } from "../api";
 import { find, idKind, QUERY_MAX, type Entry } from "../lib/search";
+import { allAgents } from "../live";
 import { summaryOf } from "../screens/proposals";
 import { useTexts } from "../texts";
-import { Status } from "./parts";
+import { Status, Toasts, useLayer } from "./parts";
 
 const LISTED_MAX = 200;
 const SETTLE_MS = 200;
@@ -16,12 +17,12 @@ const STALE_MS = 10_000;
 /** What the lists of the gateway have. A list that the role may not read is left out. */
 async function entriesOf(signal: AbortSignal): Promise<Entry[]> {
   const [agents, runs, proposals, jobs, dead, alerts] = await Promise.allSettled([
-    api.get("/agents", { signal }),
+    allAgents(signal),
     api.get("/runs", { query: { limit: LISTED_MAX }, signal }),
     api.get("/proposals", { query: { limit: LISTED_MAX }, signal }),
     api.get("/jobs", { query: { limit: LISTED_MAX }, signal }),
     api.get("/dlq", { query: { limit: LISTED_MAX }, signal }),
-    api.get("/alerts", { query: { open: true }, signal }),
+    api.get("/alerts", { query: { open: true, limit: LISTED_MAX }, signal }),
   ]);
   const items = <T,>(result: PromiseSettledResult<{ items: T[] }>): T[] => (result.status === "fulfilled" ? result.value.items : []);
   return [
@@ -65,6 +66,7 @@ export function Palette({ screens, onClose }: { screens: { to: string; title: st
   const t = useTexts();
   const navigate = useNavigate();
   const dialog = useRef<HTMLDialogElement>(null);
+  const layer = useLayer();
   const list = useId();
   const [text, setText] = useState("");
   const [settled, settle] = useState("");
@@ -139,6 +141,7 @@ export function Palette({ screens, onClose }: { screens: { to: string; title: st
       <p className="quiet" role="status">
         {listed.isPending ? `${t("common.loading")}…` : hits.length === 0 ? t("search.none") : t("search.keys")}
       </p>
+      <Toasts layer={layer} />
     </dialog>
   );
 }

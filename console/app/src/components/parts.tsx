@@ -3,10 +3,11 @@
 import { Link } from "@tanstack/react-router";
 import { GatewayUnreachable, ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState, type ReactNode } from "react";
-import type { Commands } from "../lib/commands";
+import { typed, type Commands } from "../lib/commands";
 import { session } from "../session";
 import { Store, useStore } from "../store";
 import { useTexts } from "../texts";
+import { useStatusText } from "../texts-statuses";
 
 const GOOD = new Set(["completed", "succeeded", "applied", "approved", "auto_approved", "COMPLETE", "SUCCEEDED", "DONE", "met", "alive", "active"]);
 const BAD = new Set(["failed", "rejected", "dead_lettered", "DEAD", "FAILED", "DENIED", "TIMEOUT", "ERROR", "missed", "silent", "malformed", "error"]);
@@ -14,7 +15,12 @@ const WARN = new Set(["pending", "expired", "cancelled", "CANCELLED", "RETRY_BAC
 
 export function Status({ value }: { value: string }) {
   const kind = GOOD.has(value) ? "good" : BAD.has(value) ? "bad" : WARN.has(value) ? "warn" : "info";
-  return <span className={`badge ${kind}`}>{value.replaceAll("_", " ")}</span>;
+  const { text, title } = useStatusText()(value);
+  return (
+    <span className={`badge ${kind}`} title={title}>
+      {text}
+    </span>
+  );
 }
 
 export function Loading() {
@@ -31,7 +37,7 @@ export function Empty({ title, hint, command }: { title: string; hint?: string; 
     <div className="empty">
       <h2>{title}</h2>
       {hint !== undefined && <p>{hint}</p>}
-      {command !== undefined && <Command text={command} />}
+      {command !== undefined && <Command text={typed(command)} />}
     </div>
   );
 }
@@ -131,6 +137,7 @@ export function SameElsewhere({ commands }: { commands: Commands }) {
  */
 export function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ReactNode }) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const layer = useLayer();
   const heading = useId();
   useEffect(() => {
     dialog.current?.showModal();
@@ -145,6 +152,7 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
     >
       <h2 id={heading}>{title}</h2>
       {children}
+      <Toasts layer={layer} />
     </dialog>
   );
 }
@@ -176,8 +184,26 @@ export function toast(text: string, key?: string): void {
   setTimeout(() => toasts.set(toasts.value.filter((one) => one.id !== id)), TOAST_MS);
 }
 
-export function Toasts() {
+/** The modal dialogs that are open, the topmost last. */
+const layers = new Store<readonly string[]>([]);
+
+/** The name of a modal dialog, for the messages inside of it. */
+export function useLayer(): string {
+  const layer = useId();
+  useEffect(() => {
+    layers.set([...layers.value, layer]);
+    return () => layers.set(layers.value.filter((one) => one !== layer));
+  }, [layer]);
+  return layer;
+}
+
+/**
+ * The messages, in the topmost dialog or else in the page: a modal dialog covers everything outside of it, and readers of
+ * screens do not see that either.
+ */
+export function Toasts({ layer }: { layer?: string }) {
   const shown = useStore(toasts);
+  if (useStore(layers).at(-1) !== layer) return null;
   return (
     <div className="toasts" role="status" aria-live="polite">
       {shown.map((one) => (

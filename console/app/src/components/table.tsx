@@ -1,8 +1,11 @@
 /** A table that draws only the rows on screen, and loads the next page when its end comes near. */
 
+import { hashKey, type QueryKey } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { useCallback, useEffect, useRef, useState, type CSSProperties, type KeyboardEvent, type ReactNode } from "react";
+import { gaps, startAnew } from "../live";
+import { useStore } from "../store";
 import { useTexts } from "../texts";
 import { Failure, Loading } from "./parts";
 
@@ -116,7 +119,7 @@ export function VirtualTable<T>({
         </div>
       </div>
       <p className="quiet" role="status">
-        {t(hasMore ? "common.rows.more" : "common.rows", { n: rows.length.toLocaleString() })}
+        {t(hasMore ? "common.rows.more" : rows.length === 1 ? "common.row" : "common.rows", { n: rows.length.toLocaleString() })}
       </p>
       {stalled && hasMore && (
         <button
@@ -140,23 +143,44 @@ interface Listing {
   data: unknown;
   error: unknown;
   hasNextPage: boolean;
-  isFetchingNextPage: boolean;
+  isFetching: boolean;
   fetchNextPage: () => unknown;
   refetch: () => unknown;
+}
+
+/** Says that a list has grown by more than a page since it was loaded, and loads it from its beginning. */
+export function NewerRows({ queryKey }: { queryKey: QueryKey }) {
+  const t = useTexts();
+  if (!useStore(gaps).has(hashKey(queryKey))) return null;
+  return (
+    <p>
+      <button type="button" onClick={() => startAnew(queryKey)}>
+        {t("common.changed")}
+      </button>
+    </p>
+  );
 }
 
 /** The table of a paged query, or why there is none. */
 export function PagedTable<T>({
   listing,
+  queryKey,
   empty,
   ...table
-}: { listing: Listing; empty: ReactNode } & Omit<Parameters<typeof VirtualTable<T>>[0], "hasMore" | "loadMore">) {
-  const { isFetchingNextPage, fetchNextPage } = listing;
+}: { listing: Listing; queryKey: QueryKey; empty: ReactNode } & Omit<Parameters<typeof VirtualTable<T>>[0], "hasMore" | "loadMore">) {
+  // The next page is asked for when no other request is under way, and again after one: a request that was cancelled
+  // in favour of another leaves no other trace.
+  const { isFetching, fetchNextPage } = listing;
   const more = useCallback(() => {
-    if (!isFetchingNextPage) void fetchNextPage();
-  }, [isFetchingNextPage, fetchNextPage]);
+    if (!isFetching) void fetchNextPage();
+  }, [isFetching, fetchNextPage]);
   if (listing.isPending) return <Loading />;
   if (listing.data === undefined) return <Failure error={listing.error} retry={() => void listing.refetch()} />;
   if (table.rows.length === 0 && !listing.hasNextPage) return empty;
-  return <VirtualTable {...table} hasMore={listing.hasNextPage} loadMore={more} />;
+  return (
+    <>
+      <NewerRows queryKey={queryKey} />
+      <VirtualTable {...table} hasMore={listing.hasNextPage} loadMore={more} />
+    </>
+  );
 }

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { commands, pythonLiteral, shellWord } from "./commands";
+import { commands, pythonLiteral, shellWord, typed } from "./commands";
 
 describe("commands", () => {
   it("quotes what a shell or Python would read otherwise", () => {
@@ -24,6 +24,17 @@ describe("commands", () => {
     );
     expect(made.python).toContain('with connect_sync("https://trellis.example") as client:');
     expect(made.python).toContain("    client.proposals.get('prop_1')");
+  });
+
+  it("writes a line for each request where one is not enough", () => {
+    const made = commands({ trellis: ["x"], method: "POST", address: "/x", bodies: [{ n: 1 }, { n: 2 }], gateway: "https://trellis.example" });
+    expect(made.curl.split("\n").map((line) => /-d '(.*)' https/.exec(line)?.[1])).toEqual(['{"n":1}', '{"n":2}']);
+  });
+
+  it("names the gateway in a hint, unless its command has no option for one", () => {
+    const at = (text: string) => typed(text, "https://trellis.example");
+    expect(at("trellis dlq list")).toBe("trellis dlq list --gateway https://trellis.example");
+    for (const local of ["trellis worker MODULE:APP", "trellis agents create notes", "trellis up --roles alerts", "make console"]) expect(at(local)).toBe(local);
   });
 
   it("gives a command no gateway that it has no option for", () => {

@@ -44,6 +44,13 @@ describe("passes", () => {
   });
 });
 
+describe("a misspelt field", () => {
+  it("is named to the person, and a word with a colon is searched for", () => {
+    for (const typed of ["statu:failed", "stauts:failed", "agnet:x", "agents:x", "statos:failed"]) expect(parseFilter(typed, FIELDS).unknown).toEqual([typed]);
+    expect(parseFilter("https://host nlm:42", FIELDS)).toEqual({ terms: [], words: ["https://host", "nlm:42"], unknown: [] });
+  });
+});
+
 describe("complete", () => {
   it("offers fields, then values of the field", () => {
     expect(complete("", FIELDS).map((one) => one.label)).toEqual(["status:", "agent:", "age>"]);

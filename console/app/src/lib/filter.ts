@@ -34,7 +34,9 @@ export function parseFilter(text: string, fields: FilterFields): Filter {
     const found = TERM.exec(part);
     const field = found?.[1]?.toLowerCase();
     if (found === null || field === undefined || !(field in fields)) {
-      if (found !== null && field !== undefined && found[2] !== ":") filter.unknown.push(part);
+      // A word may have a colon, as ids and addresses do. What is almost a field is a field that was misspelt.
+      const isMeant = field !== undefined && Object.keys(fields).some((known) => isMisspelt(field, known));
+      if (found !== null && (found[2] !== ":" || isMeant)) filter.unknown.push(part);
       else filter.words.push(unquoted(part).toLowerCase());
       continue;
     }
@@ -45,6 +47,17 @@ export function parseFilter(text: string, fields: FilterFields): Filter {
     else if (value !== "") filter.terms.push({ field, op, value });
   }
   return filter;
+}
+
+/** Whether a word becomes the other one by a letter left out, added or exchanged, or by two neighbours that changed places. */
+function isMisspelt(word: string, other: string): boolean {
+  const [short, long] = word.length <= other.length ? [word, other] : [other, word];
+  if (long.length < 3 || long.length - short.length > 1) return false;
+  let at = 0;
+  while (at < short.length && short[at] === long[at]) at += 1;
+  if (short.length < long.length) return short.slice(at) === long.slice(at + 1);
+  const isSwapped = short[at] === long[at + 1] && short[at + 1] === long[at] && short.slice(at + 2) === long.slice(at + 2);
+  return short.slice(at + 1) === long.slice(at + 1) || isSwapped;
 }
 
 /** The value of a field that is compared for equality; the last one counts. */

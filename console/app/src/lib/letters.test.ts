@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { parseFilter } from "./filter";
-import { fingerprint, gatewayFilter, grouped, requeueCounted } from "./letters";
+import { filterOfGroup, fingerprint, gatewayFilter, grouped, requeueCounted } from "./letters";
 
 const letter = (job_id: string, last_error: string, type = "mail.send") => ({
   job_id,
@@ -42,6 +42,17 @@ describe("gatewayFilter", () => {
 
   it("is nothing where a part is compared in the browser", () => {
     for (const text of ["full", "type:mail", "age>1h", "type:mail.send host", "type:x type:mail.send", "age:1h"]) expect(of(text), text).toBeNull();
+  });
+});
+
+describe("filterOfGroup", () => {
+  it("is the filter that selects just the group, or null where it would select more", () => {
+    const alone = [letter("1", "timeout"), letter("2", "timeout"), letter("3", "timeout", "page.fetch")];
+    const [mail, page] = grouped(alone);
+    if (mail === undefined || page === undefined) throw new Error("two groups");
+    expect(filterOfGroup(mail, alone, {})).toEqual({ type: "mail.send", reason_code: "max_attempts" });
+    expect(filterOfGroup(page, alone, { lifecycle: "leased-job" })).toEqual({ type: "page.fetch", reason_code: "max_attempts", lifecycle: "leased-job" });
+    expect(filterOfGroup(mail, [...alone, letter("4", "no such user")], {})).toBeNull();
   });
 });
 

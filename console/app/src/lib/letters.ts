@@ -70,6 +70,17 @@ export function gatewayFilter(filter: Filter, known: Record<string, readonly str
   return made;
 }
 
+/**
+ * The filter of the gateway that selects the letters of this group and no others; null if there is none. `all` are all
+ * letters that the gateway selects by `whole`.
+ */
+export function filterOfGroup<T extends Letter>(group: LetterGroup<T>, all: readonly T[], whole: LetterFilter): LetterFilter | null {
+  const { lifecycle } = whole;
+  const alike = all.filter((one) => one.type === group.type && one.reason_code === group.reason_code);
+  if (alike.length !== group.letters.length) return null;
+  return { type: group.type, reason_code: group.reason_code, ...(lifecycle === undefined ? {} : { lifecycle }) };
+}
+
 export interface Progress {
   done: number;
   failed: number;

@@ -1,28 +1,30 @@
 /** Agents: the list, and one agent with its definition, sources, memory, triggers, slot and queue. */
 
-import { useInfiniteQuery, useMutation, useQuery } from "@tanstack/react-query";
+import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
-import { useId, useState } from "react";
+import { useState } from "react";
 import { api, type AgentDetail, type AgentListed, type RunListed } from "../api";
-import { Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
+import { ActDialog } from "../components/act-dialog";
+import { Empty, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
 import { PagedTable, type Column } from "../components/table";
 import { useTimes } from "../format";
 import { AGENT_PARTS } from "../lib/agents";
-import { commands, pythonLiteral } from "../lib/commands";
-import { failed, interval, queries } from "../live";
+import { commands, optionsOf, pythonLiteral } from "../lib/commands";
+import { interval, queries } from "../live";
 import { useTexts } from "../texts";
+import { useStatusText } from "../texts-statuses";
 import { History, Memory } from "./agent-memory";
 import { StartRun } from "./runs";
 
 const PAGE = 100;
 const QUEUE_SHOWN = 20;
-const REASON_MAX = 500;
 
 export function Agents() {
   const t = useTexts();
   const { ago } = useTimes();
+  const queryKey = ["agents", "list"];
   const listing = useInfiniteQuery({
-    queryKey: ["agents", "list"],
+    queryKey,
     queryFn: ({ pageParam, signal }) => api.get("/agents", { query: { limit: PAGE, cursor: pageParam }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
@@ -50,6 +52,7 @@ export function Agents() {
       </div>
       <PagedTable
         listing={listing}
+        queryKey={queryKey}
         label={t("agents.title")}
         rows={(listing.data?.pages ?? []).flatMap((page) => page.items)}
         columns={columns}
@@ -105,7 +108,7 @@ export function AgentPage() {
       <Trouble agent={agent} />
       <div className="two">
         <Triggers agent={agent} />
-        <Slot slug={slug} />
+        <Slot slug={slug} isActive={agent.status === "active"} />
       </div>
       <div className="page-head tabs" role="group" aria-label={t("agents.parts")}>
         {AGENT_PARTS.map((name) => (
@@ -214,7 +217,7 @@ function Triggers({ agent }: { agent: AgentDetail }) {
 }
 
 /** The run that holds the agent's slot, and those that wait for it, the next one first. */
-function Slot({ slug }: { slug: string }) {
+function Slot({ slug, isActive }: { slug: string; isActive: boolean }) {
   const t = useTexts();
   const { ago } = useTimes();
   const list = (status: "running" | "queued" | "requested") => ({
@@ -228,6 +231,7 @@ function Slot({ slug }: { slug: string }) {
   const error = running.error ?? queued.error ?? requested.error;
   const waiting = [...(queued.data?.items ?? []), ...(requested.data?.items ?? [])].sort((a, b) => (a.created_at < b.created_at ? -1 : 1));
   const holders = running.data?.items ?? [];
+  const isCut = [running, queued, requested].some((one) => one.data != null && one.data.next_cursor !== null);
   const row = (one: RunListed, what: string, kind: string) => (
     <tr key={one.run_id}>
       <td className="mono">
@@ -250,7 +254,7 @@ function Slot({ slug }: { slug: string }) {
       ) : running.isPending || queued.isPending || requested.isPending ? (
         <Loading />
       ) : holders.length + waiting.length === 0 ? (
-        <p>{t("agents.slot.free")}</p>
+        <p>{t(isActive ? "agents.slot.free" : "agents.slot.inactive")}</p>
       ) : (
         <div className="scroll-x" tabIndex={0} role="group" aria-label={t("agents.slot")}>
           <table>
@@ -259,6 +263,7 @@ function Slot({ slug }: { slug: string }) {
               {waiting.map((one, at) => row(one, t("agents.slot.waits", { n: at + 1 }), "warn"))}
             </tbody>
           </table>
+          {isCut && <p className="quiet">{t("common.newest", { n: QUEUE_SHOWN })}</p>}
         </div>
       )}
       <p>
@@ -379,42 +384,27 @@ function Sources({ slug }: { slug: string }) {
 
 function ChangeStatus({ slug, what, onClose }: { slug: string; what: "pause" | "activate"; onClose: () => void }) {
   const t = useTexts();
-  const [reason, setReason] = useState("");
-  const field = useId();
-  const body = { status: what === "pause" ? ("paused" as const) : ("active" as const), reason: reason === "" ? null : reason };
-  const sent = useMutation({
-    mutationFn: () => api.patch("/agents/{slug}/status", { path: { slug }, body }),
-    onSuccess: (agent) => {
-      toast(t("agents.changed", { slug, status: agent.status }));
-      onClose();
-    },
-    onError: failed,
-    onSettled: () => void queries.invalidateQueries({ queryKey: ["agents"] }),
-  });
+  const nameOf = useStatusText();
+  const status = what === "pause" ? ("paused" as const) : ("active" as const);
   return (
-    <Dialog title={t(`agents.${what}.title`)} onClose={onClose}>
-      <p className="mono">{slug}</p>
-      <p>{t(`agents.${what}.hint`)}</p>
-      <label htmlFor={field}>{t("common.reason")}</label>
-      <input id={field} value={reason} maxLength={REASON_MAX} onChange={(event) => setReason(event.target.value)} />
-      {sent.error !== null && <Failure error={sent.error} />}
-      <div className="row end">
-        <button type="button" data-focus="true" onClick={onClose}>
-          {t("common.cancel")}
-        </button>
-        <button type="button" className="primary" disabled={sent.isPending} onClick={() => sent.mutate()}>
-          {t(`agents.${what}`)}
-        </button>
-      </div>
-      <SameElsewhere
-        commands={commands({
-          trellis: ["agents", what, slug, ...(reason === "" ? [] : ["--reason", reason])],
+    <ActDialog
+      title={t(`agents.${what}.title`)}
+      subject={slug}
+      note={t(`agents.${what}.hint`)}
+      action={t(`agents.${what}`)}
+      act={({ reason }) => api.patch("/agents/{slug}/status", { path: { slug }, body: { status, reason } })}
+      commandsOf={({ reason }) =>
+        commands({
+          trellis: ["agents", what, slug, ...optionsOf({ reason })],
           method: "PATCH",
           address: `/agents/${slug}/status`,
-          body,
-          python: `client.agents.${what}(${pythonLiteral(slug)}${reason === "" ? "" : `, reason=${pythonLiteral(reason)}`})`,
-        })}
-      />
-    </Dialog>
+          body: { status, reason },
+          python: `client.agents.${what}(${pythonLiteral(slug)}${reason === null ? "" : `, reason=${pythonLiteral(reason)}`})`,
+        })
+      }
+      onDone={(answer) => toast(t("agents.changed", { slug, status: nameOf(answer.status).text }))}
+      onSettled={() => void queries.invalidateQueries({ queryKey: ["agents"] })}
+      onClose={onClose}
+    />
   );
 }

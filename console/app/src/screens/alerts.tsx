@@ -23,6 +23,7 @@ export function Alerts() {
     queryFn: ({ signal }) => api.get("/alerts", { query: { limit: SHOWN_MAX }, signal }),
     refetchInterval: POLL_SLOW_MS,
   });
+  const { ago } = useTimes();
   const read = (name?: string) => void navigate({ to: "/console/alerts", search: name === undefined ? {} : { runbook: name } });
   return (
     <>
@@ -33,13 +34,17 @@ export function Alerts() {
         {(page) => {
           const open = page.items.filter((one) => one.state === "open");
           const resolved = page.items.filter((one) => one.state === "resolved");
+          const seenAt = page.evaluated_at ?? null;
+          const unwatched = page.evaluated !== false ? null : seenAt === null ? t("alerts.unwatched") : t("alerts.stale", { time: ago(seenAt) });
           return (
             <>
+              {open.length > 0 && unwatched !== null && <p className="banner bad">{unwatched}</p>}
               {open.length === 0 ? (
-                <Empty title={t(page.evaluated ? "alerts.none" : "alerts.unwatched")} hint={t("alerts.none.hint")} command="trellis up --roles alerts" />
+                <Empty title={unwatched ?? t("alerts.none")} hint={t("alerts.none.hint")} command="trellis up --roles alerts" />
               ) : (
                 open.map((one) => <AlertCard key={one.id} alert={one} read={read} />)
               )}
+              {page.items.length === SHOWN_MAX && <p className="quiet">{t("common.newest", { n: SHOWN_MAX })}</p>}
               {resolved.length > 0 && (
                 <section className="card">
                   <h2>{t("alerts.resolved")}</h2>

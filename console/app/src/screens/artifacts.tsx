@@ -16,7 +16,8 @@ import { locate, stateOf, type Citation } from "../lib/citations";
 import { commands, pythonLiteral } from "../lib/commands";
 import { unifiedDiff } from "../lib/compare";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
-import { interval } from "../live";
+import { rowsBy } from "../lib/pages";
+import { interval, useAgents, useSomeAgent } from "../live";
 import { useTexts } from "../texts";
 
 const PAGE = 100;
@@ -29,7 +30,8 @@ export function Artifacts() {
   const { ago } = useTimes();
   const navigate = useNavigate();
   const { q = "" } = useSearch({ from: "/console/artifacts" });
-  const agents = useQuery({ queryKey: ["agents"], queryFn: ({ signal }) => api.get("/agents", { signal }), staleTime: 60_000, retry: false });
+  const agents = useAgents();
+  const someAgent = useSomeAgent();
   const fields: FilterFields = {
     type: { values: ARTIFACT_TYPES },
     agent: { values: (agents.data?.items ?? []).flatMap((one) => (one.slug == null ? [] : [one.slug])) },
@@ -42,8 +44,10 @@ export function Artifacts() {
   const type = ARTIFACT_TYPES.find((one) => one === valueOf(filter, "type"));
   const job = valueOf(filter, "job");
   const asked = { ...(type ? { type } : {}), ...(job ? { job_id: job } : {}) };
+  const queryKey = ["artifacts", asked];
   const listing = useInfiniteQuery({
-    queryKey: ["artifacts", asked],
+    queryKey,
+    meta: rowsBy("artifact_id"),
     queryFn: ({ pageParam, signal }) => api.get("/artifacts", { query: { limit: PAGE, cursor: pageParam, ...asked }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
@@ -70,10 +74,11 @@ export function Artifacts() {
     <>
       <div className="page-head">
         <h1>{t("artifacts.title")}</h1>
-        <FilterBox value={q} onChange={search} fields={fields} filter={filter} example="type:BRIEF agent:archivist-violin tag:draft" />
+        <FilterBox value={q} onChange={search} fields={fields} filter={filter} example={`type:BRIEF agent:${someAgent} tag:draft`} />
       </div>
       <PagedTable
         listing={listing}
+        queryKey={queryKey}
         label={t("artifacts.title")}
         rows={rows}
         columns={columns}
@@ -84,7 +89,7 @@ export function Artifacts() {
             <Empty
               title={t("artifacts.empty")}
               hint={t("artifacts.empty.hint")}
-              command={`trellis submit RESEARCH '{"query": "Who made the violin?"}' --agent archivist-violin`}
+              command={`trellis submit RESEARCH '{"query": "What is written about it?"}' --agent ${someAgent}`}
             />
           ) : (
             <Empty title={t("artifacts.empty.filter")} />

@@ -7,9 +7,10 @@ import { api, type DeadLetter } from "../api";
 import { FilterBox } from "../components/filter-box";
 import { Dialog, Empty, Failure, Loading, SameElsewhere, toast } from "../components/parts";
 import { between, useTimes } from "../format";
-import { commands, pythonLiteral } from "../lib/commands";
-import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
-import { gatewayFilter, grouped, requeueCounted, type LetterFilter, type Progress } from "../lib/letters";
+import { commands, optionsOf, pythonArguments, pythonLiteral } from "../lib/commands";
+import { parseFilter, passes, type FilterFields } from "../lib/filter";
+import { filterOfGroup, gatewayFilter, grouped, requeueCounted, type LetterFilter, type Progress } from "../lib/letters";
+import { allPages } from "../lib/pages";
 import { failed, interval, queries } from "../live";
 import { useTexts } from "../texts";
 
@@ -32,8 +33,8 @@ const REASONS: readonly DeadLetter["reason_code"][] = [
   "compensation_failed",
 ];
 
-/** Jobs by their ids, or all that the gateway selects by a filter. */
-type Asked = { ids: string[] } | { filter: LetterFilter };
+/** Jobs by their ids, or all that the gateway selects by a filter. `same` selects just these many ids, for a short command. */
+type Asked = { ids: string[]; same?: LetterFilter | null } | { filter: LetterFilter };
 
 export function DeadLetters() {
   const t = useTexts();
@@ -64,8 +65,8 @@ export function DeadLetters() {
     (text: string) => void navigate({ to: "/console/dead-letters", search: text === "" ? {} : { q: text }, replace: true }),
     [navigate],
   );
-  const type = valueOf(filter, "type");
-  const reason = valueOf(filter, "reason");
+  // What the gateway cannot compare (words, ages) is left out of the commands that list.
+  const listed = gatewayFilter({ ...filter, words: [], unknown: [], terms: filter.terms.filter((term) => known[term.field as keyof typeof known]?.includes(term.value)) }, known) ?? {};
   return (
     <>
       <div className="page-head">
@@ -95,7 +96,7 @@ export function DeadLetters() {
                 {t("dead.last")}: {ago(group.letters[0]?.at ?? "")}
               </span>
               <span className="grow" />
-              <button type="button" className="primary" onClick={() => ask({ ids: group.letters.map((one) => one.job_id) })}>
+              <button type="button" className="primary" onClick={() => ask({ ids: group.letters.map((one) => one.job_id), same: letters.data.bounded || group.letters.length <= IDS_SHOWN ? null : filterOfGroup(group, all, whole ?? {}) })}>
                 {t("dead.requeue.group", { n: group.letters.length })}
               </button>
             </div>
@@ -122,9 +123,9 @@ export function DeadLetters() {
       )}
       <SameElsewhere
         commands={commands({
-          trellis: ["dlq", "list", ...(type ? ["--type", type] : []), ...(reason ? ["--reason", reason] : [])],
-          address: `/dlq?${new URLSearchParams({ ...(type ? { type } : {}), ...(reason ? { reason_code: reason } : {}), limit: String(PAGE) })}`,
-          python: "print(client.dead_letters.list().items)",
+          trellis: ["dlq", "list", ...optionsOf({ type: listed.type, reason: listed.reason_code, lifecycle: listed.lifecycle, limit: PAGE })],
+          address: `/dlq?${new URLSearchParams({ ...(listed as Record<string, string>), limit: String(PAGE) })}`,
+          python: `print(client.dead_letters.list(${pythonArguments({ ...pythonFilter(listed), limit: PAGE })}).items)`,
         })}
       />
       {asked !== null && <Requeue asked={asked} onClose={() => ask(null)} />}
@@ -133,18 +134,8 @@ export function DeadLetters() {
 }
 
 /** The newest letters that the gateway selects; `bounded` if there are more. */
-async function lettersOf(filter: LetterFilter, most: number, signal: AbortSignal): Promise<{ items: DeadLetter[]; bounded: boolean }> {
-  const items: DeadLetter[] = [];
-  let cursor: string | null = null;
-  do {
-    const page: { items: DeadLetter[]; next_cursor: string | null } = await api.get("/dlq", {
-      query: { limit: PAGE, cursor, ...(filter as object) },
-      signal,
-    });
-    items.push(...page.items);
-    cursor = page.next_cursor;
-  } while (cursor !== null && items.length < most);
-  return { items, bounded: cursor !== null };
+function lettersOf(filter: LetterFilter, most: number, signal: AbortSignal): Promise<{ items: DeadLetter[]; bounded: boolean }> {
+  return allPages((cursor) => api.get("/dlq", { query: { limit: PAGE, cursor, ...(filter as object) }, signal }), most);
 }
 
 /** The number first, then the jobs in pieces, with what became of them. Whoever stops or leaves it ends it. */
@@ -204,14 +195,12 @@ function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
       void queries.invalidateQueries({ queryKey: ["jobs"] });
     }
   };
-  const named = ids.slice(0, IDS_SHOWN);
-  const options = filter === null ? named : optionsOf(filter);
   return (
     <Dialog title={counted.isLoading ? t("dead.requeue.counting") : t("dead.requeue.title", { n: shown })} onClose={onClose}>
       {counted.isLoading && <Loading />}
       {counted.error !== null && <Failure error={counted.error} retry={() => void counted.refetch()} />}
       <p>{counted.data?.bounded === true ? t("dead.requeue.note.bounded", { n: total }) : t("dead.requeue.note")}</p>
-      {filter !== null && <p className="mono">{optionsOf(filter).join(" ")}</p>}
+      {filter !== null && <p className="mono">{filterOptions(filter).join(" ")}</p>}
       <p className="mono quiet">{ids.slice(0, 3).join(", ") + (total > 3 ? ", …" : "")}</p>
       <label htmlFor="requeue-reason">{t("common.reason")}</label>
       <input id="requeue-reason" value={reason} maxLength={500} onChange={(event) => setReason(event.target.value)} />
@@ -230,33 +219,39 @@ function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
           {t("dead.requeue.group", { n: shown })}
         </button>
       </div>
-      <SameElsewhere
-        commands={commands({
-          trellis: ["dlq", "requeue", ...options, ...(filter === null ? [] : ["--yes"]), ...(reason === "" ? [] : ["--cause", reason])],
-          method: "POST",
-          address: "/dlq/requeue",
-          body: { ...(filter === null ? { job_ids: named } : { filter, limit: REQUEUE_AT_ONCE }), ...(reason === "" ? {} : { reason }) },
-          python: `print(client.dead_letters.requeue(${filter === null ? pythonLiteral(named) : `[one.job_id for one in client.dead_letters.list(${pythonArguments(filter)}).items]`}))`,
-        })}
-      />
+      <SameElsewhere commands={requeueCommands(ids, filter ?? ("same" in asked ? (asked.same ?? null) : null), reason)} />
     </Dialog>
   );
 }
 
-function pythonArguments(filter: LetterFilter): string {
-  const named = { type_: filter.type, reason: filter.reason_code, lifecycle: filter.lifecycle, limit: REQUEUE_AT_ONCE };
-  return Object.entries(named)
-    .filter(([, value]) => value !== undefined)
-    .map(([name, value]) => `${name}=${pythonLiteral(value)}`)
-    .join(", ");
+/** The same act elsewhere: no more jobs than are asked for here, in as many requests as the gateway needs. */
+function requeueCommands(ids: string[], filter: LetterFilter | null, reason: string) {
+  const why = reason === "" ? {} : { reason };
+  const starts = Array.from({ length: Math.max(1, Math.ceil(ids.length / REQUEUE_AT_ONCE)) }, (_, at) => at * REQUEUE_AT_ONCE);
+  const chosen = filter === null ? pythonLiteral(ids) : `[one.job_id for one in client.dead_letters.list(${pythonArguments({ ...pythonFilter(filter), limit: ids.length })}).items]`;
+  const which = filter === null ? ids : [...filterOptions(filter), "--yes", "--limit", String(ids.length)];
+  return commands({
+    trellis: ["dlq", "requeue", ...which, ...optionsOf({ cause: reason })],
+    method: "POST",
+    address: "/dlq/requeue",
+    bodies: starts.map((from) => {
+      const piece = ids.slice(from, from + REQUEUE_AT_ONCE);
+      return filter === null ? { job_ids: piece, ...why } : { filter, limit: Math.max(1, piece.length), ...why };
+    }),
+    python: [
+      `ids = ${chosen}`,
+      `for first in range(0, len(ids), ${REQUEUE_AT_ONCE}):`,
+      `    print(client.dead_letters.requeue(ids[first : first + ${REQUEUE_AT_ONCE}]${reason === "" ? "" : `, reason=${pythonLiteral(reason)}`}))`,
+    ].join("\n"),
+  });
 }
 
-function optionsOf(filter: LetterFilter): string[] {
-  const options = [
-    ...(filter.type === undefined ? [] : ["--type", filter.type]),
-    ...(filter.reason_code === undefined ? [] : ["--reason", filter.reason_code]),
-    ...(filter.lifecycle === undefined ? [] : ["--lifecycle", filter.lifecycle]),
-  ];
+function pythonFilter(filter: LetterFilter) {
+  return { type_: filter.type, reason: filter.reason_code, lifecycle: filter.lifecycle };
+}
+
+function filterOptions(filter: LetterFilter): string[] {
+  const options = optionsOf({ type: filter.type, reason: filter.reason_code, lifecycle: filter.lifecycle });
   return options.length === 0 ? ["--all"] : options;
 }
 

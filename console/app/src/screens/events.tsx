@@ -7,7 +7,7 @@ import { api, type EventListed } from "../api";
 import { Loaded, Scroll } from "../components/operation-parts";
 import { Empty, Failure, Loading, SameElsewhere } from "../components/parts";
 import { useTimes } from "../format";
-import { commands, pythonLiteral } from "../lib/commands";
+import { commands, optionsOf, pythonArguments, pythonLiteral } from "../lib/commands";
 import { changes, failed, mode, POLL_MS } from "../live";
 import { useStore } from "../store";
 import { useTexts } from "../texts";
@@ -114,6 +114,8 @@ function Found({ asked }: { asked: Asked }) {
   };
   const found = useQuery({ queryKey: ["events", query], queryFn: ({ signal }) => api.get("/events", { query, signal }) });
   const words = { ...query, limit: String(SHOWN_MAX) };
+  const named = pythonArguments({ type_: asked.type, correlation_id: asked.correlation, lifecycle: asked.lifecycle, limit: SHOWN_MAX });
+  const find = `client.feed.find(${named}${since === undefined ? "" : `, since=datetime.fromisoformat(${pythonLiteral(since)})`}).items`;
   return (
     <>
       <Loaded query={found}>
@@ -130,23 +132,9 @@ function Found({ asked }: { asked: Asked }) {
       </Loaded>
       <SameElsewhere
         commands={commands({
-          trellis: [
-            "events",
-            ...(asked.type === undefined ? [] : ["--type", asked.type]),
-            ...(asked.correlation === undefined ? [] : ["--correlation", asked.correlation]),
-            ...(asked.lifecycle === undefined ? [] : ["--lifecycle", asked.lifecycle]),
-            ...(since === undefined ? [] : ["--since", since]),
-            "--limit",
-            String(SHOWN_MAX),
-          ],
+          trellis: ["events", ...optionsOf({ type: asked.type, correlation: asked.correlation, lifecycle: asked.lifecycle, since, limit: SHOWN_MAX })],
           address: `/events?${new URLSearchParams(words)}`,
-          python: `print(client.feed.find(${[
-            asked.type && `type_=${pythonLiteral(asked.type)}`,
-            asked.correlation && `correlation_id=${pythonLiteral(asked.correlation)}`,
-            asked.lifecycle && `lifecycle=${pythonLiteral(asked.lifecycle)}`,
-          ]
-            .filter(Boolean)
-            .join(", ")}).items)`,
+          python: since === undefined ? `print(${find})` : `from datetime import datetime\n\nprint(${find})`,
         })}
       />
     </>

@@ -5,24 +5,26 @@ import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router"
 import { useCallback, useMemo, useState } from "react";
 import { api, hasEnded, type JobListed } from "../api";
 import { CancelDialog } from "../components/cancel-dialog";
+import { JobEvents, useJobEvents } from "../components/events";
 import { FilterBox } from "../components/filter-box";
 import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
+import { Log } from "../components/log";
 import { Command, Empty, Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
 import { PagedTable, type Column } from "../components/table";
 import { between, duration, useTimes } from "../format";
-import { commands, pythonLiteral } from "../lib/commands";
+import { attempts } from "../lib/attempts";
+import { commands, optionsOf, pythonArguments, pythonLiteral, typed } from "../lib/commands";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
+import { rowsBy } from "../lib/pages";
 import { timelineOf } from "../lib/timeline";
-import { changes, failed, interval, queries } from "../live";
-import { useStore } from "../store";
+import { failed, interval, queries } from "../live";
 import { useTexts } from "../texts";
-import { Events } from "./proposals";
 
 const LIFECYCLES = ["leased-job", "queue-job", "bus-job"] as const;
 /** The first page is a screenful, so that it is there at once. */
 const FIRST_PAGE = 50;
 const PAGE = 200;
-/** A list with more pages than this is not loaded again by itself: a button says that there are changes. */
+/** Without events, a list with more pages than this is not loaded again by itself. */
 const PAGES_LIVE = 2;
 const REQUEUEABLE = new Set(["failed", "dead_lettered", "DEAD", "FAILED"]);
 
@@ -51,22 +53,16 @@ export function Jobs() {
     ...optional("parent_id", valueOf(filter, "parent")),
     ...optional("correlation_id", valueOf(filter, "correlation")),
   };
+  const queryKey = ["jobs", "list", lifecycle, asked];
   const listing = useInfiniteQuery({
-    queryKey: ["jobs-list", lifecycle, asked],
+    queryKey,
+    meta: rowsBy("job_id"),
     queryFn: ({ pageParam, signal }) =>
       api.get("/jobs", { query: { limit: pageParam === null ? FIRST_PAGE : PAGE, cursor: pageParam, ...(lifecycle ? { lifecycle } : {}), ...asked }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
     refetchInterval: (query) => ((query.state.data?.pages.length ?? 0) > PAGES_LIVE ? false : interval(true)),
   });
-  const changed = useStore(changes)["jobs"] ?? 0;
-  const pages = listing.data?.pages.length ?? 0;
-  const [seen, see] = useState(changed);
-  const refetch = listing.refetch;
-  if (changed !== seen && pages <= PAGES_LIVE && !listing.isFetching) {
-    see(changed);
-    queueMicrotask(() => void refetch());
-  }
   const rows = useMemo(
     () =>
       (listing.data?.pages ?? [])
@@ -80,7 +76,7 @@ export function Jobs() {
     { title: t("jobs.type"), width: "minmax(8rem, 1.4fr)", cell: (one) => one.type },
     { title: t("runs.status"), width: "8rem", cell: (one) => <Status value={one.status} /> },
     { title: t("jobs.lifecycle"), width: "8rem", cell: (one) => one.lifecycle },
-    { title: t("jobs.attempt"), width: "4.5rem", cell: (one) => `${one.attempt + 1}/${one.max_attempts}` },
+    { title: t("jobs.attempt"), width: "4.5rem", cell: (one) => attempts(one) },
     { title: t("common.age"), width: "7rem", cell: (one) => ago(one.created_at) },
     { title: t("jobs.waits"), width: "minmax(8rem, 1.5fr)", cell: (one) => one.waits_for ?? "" },
   ];
@@ -93,14 +89,10 @@ export function Jobs() {
       <div className="page-head">
         <h1>{t("jobs.title")}</h1>
         <FilterBox value={q} onChange={search} fields={fields} filter={filter} example="status:queued type:mail.send age>5m" />
-        {changed !== seen && pages > PAGES_LIVE && (
-          <button type="button" onClick={() => (see(changed), void queries.resetQueries({ queryKey: ["jobs-list"] }))}>
-            {t("common.changed")}
-          </button>
-        )}
       </div>
       <PagedTable
         listing={listing}
+        queryKey={queryKey}
         label={t("jobs.title")}
         rows={rows}
         columns={columns}
@@ -110,9 +102,9 @@ export function Jobs() {
       />
       <SameElsewhere
         commands={commands({
-          trellis: ["jobs", ...(asked.status ? ["--status", asked.status] : []), ...(asked.type ? ["--type", asked.type] : []), ...(lifecycle ? ["--lifecycle", lifecycle] : [])],
+          trellis: ["jobs", ...optionsOf({ status: asked.status, type: asked.type, lifecycle, correlation: asked.correlation_id, parent: asked.parent_id })],
           address: `/jobs?${new URLSearchParams({ ...asked, ...(lifecycle ? { lifecycle } : {}), limit: String(PAGE) })}`,
-          python: `print(client.jobs.list(${[asked.status && `status=${pythonLiteral(asked.status)}`, asked.type && `type_=${pythonLiteral(asked.type)}`].filter(Boolean).join(", ")}).items)`,
+          python: `print(client.jobs.list(${pythonArguments({ status: asked.status, type_: asked.type, lifecycle, correlation_id: asked.correlation_id, parent_id: asked.parent_id })}).items)`,
         })}
       />
     </>
@@ -138,11 +130,7 @@ export function Job() {
     },
   });
   const version = job.data?.version;
-  const events = useQuery({
-    queryKey: ["job", jobId, "events", version],
-    queryFn: ({ signal }) => api.get("/events", { query: { job_id: jobId, limit: 200 }, signal }),
-    enabled: job.data !== undefined,
-  });
+  const events = useJobEvents(jobId, version);
   const explained = useQuery({
     queryKey: ["job", jobId, "explanation", version],
     queryFn: ({ signal }) => api.get("/jobs/{job_id}/explanation", { path, signal }),
@@ -165,7 +153,7 @@ export function Job() {
   }
   const one = job.data;
   const ended = hasEnded(one.lifecycle, one.status);
-  const listed = events.data?.items ?? [];
+  const listed = events.items;
   const sentences = [...(explained.data?.where ?? []), ...(explained.data?.why ?? []), ...(explained.data?.next ?? [])];
   return (
     <>
@@ -197,7 +185,7 @@ export function Job() {
           const [command = "", what = ""] = entry.split("\t");
           return (
             <div key={entry}>
-              <Command text={command} />
+              <Command text={typed(command)} />
               <p className="quiet">{what}</p>
             </div>
           );
@@ -221,14 +209,15 @@ export function Job() {
       )}
       <section className="card">
         <h2>{t("run.events")}</h2>
-        <Events items={listed} />
+        <JobEvents events={events} />
       </section>
+      <Log id={jobId} version={version} events={listed} steps={[]} />
       <section className="card">
         <dl className="facts">
           <dt>{t("jobs.lifecycle")}</dt>
           <dd>{one.lifecycle}</dd>
           <dt>{t("jobs.attempt")}</dt>
-          <dd>{`${one.attempt + 1} / ${one.max_attempts}`}</dd>
+          <dd>{attempts(one, " / ")}</dd>
           <dt>{t("runs.started")}</dt>
           <dd>{full(one.created_at)}</dd>
           <dt>{t("runs.took")}</dt>
@@ -247,33 +236,7 @@ export function Job() {
       <SameElsewhere
         commands={commands({ trellis: ["job", "show", jobId], address: `/jobs/${jobId}`, python: `print(client.jobs.get(${pythonLiteral(jobId)}))` })}
       />
-      {cancelling && <CancelJob jobId={jobId} onClose={() => cancel(false)} />}
+      {cancelling && <CancelDialog what="job" id={jobId} onClose={() => cancel(false)} />}
     </>
-  );
-}
-
-function CancelJob({ jobId, onClose }: { jobId: string; onClose: () => void }) {
-  const t = useTexts();
-  return (
-    <CancelDialog
-      id={jobId}
-      title={t("job.cancel.title")}
-      action={t("job.cancel")}
-      cancel={(mode) => api.post("/jobs/{job_id}/cancel", { path: { job_id: jobId }, body: { mode } })}
-      commandsOf={(mode) =>
-        commands({
-          trellis: ["job", "cancel", jobId, ...(mode === "hard" ? ["--hard"] : [])],
-          method: "POST",
-          address: `/jobs/${jobId}/cancel`,
-          body: { mode },
-          python: `client.jobs.cancel(${pythonLiteral(jobId)}, mode=${pythonLiteral(mode)})`,
-        })
-      }
-      onDone={() => {
-        toast(t("job.cancelled", { id: jobId }));
-        void queries.invalidateQueries({ queryKey: ["job", jobId] });
-      }}
-      onClose={onClose}
-    />
   );
 }

@@ -4,11 +4,11 @@ import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate } from "@tanstack/react-router";
 import { api } from "../api";
 import { Scatter, type Point } from "../components/drawings";
-import { depthOf, DepthBar } from "../components/operation-parts";
+import { DataTable, depthOf, queueColumns, queueKey } from "../components/operation-parts";
 import { Command, Empty, Failure, Loading, SameElsewhere, Status } from "../components/parts";
 import { between, duration, useTimes } from "../format";
 import { commands } from "../lib/commands";
-import { STUCK_AFTER_S, stuckOf } from "../lib/stuck";
+import { stuckOf } from "../lib/stuck";
 import { interval, POLL_SLOW_MS, useQueues, useWorkers } from "../live";
 import { useTexts } from "../texts";
 
@@ -64,27 +64,17 @@ function Objectives() {
 function Attention() {
   const t = useTexts();
   const alerts = useAlerts();
-  const waiting = useQuery({
-    queryKey: ["proposals", "pending", "count"],
-    queryFn: ({ signal }) => api.get("/proposals", { query: { status: "pending", limit: SHOWN_MAX }, signal }),
-    refetchInterval: () => interval(false),
-  });
-  const dead = useQuery({
-    queryKey: ["dead-letters", "count"],
-    queryFn: ({ signal }) => api.get("/dlq", { query: { limit: SHOWN_MAX }, signal }),
-    refetchInterval: () => interval(false),
-  });
+  const waiting = useWaiting();
   const stuck = useStuck();
   const tiles = [
-    { to: "/console/alerts", title: t("overview.tile.alerts"), n: alerts.data?.items.length, more: false, kind: "urgent" },
-    { to: "/console/workers", title: t("overview.tile.stuck"), n: stuck?.reduce((sum, one) => sum + one.jobs, 0), more: false, kind: "urgent" },
-    { to: "/console/dead-letters", title: t("overview.attention.dead"), n: dead.data?.items.length, more: dead.data?.next_cursor != null, kind: "attention" },
-    { to: "/console/proposals", title: t("overview.attention.proposals"), n: waiting.data?.items.length, more: waiting.data?.next_cursor != null, kind: "attention" },
-  ] as const;
+    { to: "/console/alerts", title: t("overview.tile.alerts"), search: {}, n: alerts.data?.items.length, more: alerts.data?.items.length === SHOWN_MAX, kind: "urgent" },
+    { to: "/console/workers", title: t("overview.tile.stuck"), search: {}, n: stuck?.reduce((sum, one) => sum + one.jobs, 0), more: false, kind: "urgent" },
+    ...waiting.map((one) => ({ ...one, kind: "attention" })),
+  ];
   return (
     <section className="cards" aria-label={t("overview.attention")}>
       {tiles.map((one) => (
-        <Link key={one.to} to={one.to} className={`tile ${one.n === undefined ? "" : one.n > 0 ? one.kind : "met"}`}>
+        <Link key={one.title} to={one.to} search={one.search} className={`tile ${one.n === undefined ? "" : one.n > 0 ? one.kind : "met"}`}>
           <span className="tile-title">{one.title}</span>
           <span className="tile-value">
             {one.n ?? "–"}
@@ -96,8 +86,42 @@ function Attention() {
   );
 }
 
+interface Waiting {
+  to: string;
+  search: Record<string, string>;
+  title: string;
+  n: number | undefined;
+  more: boolean;
+}
+
+/** What waits for the decision of a person: dead letters, failed queue jobs before they are dead, and proposals. */
+function useWaiting(): Waiting[] {
+  const t = useTexts();
+  const proposals = useQuery({
+    queryKey: ["proposals", "pending", "count"],
+    queryFn: ({ signal }) => api.get("/proposals", { query: { status: "pending", limit: SHOWN_MAX }, signal }),
+    refetchInterval: () => interval(false),
+  });
+  const dead = useQuery({
+    queryKey: ["dead-letters", "count"],
+    queryFn: ({ signal }) => api.get("/dlq", { query: { limit: SHOWN_MAX }, signal }),
+    refetchInterval: () => interval(false),
+  });
+  const failed = useQuery({
+    queryKey: ["jobs", "failed", "count"],
+    queryFn: ({ signal }) => api.get("/jobs", { query: { lifecycle: "queue-job", status: "FAILED", limit: SHOWN_MAX }, signal }),
+    refetchInterval: () => interval(false),
+  });
+  const counted = (query: { data?: { items: unknown[]; next_cursor: string | null } | undefined }) => ({ n: query.data?.items.length, more: query.data?.next_cursor != null });
+  return [
+    { to: "/console/dead-letters", search: {}, title: t("overview.attention.dead"), ...counted(dead) },
+    { to: "/console/jobs", search: { q: "lifecycle:queue-job status:FAILED" }, title: t("overview.attention.failed"), ...counted(failed) },
+    { to: "/console/proposals", search: {}, title: t("overview.attention.proposals"), ...counted(proposals) },
+  ];
+}
+
 function useAlerts() {
-  return useQuery({ queryKey: ["alerts"], queryFn: ({ signal }) => api.get("/alerts", { query: { open: true }, signal }), refetchInterval: POLL_SLOW_MS });
+  return useQuery({ queryKey: ["alerts"], queryFn: ({ signal }) => api.get("/alerts", { query: { open: true, limit: SHOWN_MAX }, signal }), refetchInterval: POLL_SLOW_MS });
 }
 
 function useStuck() {
@@ -112,7 +136,8 @@ function Causes() {
   const { ago } = useTimes();
   const alerts = useAlerts();
   const stuck = useStuck() ?? [];
-  const isQuiet = alerts.data?.items.length === 0 && stuck.length === 0;
+  const waiting = useWaiting();
+  const isQuiet = alerts.data?.items.length === 0 && stuck.length === 0 && waiting.every((one) => one.n === 0);
   return (
     <section className="card">
       <h2>{t("overview.attention")}</h2>
@@ -130,6 +155,17 @@ function Causes() {
             </span>
           </li>
         ))}
+        {waiting
+          .filter((one) => (one.n ?? 0) > 0)
+          .map((one) => (
+            <li key={one.title}>
+              <Link to={one.to} search={one.search} className="badge warn">
+                {one.n}
+                {one.more && "+"}
+              </Link>{" "}
+              {one.title}
+            </li>
+          ))}
         {stuck.map((one) => (
           <li key={`${one.why}-${one.name}`}>
             <Link to="/console/workers" className="badge warn">
@@ -146,7 +182,7 @@ function Causes() {
 function Queues() {
   const t = useTexts();
   const queues = useQueues();
-  const deepest = Math.max(1, ...(queues.data?.items ?? []).map(depthOf));
+  const columns = queueColumns(t, Math.max(1, ...(queues.data?.items ?? []).map(depthOf)));
   return (
     <section className="card">
       <h2>{t("overview.queues")}</h2>
@@ -155,40 +191,7 @@ function Queues() {
       ) : queues.data.items.length === 0 ? (
         <Empty title={t("overview.queues.empty")} command="trellis submit greet world" />
       ) : (
-        <div className="scroll-x" tabIndex={0} role="group" aria-label={t("overview.queues")}>
-          <table>
-            <thead>
-              <tr>
-                <th>{t("queue.type")}</th>
-                <th>{t("workers.depth")}</th>
-                <th className="num">{t("queue.ready")}</th>
-                <th className="num">{t("queue.scheduled")}</th>
-                <th className="num">{t("queue.blocked")}</th>
-                <th className="num">{t("queue.held")}</th>
-                <th className="num">{t("queue.oldest")}</th>
-              </tr>
-            </thead>
-            <tbody>
-              {queues.data.items.map((one) => (
-                <tr key={`${one.lifecycle}-${one.type}`}>
-                  <td>
-                    <code>{one.type}</code> {one.paused && <span className="badge warn">{t("queue.paused")}</span>}
-                  </td>
-                  <td>
-                    <DepthBar queue={one} deepest={deepest} />
-                  </td>
-                  <td className="num">{one.ready}</td>
-                  <td className="num">{one.scheduled}</td>
-                  <td className="num">{one.blocked}</td>
-                  <td className="num">{one.held}</td>
-                  <td className={`num nowrap${(one.oldest_ready_s ?? 0) > STUCK_AFTER_S ? " late" : ""}`}>
-                    {one.oldest_ready_s === null ? "–" : duration(one.oldest_ready_s)}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <DataTable label={t("overview.queues")} columns={[columns.name, ...columns.depths]} rows={queues.data.items} keyOf={queueKey} />
       )}
     </section>
   );
@@ -209,30 +212,17 @@ function Workers() {
           <Command text="trellis worker MODULE:APP" />
         </>
       ) : (
-        <div className="scroll-x" tabIndex={0} role="group" aria-label={t("overview.workers")}>
-          <table>
-            <thead>
-              <tr>
-                <th>{t("worker.name")}</th>
-                <th>{t("worker.state")}</th>
-                <th className="num">{t("queue.held")}</th>
-                <th>{t("worker.seen")}</th>
-              </tr>
-            </thead>
-            <tbody>
-              {workers.data.items.map((one) => (
-                <tr key={one.name}>
-                  <td className="mono">{one.name}</td>
-                  <td>
-                    <Status value={one.state} />
-                  </td>
-                  <td className="num">{one.held}</td>
-                  <td>{ago(one.seen_at)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <DataTable
+          label={t("overview.workers")}
+          columns={[
+            { title: t("worker.name"), kind: "mono", cell: (one) => one.name },
+            { title: t("worker.state"), cell: (one) => <Status value={one.state} /> },
+            { title: t("queue.held"), kind: "num", cell: (one) => one.held },
+            { title: t("worker.seen"), cell: (one) => ago(one.seen_at) },
+          ]}
+          rows={workers.data.items}
+          keyOf={(one) => one.name}
+        />
       )}
     </section>
   );
@@ -259,7 +249,10 @@ function RunPoints() {
       ) : points.length === 0 ? (
         <p className="quiet">{t("overview.scatter.none")}</p>
       ) : (
-        <Scatter points={points} label={t("overview.scatter")} onOpen={(id) => void navigate({ to: "/console/runs/$runId", params: { runId: id } })} />
+        <>
+          <Scatter points={points} label={t("overview.scatter")} onOpen={(id) => void navigate({ to: "/console/runs/$runId", params: { runId: id } })} />
+          {runs.data.next_cursor !== null && <p className="quiet">{t("common.newest", { n: points.length })}</p>}
+        </>
       )}
     </section>
   );

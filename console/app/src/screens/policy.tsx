@@ -14,6 +14,8 @@ const TOPIC = "[A-Za-z0-9_\\-]+(\\.[A-Za-z0-9_\\-]+){0,15}";
 const FIELD_MAX = 200;
 const POLICY_MAX = 200_000;
 const LAST_DEFAULT = 100;
+const IMPORT = "from pathlib import Path\n\n";
+const READ = 'Path("policy.toml").read_text()';
 const EXAMPLE = `[[rules]]
 id = "no-deletes-by-services"
 decision = "deny"
@@ -132,7 +134,7 @@ function Explain({ policy }: { policy: string }) {
           method: "POST",
           address: "/safety/explain",
           body: body(),
-          python: `print(client.safety.explain(${pythonLiteral(requestOf(asked))}${policy.trim() === "" ? "" : ', policy=open("policy.toml").read()'}))`,
+          python: policy.trim() === "" ? `print(client.safety.explain(${pythonLiteral(requestOf(asked))}))` : `${IMPORT}print(client.safety.explain(${pythonLiteral(requestOf(asked))}, policy=${READ}))`,
         })}
       />
     </section>
@@ -234,7 +236,7 @@ function Simulate({ policy, setPolicy }: { policy: string; setPolicy: (text: str
           method: "POST",
           address: "/safety/simulate",
           body: { policy, last: wanted },
-          python: `print(client.safety.simulate(open("policy.toml").read(), last=${wanted}))`,
+          python: `${IMPORT}print(client.safety.simulate(${READ}, last=${wanted}))`,
         })}
       />
     </section>

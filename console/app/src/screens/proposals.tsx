@@ -4,17 +4,21 @@ import { useInfiniteQuery, useMutation, useQuery, type UseQueryResult } from "@t
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
 import { useEffect, useId, useRef, useState } from "react";
-import { api, type EventListed, type Proposal, type ProposalDiff, type StepFile } from "../api";
-import { Citations } from "../components/citations";
+import { api, type Proposal, type ProposalDiff, type StepFile } from "../api";
+import { Citations, DoubtfulQuotations } from "../components/citations";
 import { ChangedSince } from "../components/conflict";
 import { Diff } from "../components/diff";
+import { Events } from "../components/events";
 import { Dialog, Empty, Failure, Json, Loading, SameElsewhere, Status, toast, useKeys } from "../components/parts";
+import { NewerRows } from "../components/table";
 import { useTimes } from "../format";
-import type { Citation } from "../lib/citations";
 import { commands, pythonLiteral } from "../lib/commands";
-import { sourcesOf } from "../lib/proposals";
-import { failed, interval, queries } from "../live";
+import { rowsBy } from "../lib/pages";
+import { groundsOf, sourcesOf } from "../lib/proposals";
+import { unseenIn, writtenOut } from "../lib/unseen";
+import { failed, interval, queries, useSomeAgent } from "../live";
 import { useTexts } from "../texts";
+import { useStatusText } from "../texts-statuses";
 import { StartRun } from "./runs";
 
 export const STATUSES = ["pending", "approved", "applied", "failed", "rejected", "expired", "all"] as const;
@@ -22,16 +26,21 @@ export type ProposalStatus = (typeof STATUSES)[number];
 const PAGE = 200;
 const NOTE_MIN = 10;
 const NOTE_MAX = 2_000;
+const EVENTS_SHOWN = 200;
 const DECIDABLE = new Set(["pending"]);
 
 export function Proposals() {
   const t = useTexts();
+  const nameOf = useStatusText();
   const navigate = useNavigate();
+  const someAgent = useSomeAgent();
   const { status = "pending", id } = useSearch({ from: "/console/proposals" });
   const [decided, setDecided] = useState<string>();
   const asked = { limit: PAGE, ...(status === "all" ? {} : { status }), conflicts: status === "pending" || status === "all" };
+  const queryKey = ["proposals", status];
   const listing = useInfiniteQuery({
-    queryKey: ["proposals", status],
+    queryKey,
+    meta: rowsBy("id"),
     queryFn: ({ pageParam, signal }) => api.get("/proposals", { query: { ...asked, cursor: pageParam }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
@@ -63,19 +72,20 @@ export function Proposals() {
         <h1>{t("proposals.title")}</h1>
         <div className="tabs" role="group" aria-label={t("runs.status")}>
           {STATUSES.map((one) => (
-            <button key={one} type="button" className="small" aria-pressed={one === status} onClick={() => go({ status: one })}>
-              {one === "all" ? t("proposals.all") : one}
+            <button key={one} type="button" className="small" title={one === "all" ? undefined : nameOf(one).title} aria-pressed={one === status} onClick={() => go({ status: one })}>
+              {one === "all" ? t("proposals.all") : nameOf(one).text}
             </button>
           ))}
         </div>
       </div>
+      <NewerRows queryKey={queryKey} />
       {listing.isPending ? (
         <Loading />
       ) : listing.data === undefined ? (
         <Failure error={listing.error} retry={() => void listing.refetch()} />
       ) : shownId === undefined ? (
         status === "pending" ? (
-          <Empty title={t("proposals.empty")} hint={t("proposals.empty.hint")} command="trellis run archivist-violin" />
+          <Empty title={t("proposals.empty")} hint={t("proposals.empty.hint")} command={`trellis run ${someAgent}`} />
         ) : (
           <Empty title={t("proposals.empty.status")} />
         )
@@ -86,11 +96,16 @@ export function Proposals() {
               <li key={one.id}>
                 <button type="button" aria-current={one.id === chosen?.id} onClick={() => go({ id: one.id })}>
                   <span className="summary">{summaryOf(one)}</span>
-                  <span className="target mono">{one.target}</span>
+                  <span className="target mono">{writtenOut(one.target)}</span>
                   <span className="row">
                     <Status value={one.status} />
                     <span className="quiet">{one.agent_slug}</span>
                     {one.conflict != null && <span className="badge bad">!</span>}
+                    {groundsOf(one).flags.length > 0 && (
+                      <span className="badge warn" title={groundsOf(one).flags.map(writtenOut).join(", ")}>
+                        {t("proposals.flagged")}
+                      </span>
+                    )}
                   </span>
                 </button>
               </li>
@@ -121,7 +136,7 @@ export function Proposals() {
 
 export function summaryOf(proposal: Proposal): string {
   const summary = proposal.content["summary"];
-  return typeof summary === "string" && summary !== "" ? summary : `${proposal.action} ${proposal.target}`;
+  return writtenOut(typeof summary === "string" && summary !== "" ? summary : `${proposal.action} ${proposal.target}`);
 }
 
 /** What a person is about to decide, on the version of the proposal that was shown when the dialog was opened. */
@@ -148,7 +163,7 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
   });
   const history = useQuery({
     queryKey: ["proposal", id, "events", proposal?.version],
-    queryFn: ({ signal }) => api.get("/events", { query: { job_id: id, limit: 100 }, signal }),
+    queryFn: ({ signal }) => api.get("/events", { query: { job_id: id, limit: EVENTS_SHOWN }, signal }),
     enabled: proposal !== undefined,
   });
   const runId = typeof proposal?.source["run_id"] === "string" ? proposal.source["run_id"] : null;
@@ -198,6 +213,7 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
         </div>
       )}
       {conflict !== null && <ChangedSince proposal={proposal} steps={steps.data?.items ?? []} />}
+      <Doubts proposal={proposal} diff={diff.data} />
       <section className="card">
         <h2>{t("proposals.change")}</h2>
         {isOpen && diff.data !== undefined && <Exclusions diff={diff.data} />}
@@ -210,7 +226,7 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
         ) : (
           <>
             <p className="quiet">{t("proposals.change.none")}</p>
-            <pre className="json">{proposedText(proposal)}</pre>
+            <pre className="json">{writtenOut(proposedText(proposal))}</pre>
           </>
         )}
       </section>
@@ -257,9 +273,7 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
             </>
           )}
           <dt>{t("proposals.target")}</dt>
-          <dd className="mono">
-            {proposal.action} {proposal.target}
-          </dd>
+          <dd className="mono">{writtenOut(`${proposal.action} ${proposal.target}`)}</dd>
           <dt>{t("proposals.created")}</dt>
           <dd>
             {full(proposal.created_at)} <span className="quiet">({ago(proposal.created_at)})</span>
@@ -292,7 +306,7 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
       </section>
       <section className="card">
         <h2>{t("proposals.history")}</h2>
-        {history.error !== null ? <Failure error={history.error} retry={() => void history.refetch()} /> : <Events items={history.data?.items ?? []} />}
+        {history.error !== null ? <Failure error={history.error} retry={() => void history.refetch()} /> : <Events first={EVENTS_SHOWN} items={history.data?.items ?? []} />}
       </section>
       <SameElsewhere
         commands={commands({
@@ -331,8 +345,33 @@ function proposedText(proposal: Proposal): string {
 function WholeContent({ proposal }: { proposal: Proposal }) {
   return (
     <pre className="json" tabIndex={0}>
-      {JSON.stringify(proposal.content, null, 2)}
+      {writtenOut(JSON.stringify(proposal.content, null, 2))}
     </pre>
+  );
+}
+
+/** What a person should know before the decision: what the platform could not confirm, and characters that cannot be seen. */
+function Doubts({ proposal, diff }: { proposal: Proposal; diff: ProposalDiff | undefined }) {
+  const t = useTexts();
+  const { flags, notFound } = groundsOf(proposal);
+  const unseen = unseenIn([proposal.action, proposal.target, proposal.content, diff?.diff]);
+  return (
+    <>
+      {flags.length > 0 && (
+        <div className="banner warn" role="note">
+          <p>{t("proposals.flags", { flags: flags.map(writtenOut).join(", ") })}</p>
+          {notFound.map((one, at) => (
+            <p key={at}>{t("proposals.flags.quotation", { ref: writtenOut(one.ref), excerpt: writtenOut(one.excerpt) })}</p>
+          ))}
+        </div>
+      )}
+      {(diff?.source_warnings ?? []).map((text, at) => (
+        <p key={at} className="banner warn" role="note">
+          {writtenOut(text)}
+        </p>
+      ))}
+      {unseen.length > 0 && <p className="banner warn">{t("proposals.unseen", { characters: unseen.join(", ") })}</p>}
+    </>
   );
 }
 
@@ -406,10 +445,9 @@ function Decision({
   const missing = what === "reject" ? NOTE_MIN - note.trim().length : 0;
   return (
     <Dialog title={t(`proposals.${what}.title`)} onClose={onClose}>
-      <p className="mono">
-        {proposal.action} {proposal.target}
-      </p>
+      <p className="mono">{writtenOut(`${proposal.action} ${proposal.target}`)}</p>
       {what === "approve" && <p className="quiet">{t("proposals.approve.version", { version, id: proposal.id })}</p>}
+      {what === "approve" && <Doubts proposal={proposal} diff={diff.data} />}
       {what === "approve" && conflict !== null && <p className="banner bad">{t("proposals.conflict", { why: conflict })}</p>}
       {what === "approve" &&
         (isShown ? (
@@ -471,44 +509,8 @@ function Grounds({ proposal, steps }: { proposal: Proposal; steps: StepFile[] })
       ))}
       <h3>{t("proposals.citations")}</h3>
       <Citations items={grounds.citations} sources={sources} />
+      <DoubtfulQuotations items={grounds.notFound} title={t("proposals.not.found")} />
+      <DoubtfulQuotations items={grounds.notRead} title={t("proposals.not.read")} />
     </section>
   );
-}
-
-function groundsOf(proposal: Proposal): { reasons: string[]; citations: Citation[] } {
-  const content = proposal.content;
-  const several = Array.isArray(content["grounds"]) ? (content["grounds"] as Record<string, unknown>[]) : [content];
-  return {
-    reasons: several.map((one) => one["reasoning"]).filter((one): one is string => typeof one === "string"),
-    citations: several.flatMap((one) => (Array.isArray(one["citations"]) ? (one["citations"] as Citation[]) : [])),
-  };
-}
-
-export function Events({ items }: { items: EventListed[] }) {
-  const { full } = useTimes();
-  return (
-    <div className="scroll-x">
-      <table>
-        <tbody>
-          {items.map((one) => (
-            <tr key={one.id}>
-              <td className="nowrap quiet">{full(one.ts)}</td>
-              <td className="mono">{one.type}</td>
-              <td className="mono">
-                {one.payload["from"] === one.payload["to"] ? stepOf(one.payload["data"]) : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
-              </td>
-              <td>{one.actor}</td>
-              <td>{one.cause}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
-}
-
-/** The name of the step that an event is about, if it is about one. */
-function stepOf(data: unknown): string {
-  const name = typeof data === "object" && data !== null ? (data as { name?: unknown }).name : undefined;
-  return typeof name === "string" ? name : "";
 }

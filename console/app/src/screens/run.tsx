@@ -6,17 +6,21 @@ import { ProblemError } from "@trellis/client";
 import { useEffect, useState } from "react";
 import { api, hasEnded, type StepFile } from "../api";
 import { CancelDialog } from "../components/cancel-dialog";
+import { Events } from "../components/events";
+import { Log } from "../components/log";
 import { AmountBar, Scroll } from "../components/operation-parts";
 import { LifecycleDrawing, Moves, TimelineDrawing } from "../components/drawings";
-import { Failure, Json, Loading, SameElsewhere, Status, toast } from "../components/parts";
+import { Failure, Json, Loading, SameElsewhere, Status } from "../components/parts";
 import { between, duration, useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
+import { outcomeOf } from "../lib/outcome";
+import { writtenOut } from "../lib/unseen";
 import { callsOf, timelineOf } from "../lib/timeline";
-import { interval, queries, runEnded } from "../live";
+import { interval, runEnded } from "../live";
 import { useTexts } from "../texts";
-import { Events } from "./proposals";
 import { StartRun } from "./runs";
 
+const EVENTS_SHOWN = 1_000;
 const NOT_PUBLISHED_RETRY_MS = 1_000;
 
 export function Run() {
@@ -43,7 +47,7 @@ export function Run() {
   const path = { run_id: runId };
   const events = useQuery({
     queryKey: ["run", runId, "events"],
-    queryFn: ({ signal }) => api.get("/events", { query: { job_id: runId, limit: 200 }, signal }),
+    queryFn: ({ signal }) => api.get("/events", { query: { job_id: runId, limit: EVENTS_SHOWN }, signal }),
     refetchInterval: () => (ended ? false : interval(true)),
     enabled: run.data !== undefined,
   });
@@ -75,6 +79,7 @@ export function Run() {
   const one = run.data;
   const listed = events.data?.items ?? [];
   const paramsGone = asked.error instanceof ProblemError && asked.error.status === 404;
+  const outcome = outcomeOf(steps.data?.items ?? []);
   const timeline = timelineOf(listed, steps.data?.items ?? [], Date.now(), ended);
   return (
     <>
@@ -130,6 +135,39 @@ export function Run() {
               </dd>
             </>
           )}
+          {outcome.summary !== null && (
+            <>
+              <dt>{t("run.summary")}</dt>
+              <dd className="prose">{writtenOut(outcome.summary)}</dd>
+            </>
+          )}
+          {(one.already_proposed ?? []).length > 0 && (
+            <>
+              <dt>{t("run.repeated")}</dt>
+              <dd>
+                {(one.already_proposed ?? []).map((equal, at) => (
+                  <div key={at}>
+                    {equal.id !== "" && (
+                      <Link to="/console/proposals" search={{ status: "all", id: equal.id }}>
+                        {equal.id}
+                      </Link>
+                    )}{" "}
+                    {t("run.repeated.one", { action: equal.action, target: equal.target })} <Status value={equal.status} />
+                  </div>
+                ))}
+              </dd>
+            </>
+          )}
+          {outcome.refused.length > 0 && (
+            <>
+              <dt>{t("run.refused")}</dt>
+              <dd>
+                {outcome.refused.map((text, at) => (
+                  <div key={at}>{writtenOut(text)}</div>
+                ))}
+              </dd>
+            </>
+          )}
           <dt>{t("nav.artifacts")}</dt>
           <dd>
             <Link to="/console/artifacts" search={{ q: `run:${one.run_id}` }}>
@@ -158,7 +196,7 @@ export function Run() {
       )}
       <section className="card">
         <h2>{t("run.events")}</h2>
-        <Events items={listed} />
+        <Events items={listed} first={EVENTS_SHOWN} />
       </section>
       <section className="card">
         <h2>{t("run.steps")}</h2>
@@ -170,6 +208,7 @@ export function Run() {
         {manifest.data !== undefined && <Json value={manifest.data} title={t("run.manifest")} />}
         <Json value={one} title={t("common.raw")} />
       </section>
+      <Log id={runId} version={version} events={listed} steps={steps.data?.items ?? []} />
       <SameElsewhere
         commands={commands({
           trellis: ["runs", "show", runId],
@@ -178,7 +217,7 @@ export function Run() {
         })}
       />
       {asking === "again" && <StartRun agent={one.agent_slug} given={asked.data?.params ?? null} onClose={() => ask(null)} />}
-      {asking === "cancel" && <CancelRun runId={runId} onClose={() => ask(null)} />}
+      {asking === "cancel" && <CancelDialog what="run" id={runId} onClose={() => ask(null)} />}
     </>
   );
 }
@@ -215,31 +254,5 @@ function Step({ step }: { step: StepFile }) {
       )}
       <Json value={step} title={t("run.step.file")} />
     </details>
-  );
-}
-
-function CancelRun({ runId, onClose }: { runId: string; onClose: () => void }) {
-  const t = useTexts();
-  return (
-    <CancelDialog
-      id={runId}
-      title={t("run.cancel.title")}
-      action={t("run.cancel")}
-      cancel={(mode) => api.post("/runs/{run_id}/cancel", { path: { run_id: runId }, body: { mode } })}
-      commandsOf={(mode) =>
-        commands({
-          trellis: ["runs", "cancel", runId, ...(mode === "hard" ? ["--hard"] : [])],
-          method: "POST",
-          address: `/runs/${runId}/cancel`,
-          body: { mode },
-          python: `client.runs.cancel(${pythonLiteral(runId)}, mode=${pythonLiteral(mode)})`,
-        })
-      }
-      onDone={() => {
-        toast(t("run.cancelled", { id: runId }));
-        void queries.invalidateQueries({ queryKey: ["run", runId] });
-      }}
-      onClose={onClose}
-    />
   );
 }

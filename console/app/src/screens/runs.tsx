@@ -1,6 +1,6 @@
 /** Runs: the list with its filter, and the start of a new one. */
 
-import { useInfiniteQuery, useMutation, useQuery } from "@tanstack/react-query";
+import { useInfiniteQuery, useMutation } from "@tanstack/react-query";
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useCallback, useId, useMemo, useState } from "react";
 import { api, type RunListed } from "../api";
@@ -9,10 +9,11 @@ import { ParamsForm } from "../components/params-form";
 import { Dialog, Empty, Failure, SameElsewhere, Status } from "../components/parts";
 import { PagedTable, type Column } from "../components/table";
 import { between, duration, useTimes } from "../format";
-import { commands, pythonLiteral } from "../lib/commands";
+import { commands, optionsOf, pythonArguments, pythonLiteral } from "../lib/commands";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
+import { rowsBy } from "../lib/pages";
 import { paramsOf, rowsOf, textOf, type Row } from "../lib/params";
-import { failed, interval, queries } from "../live";
+import { failed, interval, queries, useAgents, useSomeAgent } from "../live";
 import { useTexts } from "../texts";
 
 const RUN_STATUSES = ["requested", "queued", "running", "completed", "failed"] as const;
@@ -24,7 +25,8 @@ export function Runs() {
   const navigate = useNavigate();
   const { q = "" } = useSearch({ from: "/console/runs" });
   const [starting, start] = useState(false);
-  const agents = useQuery({ queryKey: ["agents"], queryFn: ({ signal }) => api.get("/agents", { signal }), staleTime: 60_000 });
+  const agents = useAgents();
+  const someAgent = useSomeAgent();
   const fields: FilterFields = {
     status: { values: RUN_STATUSES },
     agent: { values: (agents.data?.items ?? []).flatMap((one) => (one.slug == null ? [] : [one.slug])) },
@@ -34,8 +36,10 @@ export function Runs() {
   const filter = parseFilter(q, fields);
   const status = RUN_STATUSES.find((one) => one === valueOf(filter, "status"));
   const agent = valueOf(filter, "agent");
+  const queryKey = ["runs", status, agent];
   const listing = useInfiniteQuery({
-    queryKey: ["runs", status, agent],
+    queryKey,
+    meta: rowsBy("run_id"),
     queryFn: ({ pageParam, signal }) =>
       api.get("/runs", { query: { limit: PAGE, cursor: pageParam, ...(status ? { status } : {}), ...(agent ? { agent } : {}) }, signal }),
     initialPageParam: null as string | null,
@@ -64,25 +68,26 @@ export function Runs() {
     <>
       <div className="page-head">
         <h1>{t("runs.title")}</h1>
-        <FilterBox value={q} onChange={search} fields={fields} filter={filter} example="status:failed agent:archivist-violin age>5m" />
+        <FilterBox value={q} onChange={search} fields={fields} filter={filter} example={`status:failed agent:${someAgent} age>5m`} />
         <button type="button" className="primary" onClick={() => start(true)}>
           {t("runs.start")}
         </button>
       </div>
       <PagedTable
         listing={listing}
+        queryKey={queryKey}
         label={t("runs.title")}
         rows={rows}
         columns={columns}
         keyOf={(one) => one.run_id}
         linkOf={(one) => ({ to: "/console/runs/$runId", params: { runId: one.run_id } })}
-        empty={q === "" ? <Empty title={t("runs.empty")} command="trellis run archivist-violin --watch" /> : <Empty title={t("runs.empty.filter")} />}
+        empty={q === "" ? <Empty title={t("runs.empty")} command={`trellis run ${someAgent} --watch`} /> : <Empty title={t("runs.empty.filter")} />}
       />
       <SameElsewhere
         commands={commands({
-          trellis: ["runs", "list", ...(status ? ["--status", status] : []), ...(agent ? ["--agent", agent] : [])],
+          trellis: ["runs", "list", ...optionsOf({ status, agent })],
           address: `/runs?${new URLSearchParams({ ...(status ? { status } : {}), ...(agent ? { agent } : {}), limit: String(PAGE) })}`,
-          python: `print(client.runs.list(${[status && `status=${pythonLiteral(status)}`, agent && `agent=${pythonLiteral(agent)}`].filter(Boolean).join(", ")}))`,
+          python: `print(client.runs.list(${pythonArguments({ status, agent })}))`,
         })}
       />
       {starting && <StartRun onClose={() => start(false)} />}
@@ -101,7 +106,7 @@ export function StartRun({ agent, given, onClose }: { agent?: string; given?: Re
   const [slug, choose] = useState(agent ?? "");
   const [rows, setRows] = useState<Row[]>(() => rowsOf(given ?? {}));
   const first = useId();
-  const agents = useQuery({ queryKey: ["agents"], queryFn: ({ signal }) => api.get("/agents", { signal }), staleTime: 60_000 });
+  const agents = useAgents();
   const { params, problem } = paramsOf(rows);
   const known = (agents.data?.items ?? []).flatMap((one) => (one.slug == null ? [] : [one.slug]));
   // A chosen agent that is not listed stays an option: the browser would show another one than is started.

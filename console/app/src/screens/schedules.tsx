@@ -5,7 +5,7 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, type ScheduleListed } from "../api";
 import { ActDialog } from "../components/act-dialog";
-import { Loaded, Scroll } from "../components/operation-parts";
+import { ActTitle, DataTable, Loaded, type DataColumn } from "../components/operation-parts";
 import { Dialog, Empty, Json, SameElsewhere, toast } from "../components/parts";
 import { useTimes } from "../format";
 import { commands, pythonLiteral } from "../lib/commands";
@@ -48,83 +48,83 @@ export function Schedules() {
 function Listing({ items, ask, open }: { items: ScheduleListed[]; ask: (act: Act, name: string) => void; open: (name: string) => void }) {
   const t = useTexts();
   const { ago, full } = useTimes();
-  return (
-    <Scroll label={t("schedules.title")}>
-      <table>
-        <thead>
-          <tr>
-            <th>{t("schedules.name")}</th>
-            <th>{t("schedules.starts")}</th>
-            <th>{t("schedules.cron")}</th>
-            <th>{t("schedules.next")}</th>
-            <th>{t("schedules.last")}</th>
-            <th>{t("schedules.owner")}</th>
-            <th>
-              <span className="hidden">{t("workers.act")}</span>
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {items.map((one) => (
-            <tr key={`${one.agent ?? ""}-${one.name}`}>
-              <td>
-                {one.agent === null ? (
-                  <button type="button" className="plain link" onClick={() => open(one.name)}>
-                    {one.name}
-                  </button>
-                ) : (
-                  one.name
-                )}{" "}
-                {one.paused && <span className="badge warn">{t("queue.paused")}</span>}
-              </td>
-              <td>
-                {one.agent !== null ? t("schedules.agent") : one.topic !== null ? t("workers.topic") : t("schedules.job")}{" "}
-                <code>{one.agent ?? one.topic ?? one.type}</code>
-              </td>
-              <td className="nowrap">
-                <code>{one.cron ?? "–"}</code> <span className="quiet">{one.tz}</span>
-              </td>
-              <td className="nowrap">{one.next_at == null || one.paused ? "–" : <span title={full(one.next_at)}>{ago(one.next_at)}</span>}</td>
-              <td>
-                {one.last_at == null ? "–" : <span title={full(one.last_at)}>{ago(one.last_at)}</span>}{" "}
-                {one.last_run != null && (
-                  <Link className="mono" to="/console/runs/$runId" params={{ runId: one.last_run }}>
-                    {one.last_run}
-                  </Link>
-                )}
-                {one.last_job != null && (
-                  <Link className="mono" to="/console/jobs/$jobId" params={{ jobId: one.last_job }}>
-                    {one.last_job}
-                  </Link>
-                )}
-                {one.skipped != null && <span className="quiet"> {one.skipped}</span>}
-              </td>
-              <td>{one.owner ?? "–"}</td>
-              <td>
-                {one.agent === null ? (
-                  <span className="row nowrap">
-                    <button type="button" className="small" aria-label={`${t("schedules.run")} ${one.name}`} onClick={() => ask("run", one.name)}>
-                      {t("schedules.run")}
-                    </button>
-                    <button
-                      type="button"
-                      className="small"
-                      aria-label={`${t(one.paused ? "workers.resume" : "workers.pause")} ${one.name}`}
-                      onClick={() => ask(one.paused ? "resume" : "pause", one.name)}
-                    >
-                      {t(one.paused ? "workers.resume" : "workers.pause")}
-                    </button>
-                  </span>
-                ) : (
-                  <span className="quiet">{t("schedules.inFile")}</span>
-                )}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </Scroll>
-  );
+  const at = (time: string) => <span title={full(time)}>{ago(time)}</span>;
+  const button = (act: Act, name: string) => {
+    const word = t(act === "run" ? "schedules.run" : `workers.${act}`);
+    return (
+      <button type="button" className="small" aria-label={`${word} ${name}`} onClick={() => ask(act, name)}>
+        {word}
+      </button>
+    );
+  };
+  const columns: DataColumn<ScheduleListed>[] = [
+    {
+      title: t("schedules.name"),
+      cell: (one) => (
+        <>
+          {one.agent === null ? (
+            <button type="button" className="plain link" onClick={() => open(one.name)}>
+              {one.name}
+            </button>
+          ) : (
+            one.name
+          )}{" "}
+          {one.paused && <span className="badge warn">{t("queue.paused")}</span>}
+        </>
+      ),
+    },
+    {
+      title: t("schedules.starts"),
+      cell: (one) => (
+        <>
+          {one.agent !== null ? t("schedules.agent") : one.topic !== null ? t("workers.topic") : t("schedules.job")} <code>{one.agent ?? one.topic ?? one.type}</code>
+        </>
+      ),
+    },
+    {
+      title: t("schedules.cron"),
+      kind: "nowrap",
+      cell: (one) => (
+        <>
+          <code>{one.cron ?? "–"}</code> <span className="quiet">{one.tz}</span>
+        </>
+      ),
+    },
+    { title: t("schedules.next"), kind: "nowrap", cell: (one) => (one.next_at == null || one.paused ? "–" : at(one.next_at)) },
+    {
+      title: t("schedules.last"),
+      cell: (one) => (
+        <>
+          {one.last_at == null ? "–" : at(one.last_at)}{" "}
+          {one.last_run != null && (
+            <Link className="mono" to="/console/runs/$runId" params={{ runId: one.last_run }}>
+              {one.last_run}
+            </Link>
+          )}
+          {one.last_job != null && (
+            <Link className="mono" to="/console/jobs/$jobId" params={{ jobId: one.last_job }}>
+              {one.last_job}
+            </Link>
+          )}
+          {one.skipped != null && <span className="quiet"> {one.skipped}</span>}
+        </>
+      ),
+    },
+    { title: t("schedules.owner"), cell: (one) => one.owner ?? "–" },
+    {
+      title: <ActTitle />,
+      cell: (one) =>
+        one.agent === null ? (
+          <span className="row nowrap">
+            {button("run", one.name)}
+            {button(one.paused ? "resume" : "pause", one.name)}
+          </span>
+        ) : (
+          <span className="quiet">{t("schedules.inFile")}</span>
+        ),
+    },
+  ];
+  return <DataTable label={t("schedules.title")} columns={columns} rows={items} keyOf={(one) => `${one.agent ?? ""}-${one.name}`} />;
 }
 
 function ChangeSchedule({ act, name, onClose }: { act: Act; name: string; onClose: () => void }) {
@@ -145,8 +145,8 @@ function ChangeSchedule({ act, name, onClose }: { act: Act; name: string; onClos
       note={t(`schedules.${act}.note`)}
       action={t(act === "run" ? "schedules.run" : `workers.${act}`)}
       withReason={act !== "run"}
-      act={send}
-      commandsOf={(reason) =>
+      act={({ reason }) => send(reason)}
+      commandsOf={({ reason }) =>
         commands({
           trellis: ["schedules", act, name, ...(reason === null ? [] : ["--reason", reason])],
           method: act === "run" ? "POST" : "PATCH",

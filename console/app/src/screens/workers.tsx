@@ -5,9 +5,10 @@ import { Link } from "@tanstack/react-router";
 import { useState } from "react";
 import { api, type JobListed, type QueueListed, type WorkerListed } from "../api";
 import { ActDialog } from "../components/act-dialog";
-import { AmountBar, depthOf, DepthBar, Loaded, Scroll } from "../components/operation-parts";
+import { ActTitle, AmountBar, DataTable, depthOf, Loaded, queueColumns, queueKey, type DataColumn } from "../components/operation-parts";
 import { Command, Empty, SameElsewhere, Status, toast } from "../components/parts";
 import { duration } from "../format";
+import { attempts } from "../lib/attempts";
 import { commands, pythonLiteral } from "../lib/commands";
 import { clockOffset, leaseLeft, leaseState } from "../lib/leases";
 import { servedBy } from "../lib/stuck";
@@ -74,67 +75,60 @@ interface Reported {
 function Processes({ items, answeredAt }: { items: WorkerListed[]; answeredAt: number }) {
   const t = useTexts();
   const now = useNow();
-  return (
-    <Scroll label={t("workers.processes")}>
-      <table>
-        <thead>
-          <tr>
-            <th>{t("worker.name")}</th>
-            <th>{t("worker.state")}</th>
-            <th>{t("workers.heartbeat")}</th>
-            <th>{t("workers.load")}</th>
-            <th>{t("workers.serves")}</th>
-            <th>{t("workers.where")}</th>
-          </tr>
-        </thead>
-        <tbody>
-          {items.map((one) => {
-            const info: Reported = typeof one.info === "object" && one.info !== null ? one.info : {};
-            const silent = one.silent_s + Math.max(0, now - answeredAt) / 1_000;
-            const room = info.concurrency ?? 0;
-            return (
-              <tr key={one.name}>
-                <td className="mono">{one.name}</td>
-                <td>
-                  <Status value={one.state} />
-                </td>
-                <td className="nowrap">{t("workers.ago", { time: duration(Math.round(silent)) })}</td>
-                <td className="nowrap">
-                  <AmountBar parts={[{ kind: "held", value: one.held }]} total={room} label={t("workers.load.of", { held: one.held, room })} />{" "}
-                  {room === 0 ? one.held : `${one.held} / ${room}`}
-                </td>
-                <td>
-                  {servedBy(one.info).map((type) => (
-                    <code key={type} className="chip">
-                      {type}
-                    </code>
-                  ))}
-                </td>
-                <td>
-                  {info.bus === true ? t("workers.bus") : t("workers.ledger")}
-                  {[info.pool, info.region, ...(info.capabilities ?? [])].filter(Boolean).map((word) => (
-                    <code key={word} className="chip">
-                      {word}
-                    </code>
-                  ))}
-                </td>
-              </tr>
-            );
-          })}
-        </tbody>
-      </table>
-    </Scroll>
-  );
+  const infoOf = (one: WorkerListed): Reported => (typeof one.info === "object" && one.info !== null ? one.info : {});
+  const chips = (words: (string | undefined)[]) =>
+    words.filter(Boolean).map((word) => (
+      <code key={word} className="chip">
+        {word}
+      </code>
+    ));
+  const columns: DataColumn<WorkerListed>[] = [
+    { title: t("worker.name"), kind: "mono", cell: (one) => one.name },
+    { title: t("worker.state"), cell: (one) => <Status value={one.state} /> },
+    {
+      title: t("workers.heartbeat"),
+      kind: "nowrap",
+      cell: (one) => t("workers.ago", { time: duration(Math.round(one.silent_s + Math.max(0, now - answeredAt) / 1_000)) }),
+    },
+    {
+      title: t("workers.load"),
+      kind: "nowrap",
+      cell: (one) => {
+        const room = infoOf(one).concurrency ?? 0;
+        return (
+          <>
+            <AmountBar parts={[{ kind: "held", value: one.held }]} total={room} label={t("workers.load.of", { held: one.held, room })} />{" "}
+            {room === 0 ? one.held : `${one.held} / ${room}`}
+          </>
+        );
+      },
+    },
+    { title: t("workers.serves"), cell: (one) => chips(servedBy(one.info)) },
+    {
+      title: t("workers.where"),
+      cell: (one) => {
+        const info = infoOf(one);
+        return (
+          <>
+            {info.bus === true ? t("workers.bus") : t("workers.ledger")}
+            {chips([info.pool, info.region, ...(info.capabilities ?? [])])}
+          </>
+        );
+      },
+    },
+  ];
+  return <DataTable label={t("workers.processes")} columns={columns} rows={items} keyOf={(one) => one.name} />;
 }
 
 /** Only lifecycles of which something is held are asked for. */
-async function heldJobs(lifecycles: readonly HeldLifecycle[], signal: AbortSignal): Promise<JobListed[]> {
+async function heldJobs(lifecycles: readonly HeldLifecycle[], signal: AbortSignal): Promise<{ jobs: JobListed[]; isCut: boolean }> {
   const pages = await Promise.all(
     lifecycles.flatMap((lifecycle) =>
       (HELD[lifecycle] ?? []).map((status) => api.get("/jobs", { query: { lifecycle, status, limit: LEASES_MAX }, signal })),
     ),
   );
-  return pages.flatMap((page) => page.items as JobListed[]).filter((one) => one.lease_expires_at !== null);
+  const jobs = pages.flatMap((page) => page.items as JobListed[]).filter((one) => one.lease_expires_at !== null);
+  return { jobs, isCut: pages.some((page) => page.next_cursor !== null) };
 }
 
 function Leases({ workers, answeredAt, queues: depths }: { workers: WorkerListed[]; answeredAt: number; queues: QueueListed[] }) {
@@ -153,47 +147,42 @@ function Leases({ workers, answeredAt, queues: depths }: { workers: WorkerListed
       <h2>{t("workers.leases")}</h2>
       <p className="quiet">{t("workers.leases.hint")}</p>
       <Loaded query={leases}>
-        {(items) => {
-          if (items.length === 0) return <p className="quiet">{t("workers.leases.none")}</p>;
-          const rows = items
+        {({ jobs, isCut }) => {
+          if (jobs.length === 0) return <p className="quiet">{t("workers.leases.none")}</p>;
+          const rows = jobs
             .map((one) => ({ one, left: leaseLeft(one.lease_expires_at ?? "", now, offset) }))
             .sort((a, b) => a.left - b.left)
             .slice(0, LEASES_MAX);
           const longest = Math.max(30, ...rows.map((row) => row.left));
+          const columns: DataColumn<(typeof rows)[number]>[] = [
+            {
+              title: t("jobs.id"),
+              kind: "mono",
+              cell: ({ one }) => (
+                <Link to="/console/jobs/$jobId" params={{ jobId: one.job_id }}>
+                  {one.job_id}
+                </Link>
+              ),
+            },
+            { title: t("jobs.type"), cell: ({ one }) => <code>{one.type}</code> },
+            { title: t("workers.holder"), kind: "mono", cell: ({ one }) => one.owner },
+            { title: t("jobs.attempt"), kind: "num", cell: ({ one }) => attempts(one) },
+            {
+              title: t("workers.left"),
+              kind: "nowrap",
+              cell: ({ left }) => (
+                <>
+                  <AmountBar parts={[{ kind: leaseState(left), value: left }]} total={longest} label={t("workers.left")} />{" "}
+                  {left <= 0 ? <span className="badge bad">{t("workers.expired")}</span> : duration(Math.ceil(left))}
+                </>
+              ),
+            },
+          ];
           return (
-            <Scroll label={t("workers.leases")}>
-              <table>
-                <thead>
-                  <tr>
-                    <th>{t("jobs.id")}</th>
-                    <th>{t("jobs.type")}</th>
-                    <th>{t("workers.holder")}</th>
-                    <th className="num">{t("jobs.attempt")}</th>
-                    <th>{t("workers.left")}</th>
-                  </tr>
-                </thead>
-                <tbody>
-                  {rows.map(({ one, left }) => (
-                    <tr key={one.job_id}>
-                      <td className="mono">
-                        <Link to="/console/jobs/$jobId" params={{ jobId: one.job_id }}>
-                          {one.job_id}
-                        </Link>
-                      </td>
-                      <td>
-                        <code>{one.type}</code>
-                      </td>
-                      <td className="mono">{one.owner}</td>
-                      <td className="num">{`${one.attempt + 1}/${one.max_attempts}`}</td>
-                      <td className="nowrap">
-                        <AmountBar parts={[{ kind: leaseState(left), value: left }]} total={longest} label={t("workers.left")} />{" "}
-                        {left <= 0 ? <span className="badge bad">{t("workers.expired")}</span> : duration(Math.ceil(left))}
-                      </td>
-                    </tr>
-                  ))}
-                </tbody>
-              </table>
-            </Scroll>
+            <>
+              <DataTable label={t("workers.leases")} columns={columns} rows={rows} keyOf={({ one }) => one.job_id} />
+              {(isCut || jobs.length > rows.length) && <p className="quiet">{t("common.first", { n: rows.length })}</p>}
+            </>
           );
         }}
       </Loaded>
@@ -208,7 +197,25 @@ function Queues({ items, workers }: { items: QueueListed[]; workers: WorkerListe
   const t = useTexts();
   const [chosen, choose] = useState<QueueListed | null>(null);
   const serving = (type: string) => workers.filter((one) => one.state === "alive" && servedBy(one.info).includes(type)).length;
-  const deepest = Math.max(1, ...items.map(depthOf));
+  const shared = queueColumns(t, Math.max(1, ...items.map(depthOf)));
+  const word = (one: QueueListed) => t(one.paused ? "workers.resume" : "workers.pause");
+  const columns: DataColumn<QueueListed>[] = [
+    shared.name,
+    { title: t("jobs.lifecycle"), cell: (one) => (one.lifecycle === "bus-job" ? t("workers.topic") : one.lifecycle) },
+    ...shared.depths,
+    { title: t("workers.rate"), kind: "num nowrap", cell: (one) => (one.rate_limit === null ? "–" : t("workers.rate.of", { n: one.rate_limit })) },
+    { title: t("workers.title"), kind: "num", cell: (one) => (PAUSABLE.has(one.lifecycle) && one.lifecycle !== "queue-job" ? serving(one.type) : "–") },
+    {
+      title: <ActTitle />,
+      kind: "num",
+      cell: (one) =>
+        PAUSABLE.has(one.lifecycle) && (
+          <button type="button" className="small" onClick={() => choose(one)} aria-label={`${word(one)} ${one.type}`}>
+            {word(one)}
+          </button>
+        ),
+    },
+  ];
   return (
     <>
       <div className="legend">
@@ -221,54 +228,7 @@ function Queues({ items, workers }: { items: QueueListed[]; workers: WorkerListe
           </span>
         ))}
       </div>
-      <Scroll label={t("workers.queues")}>
-        <table>
-          <thead>
-            <tr>
-              <th>{t("queue.type")}</th>
-              <th>{t("jobs.lifecycle")}</th>
-              <th>{t("workers.depth")}</th>
-              <th className="num">{t("queue.ready")}</th>
-              <th className="num">{t("queue.scheduled")}</th>
-              <th className="num">{t("queue.blocked")}</th>
-              <th className="num">{t("queue.held")}</th>
-              <th className="num">{t("queue.oldest")}</th>
-              <th className="num">{t("workers.rate")}</th>
-              <th className="num">{t("workers.title")}</th>
-              <th>
-                <span className="hidden">{t("workers.act")}</span>
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {items.map((one) => (
-              <tr key={`${one.lifecycle}-${one.type}`}>
-                <td>
-                  <code>{one.type}</code> {one.paused && <span className="badge warn">{t("queue.paused")}</span>}
-                </td>
-                <td>{one.lifecycle === "bus-job" ? t("workers.topic") : one.lifecycle}</td>
-                <td>
-                  <DepthBar queue={one} deepest={deepest} />
-                </td>
-                <td className="num">{one.ready}</td>
-                <td className="num">{one.scheduled}</td>
-                <td className="num">{one.blocked}</td>
-                <td className="num">{one.held}</td>
-                <td className="num nowrap">{one.oldest_ready_s === null ? "–" : duration(one.oldest_ready_s)}</td>
-                <td className="num nowrap">{one.rate_limit === null ? "–" : t("workers.rate.of", { n: one.rate_limit })}</td>
-                <td className="num">{PAUSABLE.has(one.lifecycle) && one.lifecycle !== "queue-job" ? serving(one.type) : "–"}</td>
-                <td className="num">
-                  {PAUSABLE.has(one.lifecycle) && (
-                    <button type="button" className="small" onClick={() => choose(one)} aria-label={`${t(one.paused ? "workers.resume" : "workers.pause")} ${one.type}`}>
-                      {t(one.paused ? "workers.resume" : "workers.pause")}
-                    </button>
-                  )}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </Scroll>
+      <DataTable label={t("workers.queues")} columns={columns} rows={items} keyOf={queueKey} />
       {items.some((one) => one.ready > 0 && (one.lifecycle === "leased-job" || one.lifecycle === "bus-job") && serving(one.type) === 0) && (
         <>
           <p className="quiet">{t("workers.unserved")}</p>
@@ -291,8 +251,8 @@ function PauseQueue({ queue, onClose }: { queue: QueueListed; onClose: () => voi
       subject={queue.type}
       note={t(`workers.${word}.note`)}
       action={t(`workers.${word}`)}
-      act={(reason) => api.patch("/queues/{type}", { path: { type: queue.type }, body: { force: false, ...body(reason) } })}
-      commandsOf={(reason) =>
+      act={({ reason }) => api.patch("/queues/{type}", { path: { type: queue.type }, body: { force: false, ...body(reason) } })}
+      commandsOf={({ reason }) =>
         commands({
           trellis: ["queues", word, queue.type, ...(reason === null ? [] : ["--reason", reason])],
           method: "PATCH",

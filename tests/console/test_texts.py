@@ -1,0 +1,46 @@
+"""Statuses and messages, as people see them."""
+
+import re
+
+from playwright.async_api import expect
+
+from tests.console.conftest import ROOT, ConsoleServer
+from tests.console.test_console import Open
+from trellis.agents.definition import AgentStatus
+from trellis.http.operation_shapes import WorkerShape
+from trellis.lifecycles import LIFECYCLES, Role
+
+STATUSES = ROOT / "console/app/src/texts-statuses.ts"
+
+
+def test_every_status_has_a_ukrainian_text():
+    translated = set(re.findall(r'^  (\w+): "', STATUSES.read_text(), re.MULTILINE))
+    workers = WorkerShape.model_json_schema()["properties"]["state"]["enum"]
+    states = {state.name for one in LIFECYCLES.values() for state in one.states}
+    assert states | set(AgentStatus) | set(workers) <= translated
+
+
+async def test_status_is_translated_and_its_identifier_is_the_tooltip(server: ConsoleServer, open_screen: Open):
+    (dead,) = server.dead_jobs(1, lambda _: "gone", type_="translated.mail")
+    screen = await open_screen(f"/console/jobs/{dead}", Role.OWNER, Role.CONTROL_PLANE, locale="uk-UA")
+    badge = screen.page.locator(".page-head .badge")
+    await expect(badge).to_have_text("недоставлено")
+    await expect(badge).to_have_attribute("title", "dead_lettered")
+
+
+async def test_message_is_seen_in_front_of_a_dialog(server: ConsoleServer, open_screen: Open):
+    screen = await open_screen("/console/runs", Role.OWNER, Role.CONTROL_PLANE)
+    page = screen.page
+    await page.get_by_role("button", name="Start a run").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.locator("details:has(> .tabs) summary").click()
+    await dialog.get_by_role("button", name="Copy").click()
+    await expect(page.locator(".toast")).to_have_count(1)
+    on_top = """toast => {
+        const box = toast.getBoundingClientRect();
+        return toast.contains(document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
+    }"""
+    assert await page.locator(".toast").evaluate(on_top)
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    await expect(page.locator(".toast")).to_be_visible()
