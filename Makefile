@@ -18,7 +18,7 @@ browser = @$(BIN)/python tools/browser.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up console test check fmt prove conformance bench bench-large lock clean
+.PHONY: help setup demo up console test check fmt pictures prove conformance bench bench-large lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ up: ## Serve an instance on an embedded ledger, with its HTTP gateway, until sto
 
 console: ## Build the console into the package (what setup, demo, up and test do, too)
 	$(bootstrap) run
-	$(console) build --strict
+	$(console) build --strict --again
 
 test: ## Run the default suite (ARGS='-k lease' narrows it)
 	$(bootstrap) dev
@@ -62,6 +62,12 @@ fmt: ## Format and apply safe lint fixes
 	$(bootstrap) dev
 	@$(BIN)/ruff check --quiet --fix --exit-zero .
 	@$(BIN)/ruff format .
+
+pictures: ## Take the README's pictures of the console again
+	$(bootstrap) dev
+	$(console) build --strict
+	$(browser)
+	@TRELLIS_TAKE_PICTURES=1 $(pytest) -q tests/console/test_console.py -k "watched_to_its_end or rejected_by_keyboard"
 
 prove: ## Run the long proofs
 	$(bootstrap) dev

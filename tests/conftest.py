@@ -25,6 +25,7 @@ from tests.servers.postgres import (
     sharing_clusters,
 )
 from tests.servers.ready_python import sharing_python
+from tests.servers.temporal import TemporalServer, running_temporal
 
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -123,6 +124,13 @@ def new_postgres_database(
 def postgres_url(new_postgres_database: Callable[..., str], postgres_template: str) -> str:
     """The URL of a fresh database with the schema in it, as the superuser."""
     return new_postgres_database(template=postgres_template)
+
+
+@pytest.fixture(scope="session")
+def temporal_server() -> Iterator[TemporalServer]:
+    """A Temporal server that the tests of one process share. Each uses a task queue of its own."""
+    with running_temporal() as server:
+        yield server
 
 
 _numbers = iter(range(1, 1_000_000))

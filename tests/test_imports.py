@@ -25,7 +25,7 @@ SOURCE = Path(trellis.__file__).parent
 CRYPTOGRAPHY = ("joserfc", "cryptography")
 SERVERS = ("fastapi", "starlette", "uvicorn")
 PLATFORM = ("dulwich", "httpx2", "pydantic_ai", "trellis.gateway", "trellis.app.instance", "trellis.nlm_backend")
-EXTRAS = ("asyncpg", "cap", "nats", "obstore", "opentelemetry.sdk", "openai")
+EXTRAS = ("asyncpg", "cap", "nats", "obstore", "opentelemetry.sdk", "openai", "temporalio")
 ENGINE = ("apsw", "opentelemetry", "pydantic", "rich", "trellis.client", "trellis.engine.ledger", "trellis.app.wiring")
 AGENTS = ("yaml", "trellis.agents", "trellis.http.shapes", "trellis.runs", "trellis.storage.memory")
 

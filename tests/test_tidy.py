@@ -16,6 +16,7 @@ TESTS = ROOT / "tests"
 
 MODULE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
+PARTICIPLES = {"asked", "found", "heard", "made", "mine", "said", "told"}
 
 # Where catching everything is the point. Path under src/trellis -> why.
 BROAD_EXCEPT_ALLOWED: dict[str, str] = {
@@ -32,6 +33,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "bus/wire/connection.py": "whatever a server makes the client library raise, the next try may find another one there",
     "bus/port.py": "whatever a handler raises is the loss of its own packet only",
     "engine/tracing.py": "whatever the tracing library raises is told in the log, and the work goes on",
+    "runs/temporal/driver.py": "whatever a step raises ends its drive as in the built-in driver, not only its activity",
     "engine/lease_runner.py": "one run must not end the process that drives the others",
     "engine/step_runner.py": "whatever a step raises is its failure; the lifecycle's table says what follows",
     "proposals/apply.py": "whatever one proposal raises is told in it, and the others go on",
@@ -72,6 +74,7 @@ LOOKED_AT = (
     ast.ExceptHandler,
     ast.JoinedStr,
     ast.BinOp,
+    ast.Expr,
 )
 
 
@@ -181,6 +184,29 @@ def test_functions_are_short():
     report(long, f"Functions of more than {FUNCTION_LINES_MAX} lines decide and apply at once; take them apart:")
 
 
+def test_variables_are_named_for_what_they_hold():
+    named = [
+        f"{relative(path)}:{function.lineno} {function.name}: {', '.join(sorted(names))}"
+        for path in python_files(PACKAGE)
+        for function in functions(path)
+        if (names := set(_own_names(function)) & PARTICIPLES)
+    ]
+    report(named, "These names say what happened to a value; name it for what it is:")
+
+
+def _own_names(function: ast.AST) -> Iterator[str]:
+    """The arguments and variables of a function, without those of a comprehension."""
+    todo = list(ast.iter_child_nodes(function))
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        if not isinstance(node, ast.comprehension | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            todo.extend(ast.iter_child_nodes(node))
+
+
 def test_class_names_are_unique_in_the_package():
     places: dict[str, list[str]] = {}
     for path in python_files(PACKAGE):
@@ -286,6 +312,22 @@ def test_tests_never_sleep():
         if call in {"time.sleep", "sleep"}
     ]
     report(found, "Wait for the thing itself, or move the settable clock:")
+
+
+def test_tests_drop_no_error_of_a_task():
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in python_files(TESTS, re.compile(r"return_exceptions=True"))
+        for node in nodes(path)
+        if isinstance(node, ast.Expr) and any(_returns_errors(one) for one in ast.walk(node))
+    ]
+    report(
+        found, "Look at the answers, or wait with tests.stopped_tasks.stopped: a TypeError of the test is lost here:"
+    )
+
+
+def _returns_errors(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and any(one.arg == "return_exceptions" for one in node.keywords)
 
 
 def test_tests_use_the_real_thing():

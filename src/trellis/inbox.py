@@ -122,14 +122,15 @@ class InboxCounts:
 class InboxService:
     """Accepts entries in the gateway's name.
 
-    `new_job` builds the job that an entry asks for in its sender's name, or raises an InputError.
+    `new_job` builds the job that an entry asks for in its sender's name, or raises an InputError. Its last argument is the
+    scope and the idempotency key under which the job is submitted, if it is.
     """
 
     ledger: Ledger
     gateway: Actor
     layer: OrchestrationLayer
     proposal_service: ProposalService
-    new_job: Callable[[Mapping[str, Any], str], Awaitable[NewJob]]
+    new_job: Callable[[Mapping[str, Any], str, tuple[str, str] | None], Awaitable[NewJob]]
 
     async def submit(
         self, entry: NewInboxEntry, *, key: IdempotencyKey | None, fingerprint: bytes = b"", given: bool = False
@@ -256,7 +257,8 @@ class InboxService:
         return {"proposal_id": (await self.proposal_service.make_first(await self._offer(entry), proposal)).id}
 
     async def _job(self, entry: Mapping[str, Any], key: str | None = None) -> NewJob:
-        job = await self.new_job(entry["intent"]["payload"], entry["source"]["identity"])
+        asked_as = None if key is None else (KEY_SCOPE, key)
+        job = await self.new_job(entry["intent"]["payload"], entry["source"]["identity"], asked_as)
         target = entry["intent"]["target"]
         if job.type != target:
             raise InputError(detail=f"the target is {target!r} and the job would be a {job.type!r}; name the same")

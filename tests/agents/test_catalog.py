@@ -243,6 +243,18 @@ async def test_a_fresh_index_is_read_and_not_written(watched: Watched):
     assert watched.puts == 0
 
 
+async def test_the_slugs_of_a_stored_index_are_one_read(watched: Watched):
+    for slug in ("gardener", "keeper"):
+        await put_agent(watched, slug)
+    catalog = Catalog(watched)
+    assert await catalog.indexed_slugs() == ["gardener", "keeper"], "no index is stored"
+    await catalog.index()
+    await watched.delete(agent_key("keeper"))
+    watched.lists = watched.puts = 0
+    assert await catalog.indexed_slugs() == ["gardener", "keeper"], "the files are not looked at"
+    assert (watched.lists, watched.puts) == (0, 0)
+
+
 @pytest.mark.parametrize("change", ["edit", "add", "remove", "status"])
 async def test_an_index_is_stale_when_any_file_changed(objects: ObjectStore, change: str):
     await put_agent(objects, "a")

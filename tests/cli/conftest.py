@@ -73,6 +73,12 @@ class Terminal:
         return answer.out.strip()
 
 
+def stored_rows(terminal: Callable[..., Answer]) -> list[dict[str, Any]]:
+    """All that the ledger stores as jobs: also the runs, proposals and so on, which `jobs` lists by their lifecycle alone."""
+    others = (("--lifecycle", name) for name in ("run", "proposal", "artifact", "inbox-entry"))
+    return [row for words in ((), *others) for row in terminal("jobs", *words, "--json").records]
+
+
 @pytest.fixture(autouse=True)
 def program_in_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Printed commands begin with `trellis`, as where it is installed, and not with a path of this machine."""

@@ -248,7 +248,7 @@ def test_every_command_that_administers_leaves_an_act(
             if command == "token issue":
                 patch.setenv("TRELLIS_TOKEN_KEY_FILE", str(key))
             if command == "retention apply":
-                patch.setattr("trellis.app.settings.RETENTION_DAYS_MIN", 0.0)  # what ended a moment ago
+                patch.setattr("trellis.engine.records.KEEP_DAYS_MIN", 0.0)  # what ended a moment ago
                 patch.setenv("TRELLIS_RETENTION_DAYS", "0.0000001")
             answer = trellis(*command.split(), *more, "--reason", WHY)
         assert answer.code == 0, (command, answer.err)

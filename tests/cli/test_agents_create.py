@@ -147,12 +147,18 @@ def test_creating_an_agent_overwrites_no_file(local: Terminal, notes: list[str])
 def test_invalid_agent_is_refused_with_what_to_change(local: Terminal):
     Path("photo.md").write_bytes(b"\xff\xd8\xff")
     Path("table.csv").write_text("a,b\n")
+    Path("notes").mkdir()
     for words, wrong in (
         (("Boiler",), "is no agent slug"),
         (("boiler", "--model", "gpt"), "use offline, or openai:<model>"),
         (("boiler", "--source", "photo.md"), "photo.md cannot be a source: it is not UTF-8 text"),
         (("boiler", "--source", "table.csv"), "its name must end in .md, .txt, .json"),
         (("boiler", "--source", "missing.md"), "missing.md cannot be a source: it cannot be read"),
+        (("boiler", "--source", "http://127.0.0.1:1/log.md"), "A web address cannot be a source: save the page as a"),
+        (
+            ("boiler", "--source", "notes"),
+            "notes cannot be a source: it is a folder; give --source for each .md, .txt or",
+        ),
         (("boiler", "--title", "x" * 101), "field name"),
     ):
         answer = local("agents", "create", *words, "--purpose", "p")

@@ -156,3 +156,5 @@ def test_an_artifact_is_shown_as_a_page_to_read(job_type: JobType, capsys: pytes
     told = capsys.readouterr().out
     assert [text for text in PAGES[job_type] if text not in told] == []
     assert "1 quotation of its sources: --json shows them" in told
+    show_page(Cli(ledger=None, data=tmp_path, out=out), {**beside, "sources": [], "content": content})
+    assert "It quotes no source." in capsys.readouterr().out

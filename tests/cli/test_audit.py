@@ -105,7 +105,7 @@ def test_retention_shows_what_would_go_and_lets_it_go(used: Terminal, monkeypatc
         monkeypatch.setenv("TRELLIS_RETENTION_STATES", f"leased-job.cancelled{state}")
         refused = used("retention", "plan").err
         assert f"TRELLIS_RETENTION_STATES: {problem}" in refused
-    monkeypatch.setattr("trellis.app.settings.RETENTION_DAYS_MIN", 0.0)  # what ended a moment ago
+    monkeypatch.setattr("trellis.engine.records.KEEP_DAYS_MIN", 0.0)  # what ended a moment ago
     monkeypatch.setenv("TRELLIS_RETENTION_STATES", "leased-job.cancelled=0")
     row = used("retention", "plan", "--json").records[0]
     assert (row["removable"], row["keys"]) == (1, 1), "the id that was given answers for a day"
@@ -137,12 +137,15 @@ def test_alerts_of_a_ledger_that_nobody_evaluates_say_so(trellis: Terminal):
     answer = trellis("alerts")
     assert (answer.code, "Nobody has looked for alerts on this ledger yet" in answer.err) == (0, True), answer.err
 
-    async def look() -> None:
+    async def look(stale_s: float) -> None:
         ledger = await open_ledger(trellis.url)
         began = await ledger.alert_mark()
         actor = Actor(role=Role.CONTROL_PLANE, name="o")
-        await ledger.observe_alerts(actor, AlertRound(mark=began.mark, scopes=(), observed=()))
+        await ledger.observe_alerts(actor, AlertRound(mark=began.mark, scopes=(), observed=(), stale_s=stale_s))
         await ledger.close()
 
-    asyncio.run(look())
+    asyncio.run(look(stale_s=0.0))
+    stale, page = trellis("alerts").err, "Nobody looks for alerts on this ledger now, and the last one did 0."
+    assert page in stale, "the last round is out of date"
+    asyncio.run(look(stale_s=60.0))
     assert trellis("alerts").err == "No alert is open, and none was resolved lately.\n"

@@ -15,7 +15,7 @@ import apsw
 import pytest
 from dulwich.repo import Repo
 
-from tests.cli.conftest import Answer, Terminal
+from tests.cli.conftest import Answer, Terminal, stored_rows
 from tests.servers.ready_python import ready_python
 from trellis import connect
 from trellis.app.instance import open_instance
@@ -81,7 +81,7 @@ def without_acts(found: dict[str, bytes]) -> dict[str, bytes]:
 
 def history(terminal: Callable[..., Answer]) -> tuple[list[dict[str, object]], ...]:
     """What the ledger says about its jobs: rows, events, dead letters. How long a job still waits changes meanwhile."""
-    found = [terminal(*words, "--json").records for words in (("jobs",), ("events",), ("dlq",))]
+    found = [stored_rows(terminal), *(terminal(word, "--json").records for word in ("events", "dlq"))]
     return tuple(
         [{name: value for name, value in one.items() if name != "waits_for"} for one in page] for page in found
     )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -21,11 +22,12 @@ from trellis.lifecycles import Role
 def test_listings_filter_and_page(trellis: Terminal, work):
     ids = [trellis.submit("double", str(number)) for number in range(3)]
     work(trellis.url)
-    waiting = trellis.submit("other.type", "--correlation", "case-9")
+    waiting = trellis.submit("other.type", "--correlation", "case-9", "--parent", ids[0])
     assert [r["job_id"] for r in trellis("jobs", "--json", "--state", "succeeded").records] == ids[::-1]
     assert trellis("jobs", "--ids", "--status", "succeeded").out.split() == ids[::-1]
     assert [r["job_id"] for r in trellis("jobs", "--json", "--type", "other.type").records] == [waiting]
     assert [r["job_id"] for r in trellis("jobs", "--json", "--correlation", "case-9").records] == [waiting]
+    assert [r["job_id"] for r in trellis("jobs", "--json", "--parent", ids[0]).records] == [waiting]
     assert trellis("jobs", "--json", "--lifecycle", "run").records == []
     page = trellis("jobs", "--json", "--limit", "3")
     cursor = page.err.partition("--cursor ")[2].strip()
@@ -160,6 +162,20 @@ def test_cancel_ends_a_waiting_job_once(trellis: Terminal):
     assert again.code == 1
     assert f"Job {job_id} has ended already: it is cancelled since" in again.err
     assert "ago." in again.err
+
+
+@pytest.mark.requirement("D38")
+def test_a_job_cancelled_while_it_waits_for_its_next_attempt_shows_those_it_made(
+    trellis: Terminal, held: Callable[[str], Callable[..., None]]
+):
+    job_id = trellis.submit("double", "{}")
+    held(trellis.url)("retry", cause="the shop was closed")
+    assert "2/5" in trellis("jobs").out, "it waits for its second"
+    assert trellis("job", "cancel", job_id).code == 0
+    assert [line.split()[3] for line in trellis("events", job_id).out.splitlines()[2:]][-1] == "1"
+    assert "1/5" in trellis("jobs").out, "as in `events`"
+    assert "1 of 5" in trellis("job", "show", job_id).out
+    assert {trellis(*one, "--json").record["attempts_made"] for one in (("jobs",), ("job", "show", job_id))} == {1}
 
 
 @pytest.mark.requirement("D39")

@@ -81,6 +81,26 @@ def test_a_ledger_that_is_not_there_is_not_made_by_looking_or_submitting(local: 
     assert not (tmp_path / "typo.db").exists()
 
 
+def test_an_error_of_a_setting_names_where_its_value_comes_from(
+    local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, elsewhere = tmp_path / "trellis.toml", "postgresql://db.example.test/x"
+
+    def refusal(*arguments: str) -> str:
+        return local.bare(*arguments).err.splitlines()[0]
+
+    assert refusal("init", "--ledger", elsewhere).startswith("error: --ledger: init makes")
+    file.write_text(f'ledger = "{elsewhere}"\n')
+    assert refusal("init").startswith(f"error: {file}, ledger: init makes")
+    monkeypatch.setenv("TRELLIS_LEDGER", elsewhere)
+    assert refusal("init").startswith("error: TRELLIS_LEDGER: init makes")
+    monkeypatch.delenv("TRELLIS_LEDGER")
+    file.write_text('token_file = "none"\n')
+    assert refusal("jobs", "--ledger", local.url).startswith(f"error: {file}, token_file: none cannot be read")
+    file.write_text('tls_cert_file = "c"\n')
+    assert f"{file}, tls_cert_file: TRELLIS_TLS_CERT_FILE and TRELLIS_TLS_KEY_FILE belong together" in refusal("jobs")
+
+
 @pytest.mark.parametrize(
     "address, says",
     [
@@ -492,6 +512,7 @@ def test_doctor_says_whether_the_server_of_agents_models_accepts_the_key(
     assert told["severity"] == severity, told
     assert (heard[0].partition(b" HTTP")[0], b"Bearer geheim" in heard[0]) == (b"GET /v1/models", True), "no tokens"
     assert ("TRELLIS_MODEL_KEY" in told["remedy"], "geheim" in str(told)) == (severity == "error", False)
+    assert "NLM provider" not in told["detail"], "agents' models are no NLM provider"
 
 
 def test_doctor_writes_reads_and_removes_an_object_and_names_a_store_that_cannot(local: Terminal, tmp_path: Path):

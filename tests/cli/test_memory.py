@@ -34,6 +34,7 @@ def test_diff_of_a_memory_shows_what_changed_between_two_versions(planted: Termi
 @pytest.mark.requirement("D24")
 def test_agent_is_shown_with_its_definition_and_its_sources(planted: Terminal):
     page = planted("agents", "show", VIOLIN).out
+    assert "at most 10 files of sources" in " ".join(page.split()), "it is a limit, not a count"
     assert "offline, temperature 0.2, at most 20 steps" in page
     assert "Do not treat a label as evidence." in page
     assert "There is no agent nobody" in planted("agents", "show", "nobody").err

@@ -3,19 +3,21 @@
 import io
 import json
 import logging
+import re
 import sys
 import unicodedata
 
 import pytest
 
+from tests.requirement_report import ROOT
 from trellis.app.settings import Settings
-from trellis.cli.output import Output, escape_terminal_codes
+from trellis.cli.output import _UNSEEN, Output, escape_terminal_codes
 from trellis.cli.telemetry import configure_logging
 from trellis.engine.logs import correlated, log_of
 
 HIDDEN = (
-    "\x00\x07\x1b\x7f\x85\x9b\u00ad\u061c\u200b\u200d\u200f\u202e\u2028\u2060\u2066\u3164\ufeff\ufe0f"
-    "\U000e0041\U000e0100"
+    "\x00\x07\x1b\x7f\x85\x9b\u00ad\u034f\u061c\u115f\u1160\u200b\u200d\u200f\u202e\u2028\u2060\u2066\u2800\u3164\ufeff\ufe00\ufe0f"
+    "\U000e0041\U000e0100\U000e01ef\ue000"
 )
 
 
@@ -39,6 +41,13 @@ def test_no_character_of_unicode_that_is_a_control_or_shown_as_nothing_gets_thro
     letters = map(chr, range(sys.maxunicode + 1))
     unseen = [one for one in letters if unicodedata.category(one) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
     assert {one for one in unseen if escape_terminal_codes(one) == one} <= {*seen, *signs, "\t", "\n"}
+
+
+def test_the_console_writes_the_same_characters_out():
+    source = (ROOT / "console" / "app" / "src" / "lib" / "unseen.ts").read_text()
+    ranges = re.findall(r"\\u\{(\w+)\}(?:-\\u\{(\w+)\})?", source)
+    console = {code for first, last in ranges for code in range(int(first, 16), int(last or first, 16) + 1)}
+    assert console == {ord(one) for one in _UNSEEN.findall("".join(map(chr, range(sys.maxunicode + 1))))}
 
 
 def test_letters_of_every_language_and_ends_of_lines_stay():

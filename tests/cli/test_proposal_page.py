@@ -1,11 +1,13 @@
 """`trellis proposals show`: a person sees what would change, what it rests on, and what somebody tried to hide."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Terminal
+from tests.nlm.endpoint import running_endpoint
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
 from trellis.cli.invocation import Cli
@@ -21,7 +23,7 @@ WRITTEN_OUT = r"on\u202eoff\u200b and \x1b[2Jaway\u2028more"
 QUOTE = "The boiler B-1 is kept at\n94 degrees."
 
 
-def offered(local: Terminal, action: str, target: str) -> str:
+def offered(local: Terminal, action: str, target: str, text: str = HIDDEN) -> str:
     """A proposal of this kind about the agent's note; its id."""
 
     async def make() -> str:
@@ -29,7 +31,7 @@ def offered(local: Terminal, action: str, target: str) -> str:
             offering = instance.proposal_service(instance.actor(Role.GATEWAY))
             content = {
                 "summary": "turn it off",
-                "change": {"type": "append", "text": HIDDEN},
+                "change": {"type": "append", "text": text},
                 "reasoning": "it is too hot",
                 "citations": [{"ref": "sources/note.md", "excerpt": QUOTE, "start": 0, "end": len(QUOTE)}],
                 "flags": ["citation_not_found:sources/note.md"],
@@ -52,7 +54,8 @@ def offered(local: Terminal, action: str, target: str) -> str:
 @pytest.fixture
 def boiler(local: Terminal) -> Terminal:
     Path("note.md").write_text(f"{QUOTE}\n")
-    assert local("agents", "create", AGENT, "--purpose", "p", "--source", "note.md").code == 0
+    Path("log.md").write_text("Checked in May.\n")
+    assert local("agents", "create", AGENT, "--purpose", "p", "--source", "note.md", "--source", "log.md").code == 0
     return local
 
 
@@ -70,6 +73,44 @@ def test_a_proposal_is_shown_as_a_diff_with_its_sources_and_what_hides_is_writte
     assert f"\n{unread}\nsources/log.md\n  ? It was hot in May.\n" in page
     assert "it is too hot" in page
     assert f"proposals approve {id_}" in page
+
+
+def test_a_quoted_source_that_is_gone_or_changed_since_is_named_and_the_proposal_can_be_approved(boiler: Terminal):
+    id_ = offered(boiler, "propose-edit", "sources/log.md")
+    (source,) = Path.cwd().rglob(f"agents/{AGENT}/sources/note.md")
+    assert boiler("proposals", "show", id_, "--json").record["source_warnings"] == []
+    source.write_text(f"Now:\n{QUOTE}\n")
+    assert boiler("proposals", "show", id_, "--json").record["source_warnings"] == [], "the words are still in it"
+    source.write_text("It is cold.\n")
+    changed = "sources/note.md has changed: words quoted from it are no longer in it"
+    assert boiler("proposals", "show", id_, "--json").record["source_warnings"] == [changed]
+    source.unlink()
+    assert (
+        "\nwarning: sources/note.md is gone: the words quoted from it are from" in boiler("proposals", "show", id_).out
+    )
+    assert boiler("proposals", "approve", id_).code == 0
+
+
+@pytest.mark.requirement("PIPE-11")
+def test_a_comment_that_was_approved_and_is_proposed_again_counts_as_repeated(
+    boiler: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    assert (
+        boiler("proposals", "approve", offered(boiler, "propose-comment", "sources/note.md", text="Too hot.")).code == 0
+    )
+    (file,) = Path.cwd().rglob(f"agents/{AGENT}/_agent.md")
+    file.write_text(re.sub("^model: .*$", "model: openai:m", file.read_text(), flags=re.MULTILINE))
+    comment = {"action": "propose-comment", "target": "sources/note.md", "summary": "s", "text": "Too hot."}
+    with running_endpoint() as endpoint:
+        endpoint.calls(("create-proposal", comment))
+        endpoint.calls(("finish", {"summary": "Done."}))
+        monkeypatch.setenv("TRELLIS_MODEL_BASE_URL", endpoint.base_url)
+        monkeypatch.setenv("TRELLIS_MODEL_KEY", "none")
+        watched = boiler("run", AGENT, "--watch")
+    assert "done (applied: it is there already): propose-comment sources/note.md was not proposed again" in watched.out
+    (run,) = boiler("runs", "--json").records
+    assert (run["proposals"], run["already_proposed"], run["refused_actions"]) == (0, 1, 0)
+    assert "refused" not in boiler("runs", "show", run["run_id"]).out
 
 
 def test_ids_have_one_name_in_listing_and_page(boiler: Terminal):

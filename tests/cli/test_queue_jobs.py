@@ -139,6 +139,8 @@ def test_explain_of_a_job_of_a_paused_agent_names_who_paused_it_why_and_the_reme
     job_id = planted.submit(*RESEARCH)
     assert f"Agent {VIOLIN}" not in planted("job", "explain", job_id).out
     assert planted("agents", "pause", VIOLIN, "--reason", "its notes are being sorted").code == 0
+    refused = planted("submit", *RESEARCH)
+    assert (refused.code, f"agents activate {VIOLIN}" in refused.err) == (1, True), refused.err
     told = planted("job", "explain", job_id, "--json").record
     assert told["why"][-1].startswith(f"Agent {VIOLIN} is paused, and only an active agent runs: ")
     assert told["why"][-1].endswith(" ago): its notes are being sorted.")

@@ -19,7 +19,9 @@ def test_queues_count_what_waits(trellis: Terminal):
     trellis.submit("a", "--delay", "1h")
     (queue,) = trellis("queues", "--json").records
     assert (queue["type"], queue["ready"], queue["scheduled"], queue["held"], queue["paused"]) == ("a", 1, 1, 0, False)
-    assert trellis("queues").out.split()[:2] == ["TYPE", "READY"]
+    header, row = trellis("queues").out.splitlines()
+    assert header.split()[:3] == ["TYPE", "LIFECYCLE", "READY"]
+    assert row.split()[:3] == ["a", "leased-job", "1"]
 
 
 def test_metrics_print_the_ledgers_gauges_or_one_of_the_files_that_are_made_from_them(trellis: Terminal):
@@ -109,6 +111,9 @@ def test_dead_letters_are_counted_then_requeued_by_filter(trellis: Terminal, wor
     failed = trellis.submit("break")
     work(trellis.url)
     assert trellis("dlq", "requeue", "--type", "refuse", "--dry-run").out == "3 jobs would be requeued\n"
+    mistyped = trellis("dlq", "requeue", "--type", "refus", "--yes")
+    assert mistyped.out == "No dead letter is like that: nothing was requeued. Did you mean --type refuse?\n"
+    assert trellis("jobs", "--type", "brek").err == "No job is like that. Did you mean --type break?\n"
     unsure = trellis("dlq", "requeue", "--type", "refuse")
     assert (unsure.code, "--yes" in unsure.err) == (2, True)
     assert len(trellis("dlq", "--json").records) == 3

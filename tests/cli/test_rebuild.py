@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Terminal
+from tests.cli.conftest import Terminal, stored_rows
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings, read_settings
 from trellis.runs.projector import Projector
@@ -62,13 +62,13 @@ def test_a_lost_ledger_comes_back_and_then_a_lost_bucket(planted: Terminal, tmp_
     used = planted
     used.submit("greet", '"world"', "--id", "first", "--key", "once")
     assert used("run", VIOLIN, "--watch").code == 0
-    jobs = {record["job_id"]: record["status"] for record in used("jobs", "--json").records}
+    jobs = {record["job_id"]: record["status"] for record in stored_rows(used)}
     before = files(tmp_path / "objects")
     lose_ledger(tmp_path)
     (tmp_path / "ledger.db.key").unlink()
     done = used("rebuild", "--from", "objects", "--json").record
     assert (done["jobs"], done["refused"]) == (len(jobs), 0)
-    assert {record["job_id"]: record["status"] for record in used("jobs", "--json").records} == jobs
+    assert {record["job_id"]: record["status"] for record in stored_rows(used)} == jobs
     assert used("verify").code == 0
     assert files(tmp_path / "objects") == before
     assert used("submit", "greet", '"world"', "--id", "first", "--key", "once").out.strip() == "first"

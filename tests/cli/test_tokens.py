@@ -14,6 +14,9 @@ from trellis.engine.jobs import Actor
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 
+READ_THE_WHOLE_LEDGER = (("verify",), ("followers",), ("retention", "plan"), ("audit", "head"), ("audit", "verify"))
+"""The commands that read a ledger without the application between: they answer about the jobs of everybody."""
+
 
 @pytest.mark.requirement("D46")
 def test_the_token_is_alone_on_standard_output_and_works(local: Terminal, monkeypatch: pytest.MonkeyPatch):
@@ -28,6 +31,13 @@ def test_the_token_is_alone_on_standard_output_and_works(local: Terminal, monkey
         refused = local(*arguments)
         assert refused.code == 1
         assert "the token of ada gives submitter" in refused.err
+
+
+def test_a_refused_option_is_shown_as_it_was_typed(local: Terminal):
+    missing = local("token", "issue", "--role", "agent-runtime")
+    assert (missing.code, "--agent is missing: a token for an agent's runtime" in missing.err) == (2, True)
+    long = local("token", "issue", "--role", "owner", "--ttl", "48h")
+    assert (long.code, "--ttl is '48h': it must be from 1 to 86400 seconds (24 h)" in long.err) == (2, True)
 
 
 def test_the_token_of_a_data_folder_is_of_its_ledger(local: Terminal, tmp_path: Path):
@@ -83,6 +93,7 @@ def test_a_token_of_the_operators_own_key_is_recorded_before_it_is_shown(
     "arguments, says",
     [
         (["--role", "root"], "choose one of owner"),
+        (["--role", "ownr"], "did you mean owner?"),
         ([], "--role"),
         (["--role", "worker", "--ttl", "2d"], "86400"),
         (["--role", "worker", "--ttl", "soon"], "write a number of seconds"),
@@ -189,6 +200,8 @@ def test_a_token_reads_with_commands_what_it_reads_over_http(local: Terminal, mo
     job_id = local.submit("t")
     for token, code, listed in ((mallory, 1, 0), (ada, 0, 1), (operator, 0, 1)):
         monkeypatch.setenv("TRELLIS_TOKEN", token)
+        explained = local("policy", "explain", "--job", job_id)
+        assert ("gives it for its own only" in explained.err) == (token is mallory), explained.err
         for command in (("job", "show", job_id), ("events", job_id)):
             answer = local(*command, "--json")
             assert (command, answer.code) == (command, code), answer.err
@@ -197,6 +210,10 @@ def test_a_token_reads_with_commands_what_it_reads_over_http(local: Terminal, mo
             answer = local(*command, "--json")
             assert (answer.code, answer.out.count(job_id) > 0) == (0, bool(listed)), (command, answer.err)
         assert local("queues").code == (0 if token is operator else 1)
+        for command in READ_THE_WHOLE_LEDGER if token is not ada else ():
+            answer = local(*command)
+            refused = "rule jobs.read gives it for its own jobs only" in answer.err
+            assert (command, refused) == (command, token is not operator), answer.err
     monkeypatch.setenv("TRELLIS_TOKEN", mallory)
     missing = local("job", "show", "not-there")
     assert (missing.code, "rule jobs.read" in missing.err) == (1, True), "it looks like another's"

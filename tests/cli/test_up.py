@@ -261,6 +261,7 @@ def test_a_port_in_use_is_one_clear_error(local: Terminal):
 def test_a_role_that_there_is_not_is_refused(local: Terminal, roles: str):
     answer = local("up", "--roles", roles)
     assert (answer.code, "choose of gateway, orchestrator" in answer.err) == (2, True)
+    assert ("you mean gateway" in " ".join(answer.err.split())) == (roles == "gateways")
 
 
 @pytest.mark.requirement("D33")

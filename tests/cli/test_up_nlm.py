@@ -184,7 +184,9 @@ def test_the_parts_of_a_process_find_each_other_where_nothing_is_set(tmp_path: P
     try:
         own = with_own_addresses(read_settings({}, tmp_path), everywhere, None)
         assert own.gateway == everywhere.url.replace("0.0.0.0", "127.0.0.1")
+        assert own.named_gateway is None, "no report of an alert links to an address of this machine only"
         named = read_settings({"TRELLIS_GATEWAY": "https://gateway.example"}, tmp_path)
-        assert with_own_addresses(named, everywhere, None).gateway == "https://gateway.example"
+        filled = with_own_addresses(named, everywhere, None)
+        assert (filled.gateway, filled.named_gateway) == ("https://gateway.example", "https://gateway.example")
     finally:
         everywhere.close()

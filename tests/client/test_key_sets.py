@@ -189,6 +189,13 @@ def test_public_key_set_cannot_sign_tokens(files: dict[str, Path]):
         ({"TRELLIS_PORT": "99999"}, "TRELLIS_PORT"),
         ({"TRELLIS_NLM_BASE_URL": "https://me:planted@nlm.example.test"}, "credentials do not belong in it"),
         ({"TRELLIS_MODEL_BASE_URL": "https://planted@model.example.test"}, "credentials do not belong in it"),
+        (
+            {"TRELLIS_MODEL_BASE_URL": "127.0.0.1:8199/v1"},
+            "TRELLIS_MODEL_BASE_URL: it must look like http://host:port/v1",
+        ),
+        ({"TRELLIS_MODEL_BASE_URL": "localhost:8199/v1"}, "it must look like"),
+        ({"TRELLIS_MODEL_BASE_URL": "https://model.example.test/v1#planted"}, "it must look like"),
+        ({"TRELLIS_NLM_BASE_URL": "localhost:8199/v1"}, "TRELLIS_NLM_BASE_URL: it must look like"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_without_repeating_a_secret(
@@ -197,6 +204,12 @@ def test_settings_that_do_not_fit_together_are_refused_without_repeating_a_secre
     with pytest.raises(SettingsInvalid, match=says) as refusal:
         read_settings(environment, tmp_path)
     assert "planted" not in str(refusal.value)
+
+
+def test_the_address_of_a_model_server_may_have_a_query(tmp_path: Path):
+    address = "https://model.example.test/v1?api-version=1"
+    settings = read_settings({"TRELLIS_MODEL_BASE_URL": address, "TRELLIS_NLM_BASE_URL": address}, tmp_path)
+    assert (settings.model_base_url, settings.nlm_base_url) == (address, address)
 
 
 def test_a_secret_of_the_wrong_kind_in_the_file_is_not_repeated(tmp_path: Path):

@@ -19,6 +19,8 @@ from enum import StrEnum
 from typing import Self
 from urllib.parse import urlsplit
 
+from tests.stopped_tasks import stopped
+
 CHUNK = 256 * 1024
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with zero seconds: closing sends RST instead of FIN."""
@@ -256,7 +258,7 @@ class Link:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stopped(*self._tasks, but=(OSError, EOFError))
         for writer in (self.client_out, self.server_out):
             if writer is not None:
                 writer.close()

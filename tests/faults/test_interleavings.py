@@ -267,7 +267,7 @@ async def test_a_key_removed_as_unused_while_a_submit_needs_it_is_made_anew(benc
     """Retention removes the key of a job that is gone; at the same time somebody submits under that key. Whoever comes
     first, the new job is not left parked under a key that is not there, and the limit is the one it brought.
     """
-    rig, keep = bench.rig, RetentionOptions(ended_s=50.0, batch=10_000)
+    rig, keep = bench.rig, RetentionOptions(ended_s=50.0, batch=10_000, testing=True)
     waited = 0
     async with three_connections(bench.direct_url, bench.admin_url) as connections:
         for order in orders():

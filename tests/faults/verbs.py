@@ -600,7 +600,7 @@ REST = (
         name="retain",
         sql="from retain(",
         arrange=_ended_long_ago,
-        act=lambda ledger, _: ledger.retain(RetentionOptions(ended_s=50.0, batch=10_000)),
+        act=lambda ledger, _: ledger.retain(RetentionOptions(ended_s=50.0, batch=10_000, testing=True)),
         effects=_gone,
         accepts=lambda _: True,
     ),

@@ -9,6 +9,7 @@ from tests.gateway.world import everything
 from trellis.bus.submitter import COUNT_FRESH_S, BacklogLimit
 from trellis.bus.topics import Topics
 from trellis.inbox import InboxSettler
+from trellis.lifecycles import Role
 from trellis.testing import FakeClock
 
 LIMITED = {"topics": {"job.echo": {"waiting_max": 2}}}
@@ -64,7 +65,7 @@ async def test_an_inbox_entry_waits_while_the_backlog_is_full(gateway: Gateway, 
         "metadata": {"priority": "normal"},
     }
     told = (await client.post("/inbox/submit", json=entry)).json()
-    keeper = InboxSettler(inbox=gateway.instance.inbox(gateway.instance.layer.gateway))
+    keeper = InboxSettler(inbox=gateway.instance.inbox(gateway.instance.actor(Role.GATEWAY)))
     await keeper.run_once()
     inbox = keeper.inbox
     assert (await inbox.entry_state(told["id"])).status == "pending"

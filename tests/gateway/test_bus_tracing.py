@@ -17,6 +17,7 @@ from cap.worker import run_worker
 from tests.gateway.conftest import Gateway
 from tests.servers.nats import NatsServer, caught_up, running_nats
 from tests.spans import SPAN_ID, TRACE, TRACE_ID, Spans, parent_of, recorded, span_id
+from tests.stopped_tasks import stopped
 from trellis.app.wiring import SystemClock, new_id
 from trellis.bus.errors import BusUnavailable, NotKept
 from trellis.bus.messages import RESULT, JobResult, Status
@@ -167,7 +168,7 @@ async def sdk_worker(line: Line) -> AsyncGenerator[None]:
         yield
     finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await stopped(running)
 
 
 def is_there(spans: Spans, name: str) -> Callable[[], bool]:

@@ -8,11 +8,13 @@ import pytest
 from fastapi import FastAPI
 
 from tests.gateway.conftest import KEY, Client, Gateway
+from tests.gateway.listening import listening
 from tests.gateway.serving import serving
+from tests.gateway.world import proposal
 from trellis.app.settings import Settings
 from trellis.auth.tokens import verify
 from trellis.engine.admin_acts import TOKEN_ISSUED
-from trellis.gateway import console
+from trellis.gateway import GatewayOptions, console
 from trellis.gateway.sign_in import CODE_TTL_S, CODES_MAX, SignInCodes
 from trellis.lifecycles import Role
 
@@ -75,29 +77,48 @@ async def test_page_runs_only_scripts_of_the_gateway(client: Client):
     assert "unsafe" not in policy
 
 
-async def test_every_response_says_what_a_browser_may_do_with_it(gateway: Gateway):
+@pytest.mark.requirement("PIPE-13")
+async def test_every_response_says_what_a_browser_may_do_with_it(
+    gateway: Gateway, client: Client, make_gateway: Callable[..., Gateway]
+):
     async def crash() -> None:
         raise RuntimeError("for the test")
 
     gateway.app.add_api_route("/crash", crash)
-    person, anonymous = gateway.client(Role.OWNER), gateway.anonymous()
+    gateway.app.state.sign_in = codes = SignInCodes(key=KEY, name="iryna", now=time.time)
+    person, note = gateway.client(Role.OWNER), await proposal(gateway)
+    busy = make_gateway(GatewayOptions(requests_per_second=0.1, burst=1)).client(Role.OWNER)
     answers = {
-        200: await person.get("/runs"),
-        401: await anonymous.get("/runs"),
-        403: await gateway.client(Role.SUBMITTER).get("/runs"),
-        404: await person.get("/nowhere"),
-        405: await person.delete("/runs"),
-        422: await person.get("/runs?limit=0"),
-        500: await anonymous.get("/crash"),
+        "200 of the API": await person.get("/runs"),
+        "304": await person.get(f"/proposals/{note}", headers={"If-None-Match": '"1"'}),
+        "401": await client.get("/runs"),
+        "403": await gateway.client(Role.SUBMITTER).get("/runs"),
+        "404 of the API": await person.get("/nowhere"),
+        "404 of an asset": await client.get("/assets/nowhere.js"),
+        "405": await person.delete("/runs"),
+        "413": await person.post("/jobs", content=b" " * 2_000_000, headers={"Content-Type": "application/json"}),
+        "422": await person.get("/runs?limit=0"),
+        "429": [await busy.get("/runs") for _ in range(2)][-1],
+        "500": await client.get("/crash"),
+        "200 of an asset": await client.get("/assets/index-abc.js"),
+        "200 of the page": await client.get("/console/runs"),
+        "200 of the sign-in": await client.post("/sign-in", json={"code": codes.new_code()}),
+        "401 of the sign-in": await client.post("/sign-in", json={"code": "guessed"}),
+        "200 of the reference": await client.get("/docs"),
+        "200 of the description": await client.get("/openapi.json"),
     }
-    assert {status: answer.status_code for status, answer in answers.items()} == {one: one for one in answers}
-    for answer in (*answers.values(), await anonymous.get("/docs"), await anonymous.get("/openapi.json")):
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
-        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
-        assert "unsafe" not in answer.headers["content-security-policy"]
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
-        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert [one for one, answer in answers.items() if not one.startswith(str(answer.status_code))] == []
+    async with listening(gateway.app, Authorization=f"Bearer {gateway.token(Role.OWNER)}") as listener:
+        assert (listener.status, listener.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
+        headers = {**{one: answer.headers for one, answer in answers.items()}, "200 of a stream": listener.headers}
+    for name, sent in headers.items():
+        policy = sent["content-security-policy"]
+        assert "default-src 'none'" in policy, name
+        assert "frame-ancestors 'none'" in policy, name
+        assert "unsafe" not in policy, name
+        assert sent["x-content-type-options"] == "nosniff", name
+        assert sent["referrer-policy"] == "no-referrer", name
+        assert sent["cross-origin-resource-policy"] == "same-origin", name
 
 
 def test_answer_to_an_unreadable_request_is_protected_too(tmp_path: Path):

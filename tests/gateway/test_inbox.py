@@ -378,7 +378,8 @@ async def test_an_entry_that_died_after_its_effect_makes_no_second_one(gateway: 
 @pytest.mark.requirement("D51", "D25")
 async def test_an_entry_waits_while_its_agent_has_too_many_runs_and_begins_one_afterwards(gateway: Gateway):
     usual = gateway.instance.inbox(GATEWAY)
-    crowded = replace(usual, layer=replace(gateway.instance.layer, waiting_max=1))
+    settings = gateway.instance.settings.model_copy(update={"runs_waiting": 1})
+    crowded = replace(usual, layer=replace(gateway.instance, settings=settings).layer)
     run = (await gateway.instance.layer.trigger(VIOLIN, {}, kind=TriggerKind.MANUAL)).job_id
     made = await crowded.submit(await unsettled(gateway, "inbox_2026-01-01_late", action="run"), key=None)
     assert (await crowded.settle(made.job_id)).status == "pending"

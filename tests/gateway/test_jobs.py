@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.world import SOMEBODY, dead_job, dead_queue_job, everything, job, proposal
 from trellis.app.wiring import new_id
 from trellis.engine.event_data import ArtifactPointer, artifacts_data
@@ -400,6 +400,40 @@ async def test_only_an_operator_may_dead_letter_a_job(gateway: Gateway):
         "last_error": asked["reason"],
         "last_owner": None,
     }
+
+
+@pytest.mark.requirement("D38")
+async def test_a_job_tells_how_many_attempts_it_made_also_when_it_ended_while_it_waited_for_the_next(gateway: Gateway):
+    admin, job_id = gateway.client("control-plane"), await job(gateway)
+
+    async def counted() -> set[tuple[int, int]]:
+        (listed,) = (await admin.get("/jobs")).json()["items"]
+        shown = (await admin.get(f"/jobs/{job_id}")).json()
+        return {(one["attempt"], one["attempts_made"]) for one in (listed, shown)}
+
+    again = Advance(lease=await claimed(gateway), source="running", trigger="retry")
+    assert await counted() == {(0, 1)}
+    await gateway.instance.ledger.turn(Turn(actor=WORKER, advances=(again,)))
+    assert await counted() == {(1, 2)}, "as it waits for its second attempt"
+    await admin.post(f"/jobs/{job_id}/cancel", json={"mode": "hard"})
+    assert await counted() == {(1, 1)}
+    never = await job(gateway, type_="other")
+    await admin.post(f"/jobs/{never}/cancel", json={"mode": "hard"})
+    assert (await admin.get(f"/jobs/{never}")).json()["attempts_made"] == 0
+
+
+@pytest.mark.requirement("D38")
+async def test_attempts_allowed_counts_attempts_of_every_job_though_a_queue_job_counts_retries(gateway: Gateway):
+    owner = gateway.client("owner")
+    asked = {"job_type": "RESEARCH", "agent_slug": VIOLIN, "payload": {"query": "Who made it?"}}
+    queued = (await owner.post("/jobs", json=asked)).json()["job_id"]
+    leased = (await owner.post("/jobs", json={"type": "t", "max_attempts": 2})).json()["job_id"]
+    listed = {one["job_id"]: one for one in (await owner.get("/jobs")).json()["items"]}
+    for job_id, allowed, of_document in ((queued, 4, 3), (leased, 2, 2)):
+        for one in (listed[job_id], (await owner.get(f"/jobs/{job_id}")).json()):
+            assert (one["attempts_made"], one["attempts_allowed"], one["max_attempts"]) == (1, allowed, of_document)
+        told = (await owner.get(f"/jobs/{job_id}/explanation")).json()["where"]
+        assert any(f"attempt 1 of {allowed}" in sentence for sentence in told)
 
 
 @pytest.mark.requirement("DJ-15", "D19")

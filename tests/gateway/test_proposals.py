@@ -7,6 +7,7 @@ import pytest
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.world import LOGICIAN, everything, make_world, proposal
 from trellis.api import proposals as application
+from trellis.cli.run_output import flags_of
 from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, Turn, TypeClaim
 from trellis.http.calls import ATTEMPT_S_DEFAULT
 from trellis.lifecycles import Role
@@ -45,6 +46,18 @@ async def test_a_proposal_is_read_with_its_version_as_its_etag(gateway: Gateway)
     assert (await client.get("/proposals/prop_2026-01-01_nothing")).status_code == 404
 
 
+@pytest.mark.requirement("D22")
+@pytest.mark.parametrize(
+    "grounds",
+    [[None, "abc", 3], "abc", [{"citations": [{}, None, {"ref": 1}], "flags": 2}], [{"citations": {"ref": "x"}}]],
+)
+async def test_proposal_with_reasons_of_another_form_is_shown(gateway: Gateway, grounds: Any):
+    note = await proposal(gateway, text="a note", grounds=grounds)
+    answer = await gateway.client("owner").get(f"/proposals/{note}/diff")
+    assert (answer.status_code, answer.json()["source_warnings"]) == (200, [])
+    assert flags_of((await gateway.client("owner").get(f"/proposals/{note}")).json()["content"]) == []
+
+
 @pytest.mark.requirement("D22", "D44")
 async def test_proposal_diff_shows_the_present_change(gateway: Gateway):
     owner = gateway.client("owner")
@@ -58,6 +71,7 @@ async def test_proposal_diff_shows_the_present_change(gateway: Gateway):
         "conflict": None,
         "rules_out": [],
         "ruled_out_by": [],
+        "source_warnings": [],
     }
     await gateway.instance.objects.put(key, b"somebody was faster\n")
     answer = (await owner.get(f"/proposals/{note}/diff")).json()
@@ -137,13 +151,23 @@ async def test_a_person_approves_what_was_seen_and_it_is_applied_once(gateway: G
 
 
 @pytest.mark.requirement("D22")
-async def test_approval_of_a_proposal_that_no_longer_fits_is_refused_and_leaves_it_pending(gateway: Gateway):
+async def test_approval_of_a_proposal_that_no_longer_fits_is_refused_and_leaves_it_pending(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("trellis.proposals.apply.OTHERS_PAGE", 1)
     client, note, runtime = gateway.client("owner"), await proposal(gateway), gateway.client("agent-runtime")
     facts = [
         (await runtime.post(f"/memory/{VIOLIN}/propose", json=memory_wish(priority="high", updates=[update]))).json()
         for update in (FACT, {**FACT, "content": "- TB-03 was sold in May"})
     ]
     first, second = (fact["proposalId"] for fact in facts)
+    related = (await client.get(f"/proposals/{first}/diff")).json()
+    assert (related["rules_out"], related["ruled_out_by"]) == ([second], [second])
+    related = (await client.get(f"/proposals/{second}/diff")).json()
+    assert (related["rules_out"], related["ruled_out_by"]) == ([first], [first]), "it is on a later page"
+    monkeypatch.setattr("trellis.proposals.apply.PENDING_COMPARED_MAX", 1)
+    related = (await client.get(f"/proposals/{second}/diff")).json()
+    assert (related["rules_out"], related["ruled_out_by"]) == ([], []), "the newest is the proposal itself"
     related = (await client.get(f"/proposals/{first}/diff")).json()
     assert (related["rules_out"], related["ruled_out_by"]) == ([second], [second])
     await gateway.instance.objects.put(f"agents/{VIOLIN}/notes/{note}.md", b"somebody was faster\n")

@@ -14,6 +14,7 @@ import pytest
 
 from tests.gateway.listening import PATIENCE_S, HeardIds, Socket
 from tests.gateway.serving import Served, serving, settings_in
+from tests.stopped_tasks import stopped
 from trellis.app.settings import Settings
 from trellis.auth.tokens import issue, symmetric_key
 from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
@@ -103,7 +104,7 @@ async def follow(
             await asyncio.wait({reading, last}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done() and has_all():
                 reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+                await stopped(reading)
                 break
             assert await reading, heard.comments
         await stream.cut()

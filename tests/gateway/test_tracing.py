@@ -81,7 +81,7 @@ async def test_events_have_the_trace_and_the_correlation_id_of_their_job(gateway
 async def test_span_names_are_routes_and_attributes_leave_out_the_query(gateway: Gateway):
     owner = gateway.client(Role.OWNER)
     with recorded() as spans:
-        assert (await owner.get("/jobs/none-such", params={"ticket": "secret"})).status_code == 404
+        assert (await owner.get("/jobs/none-such", params={"ticket": "secret"})).status_code == 422
         assert (await owner.request("BREW", "/jobs")).status_code == 405
         assert (await owner.get("/" + "x" * 5_000)).status_code == 404
         names = [span.name for span in spans.all()]

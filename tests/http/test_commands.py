@@ -120,7 +120,7 @@ def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as
 
 SINCE = re.compile(r"\b[0-9.]+ ?(ms|min|s|m|h|d)\b")
 LISTINGS = (
-    *(("jobs", "--lifecycle", "leased-job"), ("events", "--type", "job_queued"), ("queues",), ("dlq",)),
+    *(("jobs",), ("events", "--type", "job_queued"), ("queues",), ("dlq",)),
     *(("workers",), ("runs",), ("proposals",)),
 )
 
@@ -158,6 +158,10 @@ def test_every_listing_has_the_same_columns_and_rows_through_a_gateway_and_on_a_
         assert there == here, asked
         assert len(here) > 1, asked
     assert " AGE " in shell("jobs").splitlines()[0]
+    assert "--lifecycle is 'run': it is not for a gateway" in shell("jobs", "--lifecycle", "run", code=2)
+    assert "--status is 'completed': it is not for a gateway" in shell("jobs", "--status", "completed", code=2)
+    run = lines(shell("jobs", "--lifecycle", "run", "--ledger", place.ledger))[1]
+    assert run.split() == [run_id, "agent-run", "completed", "AGE"], "it has no attempts"
     shown = shell("job", "show", of_jobs[0])
     assert "dead letter" in shown
     assert "# AFTER EVENT TRY BY NOTE" in lines(shown)
@@ -256,10 +260,13 @@ def test_the_link_in_the_report_of_an_alert_opens_and_the_command_prints_the_sam
             assert (page.status_code, page.text) == (200, source)
             assert page.headers["content-type"].startswith("text/markdown")
             assert shell(*command.split()[1:]) == source
+            by_alert = client.get(f"{address}/runbooks/{name}", headers=reader)
+            assert (by_alert.status_code, by_alert.text) == (200, source), "an alert's name finds its page"
         for unknown in ("jobs-wait.txt", "..%2Fglossary"):
             assert client.get(f"{address}/runbooks/{unknown}", headers=reader).status_code == 404
         assert client.get(f"{address}/runbooks/jobs-wait").status_code == 401
     assert "did you mean jobs-wait?" in shell("alerts", "runbook", "jobs-wai", code=1)
+    assert shell("alerts", "runbook", "dead-jobs") == shell("alerts", "runbook", "dead-letters")
     assert [one["name"] for one in shell.records("alerts", "runbook")] == runbook_names()
 
 

@@ -79,6 +79,19 @@ def test_a_file_in_the_working_folder_sends_no_key_of_the_environment_anywhere(
             settings.key_for(address)
 
 
+@pytest.mark.parametrize("place", ["orchestrator", "temporal_ca_file"])
+def test_a_temporal_server_or_authority_that_a_foreign_folder_names_gets_no_api_key(place: str, tmp_path: Path):
+    values = {"orchestrator": "temporal://elsewhere:7233/default", "temporal_ca_file": str(tmp_path / "ca.pem")}
+    (tmp_path / "trellis.toml").write_text(f'{place} = "{values[place]}"\n')
+    ours = {"TRELLIS_TEMPORAL_API_KEY": "k"} | {f"TRELLIS_{name.upper()}": value for name, value in values.items()}
+    named = read_settings(ours, tmp_path).temporal
+    assert named is not None
+    assert named.api_key == "k"
+    del ours[f"TRELLIS_{place.upper()}"]
+    with pytest.raises(SettingsInvalid, match=f"set TRELLIS_{place.upper()}"):
+        _ = read_settings(ours, tmp_path).temporal
+
+
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_webhook_that_a_foreign_folder_names_gets_no_reports_signed_with_our_key(is_named: bool, tmp_path: Path):
     folder = tmp_path / "project"

@@ -53,6 +53,7 @@ def test_a_run_is_watched_shown_and_decided_about(shell: Shell, working: None):
     (record,) = shell.records("proposals", "show", waiting[0]["id"])
     assert record.pop("diff")
     assert (record["conflict"], record.pop("rules_out"), record.pop("ruled_out_by")) == (None, [], [])
+    assert record.pop("source_warnings") == []
     assert record == waiting[0]
     assert shell("proposals", "approve", waiting[0]["id"]).strip() == f"{waiting[0]['id']} is applied"
     assert "10 characters" in shell("proposals", "reject", waiting[1]["id"], "--note", "no", code=2)

@@ -41,8 +41,8 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
     # A key answers with its first job whatever is asked under it.
     "DJ-5": Mutant(
         file="ledgers/sqlite/submit.py",
-        old="if found[0] != fingerprint:",
-        new="if not found[1]:",
+        old="if earlier[0] != fingerprint:",
+        new="if not earlier[1]:",
         tests=(f"{LEDGER}/test_submit.py::test_the_same_key_with_another_request_is_refused[sqlite]",),
     ),
     # A heartbeat does not prolong its lease.

@@ -91,8 +91,8 @@ JOB_QUEUE: dict[str, Mutant] = {
     # A job for an agent that is not there is taken.
     "JQ-11": Mutant(
         file="worker/kinds.py",
-        old="if isinstance(await making.catalog.load(request.agent_slug), AgentMissing):",
-        new="if not request.agent_slug:",
+        old="if isinstance(agent, AgentMissing):",
+        new="if isinstance(agent, AgentMissing) and not request.agent_slug:",
         tests=("tests/research/test_gate.py::test_invalid_queue_job_is_refused_with_a_reason_and_stores_no_row",),
     ),
     # The job that an inbox entry makes does not name the entry.

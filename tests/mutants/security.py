@@ -115,7 +115,7 @@ HIGH: dict[str, Mutant] = {
     ),
     "H3-one-network": Mutant(
         file="net/targets.py",
-        old="    return str(found.ipv4_mapped or ip_network((found, 64), strict=False))",
+        old="    return str(ip.ipv4_mapped or ip_network((ip, 64), strict=False))",
         new="    return address",
         tests=(f"{BODIES}::test_addresses_of_one_ipv6_network_count_as_one_client",),
     ),
@@ -234,13 +234,13 @@ MEDIUM: dict[str, Mutant] = {
     ),
     "M6-over-http": Mutant(
         file="auth/ownership.py",
-        old='    return replace(job, idempotency_scope=f"{owner}\\n{job.idempotency_scope}")',
+        old="    return replace(job, idempotency_scope=owner_scope(owner, job.idempotency_scope))",
         new="    return job",
         tests=(f"{HTTP}::test_idempotency_key_of_another_tenant_cannot_be_taken",),
     ),
     "M6-over-the-bus": Mutant(
         file="auth/ownership.py",
-        old='    return replace(job, idempotency_scope=f"{owner}\\n{job.idempotency_scope}")',
+        old="    return replace(job, idempotency_scope=owner_scope(owner, job.idempotency_scope))",
         new="    return job",
         tests=(f"{BUS}::test_a_sender_takes_nobodys_key",),
     ),
@@ -333,8 +333,8 @@ LOW: dict[str, Mutant] = {
     ),
     "L-key-of-another-user": Mutant(
         file="engine/private_files.py",
-        old="    if found.st_uid not in {os.geteuid(), 0}:",
-        new="    if found.st_uid < 0:",
+        old="    if status.st_uid not in {os.geteuid(), 0}:",
+        new="    if status.st_uid < 0:",
         tests=(f"{PRIVATE}::test_a_key_of_another_user_is_none",),
     ),
     "L-bus-key-readable": Mutant(

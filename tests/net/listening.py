@@ -15,6 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from tests.stopped_tasks import stopped
+
 NAME = "api.example.test"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
 
@@ -123,4 +125,4 @@ async def listening(
             writer.transport.abort()
         for handler in handlers:
             handler.cancel()
-        await asyncio.gather(*handlers, return_exceptions=True)
+        await stopped(*handlers, but=(OSError, EOFError))

@@ -289,6 +289,14 @@ async def test_health_asks_for_the_models(endpoint, provider):
     assert "bad key" in health.detail
 
 
+async def test_the_query_of_the_base_url_goes_with_each_request(endpoint):
+    opened = OpenAiProvider(OpenAiOptions(base_url=f"{endpoint.base_url}?api-version=1", model="test"))
+    endpoint.raw(200, b'{"data": []}')
+    assert (await opened.health()).ok
+    await opened.close()
+    assert endpoint.received[0].path == "/v1/models?api-version=1"
+
+
 @pytest.mark.parametrize("status", [404, 405, 501])
 async def test_a_server_without_a_list_of_models_is_healthy(endpoint, provider, status: int):
     endpoint.raw(status, b"<!DOCTYPE html><p>no such page</p>")
@@ -302,7 +310,7 @@ async def test_a_server_without_a_list_of_models_is_healthy(endpoint, provider, 
         {"base_url": "ftp://host/v1"},
         {"base_url": "https://"},
         {"base_url": "https://user:secret@host/v1"},
-        {"base_url": "https://host/v1?key=secret"},
+        {"base_url": "https://host/v1#secret"},
         {"base_url": "https://host:port/v1"},
         {"model": " "},
         {"key": pydantic.SecretStr("")},

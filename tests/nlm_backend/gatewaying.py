@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from tests.stopped_tasks import stopped
 from trellis.auth.tokens import TrustedKey, verify
 from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.lifecycles import Role
@@ -172,7 +173,7 @@ async def gateway_on_loopback(gateway: FakeGateway) -> AsyncGenerator[FakeGatewa
         for hold in gateway.holds.values():
             hold.go.set()
         serving.cancel()  # nobody is there to be drained
-        await asyncio.gather(serving, return_exceptions=True)
+        await stopped(serving)
 
 
 def _problem(status: int, code: str) -> Response:

@@ -37,6 +37,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"payload": {**QUESTION, "sources": ["http://169.254.169.254/"]}},
         "name files of the agent",
     ),
+    "a source that is not there": ({"payload": {**QUESTION, "sources": ["zzz"]}}, "has no such source (it has "),
+    "a misspelt source": (
+        {"payload": {**QUESTION, "sources": ["sources/05-provenanc.md"]}},
+        "did you mean sources/05-provenance.md?",
+    ),
+    "a misspelt agent": ({"agent_slug": "archivist-violn"}, "did you mean archivist-violin?"),
     "a bad callback URL": ({"callback": "file:///etc/passwd"}, "callback"),
     "a draft that is empty": ({"job_type": "PROPOSAL_PREPROCESS", "payload": {"proposal_draft": {}}}, "proposal_draft"),
     "attempts": ({"max_attempts": 9}, "'max_attempts' cannot be set"),
@@ -57,6 +63,8 @@ async def test_invalid_queue_job_is_refused_with_a_reason_and_stores_no_row(rig:
         jobs = await rig.instance.ledger.jobs(JobFilter(), limit=100)
         return len(jobs.jobs), [info.key for info in (await rig.instance.objects.list("")).items]
 
+    near = await rig.owner.get("/jobs", params={"status": "queud"})
+    assert (near.status_code, "did you mean queued?" in near.json()["detail"]) == (422, True), near.text
     before = await stored()
     for named, (changed, says) in BAD.items():
         body = {name: value for name, value in (GOOD | changed).items() if value is not None}
@@ -64,6 +72,10 @@ async def test_invalid_queue_job_is_refused_with_a_reason_and_stores_no_row(rig:
         assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION_FAILED"), (named, answer.text)
         assert says in json.dumps(answer.json(), ensure_ascii=False), (named, answer.text)
     assert await stored() == before
+    await rig.instance.catalog.index()
+    await rig.instance.objects.put("agents/archivist-viol/_agent.md", b"not in the index yet")
+    answer = await rig.owner.post("/jobs", json={**GOOD, "agent_slug": "archivist-viola"})
+    assert "did you mean archivist-violin?" in answer.text, "agents are suggested from the index, not from all files"
 
 
 @pytest.mark.requirement("JQ-11", "JQ-6", "D10")
@@ -81,11 +93,19 @@ async def test_only_the_orchestration_layer_accepts_and_with_an_event_of_its_own
 @pytest.mark.requirement("D10")
 async def test_a_job_whose_agent_cannot_run_any_more_fails_where_the_agent_is_read_and_says_why(rig: Rig):
     job_id, other = await rig.submit(), await rig.submit()
-    catalog = rig.instance.catalog
-    await catalog.change_status(VIOLIN, AgentStatus.PAUSED, at=await rig.instance.ledger.now())
+    catalog, keyed = rig.instance.catalog, {"Idempotency-Key": "press"}
+    asked = await rig.owner.post("/jobs", json=GOOD, headers=keyed)
+    await rig.owner.patch(f"/agents/{VIOLIN}/status", json={"status": "paused", "reason": "spring"})
+    refused = await rig.owner.post("/jobs", json=GOOD)
+    assert (refused.status_code, refused.json()["code"]) == (409, "CONFLICT")
+    assert f"it is paused; only an active agent runs; `trellis agents activate {VIOLIN}`" in refused.json()["detail"]
+    again = await rig.owner.post("/jobs", json=GOOD, headers=keyed)
+    assert (again.status_code, again.json()["job_id"]) == (202, asked.json()["job_id"]), "a repetition is replayed"
     job = await rig.work(job_id, "FAILED")
     assert await rig.path(job_id) == ["PENDING", "QUEUED", "CONTEXT_ASSEMBLY", "RETRY_BACKOFF", "FAILED"]
     assert job["error"] == f"VALIDATION_ERROR: agent {VIOLIN} is paused; only an active agent runs"
+    explained = (await rig.owner.get(f"/jobs/{job_id}/explanation")).json()
+    assert any(one.startswith(f"Agent {VIOLIN} is paused") and one.endswith(": spring.") for one in explained["why"])
     await rig.work(other, "FAILED")
     await rig.leap(899.0)
     assert await rig.status(job_id) == "FAILED", "a person has the operator window"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from tests.stopped_tasks import stopped
 from trellis.agents.definition import ContextOptions
 from trellis.agents.sources import read_annotations, read_sources
 from trellis.documents.errors import TargetRefused
@@ -336,7 +337,7 @@ async def test_waiting_for_a_proposal_waits_for_the_apply_engine_that_holds_it(
     await has_it.wait()
     if other == "dead":
         applying.cancel()
-        await asyncio.gather(applying, return_exceptions=True)
+        await stopped(applying)
     waiting = asyncio.ensure_future(apply_until_settled(workshop.engine("second"), stand.clock, proposal.id, 300.0))
     await stand.until(lambda: stand.clock.sleeping > 0)
     assert not waiting.done(), "another engine has it, and nobody knows yet what becomes of it"
@@ -345,7 +346,7 @@ async def test_waiting_for_a_proposal_waits_for_the_apply_engine_that_holds_it(
         await stand.lose_leases()
     await stand.until(waiting.done, step_s=0.05)
     assert waiting.result() == "applied"
-    await asyncio.gather(applying, return_exceptions=True)
+    await stopped(applying)
     assert len(workshop.memory.history(SLUG).entries) == 1
 
 

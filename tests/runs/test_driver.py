@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.runs.conftest import Stand
+from tests.stopped_tasks import stopped
 from trellis.documents import run_documents
 from trellis.documents.errors import NlmDown, StepFailed, UpstreamUnavailable
 from trellis.documents.ids import STEPS
@@ -166,7 +167,7 @@ async def test_a_run_whose_driver_died_in_a_step_goes_on_after_the_last_counted_
     drive = asyncio.ensure_future(stand.driver().drive(claimed))
     await hanging.wait()
     drive.cancel()
-    await asyncio.gather(drive, return_exceptions=True)
+    await stopped(drive)
     assert await stand.state(run_id) == "running"
     stand.steps.acts[step] = usual
     await stand.lose_leases()

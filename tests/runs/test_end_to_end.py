@@ -11,6 +11,7 @@ import pytest
 
 from tests.agents.runtime.stage import FINISH, script
 from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand
+from tests.stopped_tasks import stopped
 from trellis.agents.definition import SafeOutput
 from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.refusals import RefusalCode, ToolRefusal
@@ -277,14 +278,15 @@ async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again
 
 
 @pytest.mark.requirement("PIPE-11", "OBS-7")
+@pytest.mark.parametrize("change", [DraftChange.CREATE, DraftChange.APPEND])
 async def test_text_that_a_memory_file_already_has_is_not_proposed_again(
-    garden: Garden, monkeypatch: pytest.MonkeyPatch
+    garden: Garden, monkeypatch: pytest.MonkeyPatch, change: DraftChange
 ):
-    """A model that always wants the same note, as models do that keep no memory."""
+    """A model that always wants the same note, as models do that keep no memory. The run does not load the note."""
     note = AgentDraft(
         action=SafeOutput.PROPOSE_NOTE,
         target="notes/bow.md",
-        change=DraftChange.CREATE,
+        change=change,
         summary="bow",
         text="By Voirin.",
     )
@@ -398,7 +400,7 @@ async def test_an_orchestrator_that_dies_while_the_agent_works_pays_for_nothing_
             await garden.projector.run_once()
             garden.stand.clock.advance(0.001)
     driving.cancel()
-    await asyncio.gather(driving, return_exceptions=True)
+    await stopped(driving)
     before = await garden.stand.ledger.read_journal(run_id)
     await garden.stand.lose_leases()
     claimed = await garden.stand.claim()

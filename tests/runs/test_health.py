@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,18 @@ from trellis.documents.errors import AgentNotRunnable, NlmDown, StepHopeless, Up
 from trellis.documents.publisher import DocumentPublisher
 from trellis.engine.admin_acts import this_node
 from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
+from trellis.engine.records import Event
 from trellis.lifecycles import Role
 from trellis.operations.alert_conditions import LedgerConditions
 from trellis.operations.alerts import AlertEvaluator, AlertThresholds
-from trellis.runs.agent_status import AgentHealth, HealthOptions, failed_in_a_row, last_failure, set_status
+from trellis.runs.agent_status import (
+    AgentHealth,
+    HealthOptions,
+    UnservedAgents,
+    failed_in_a_row,
+    last_failure,
+    set_status,
+)
 from trellis.runs.orchestration import BuiltinLayer, TriggerKind
 from trellis.runs.orchestrator import StepContext, StepResult
 from trellis.runs.timetable import Timetable
@@ -439,24 +447,64 @@ async def test_a_record_that_is_there_with_other_bytes_stops_no_other_agents_jud
     assert await ward.status() == "error"
 
 
+async def alert_changes(ward: Ward) -> list[tuple[str, str, str]]:
+    """What a round of the alerts about agents raises and resolves."""
+    conditions = LedgerConditions(
+        ledger=ward.stand.ledger,
+        thresholds=AlertThresholds(),
+        failing_agents=partial(ward.catalog.indexed, AgentStatus.ERROR),
+        unserved_agents=UnservedAgents(ledger=ward.stand.ledger, catalog=ward.catalog),
+    )
+    evaluator = AlertEvaluator(
+        ledger=ward.stand.ledger,
+        actor=Actor(role=Role.CONTROL_PLANE, name="alerts@test"),
+        clock=ward.stand.clock,
+        checks=(conditions.agents,),
+        new_id=lambda: str(ward.stand.clock()),
+    )
+    changes = (await evaluator.run_once()).changes
+    return [(change.kind.value, change.alert.name, change.alert.subject) for change in changes]
+
+
+@pytest.mark.requirement("OBS-4", "D24")
+async def test_an_agent_whose_upstream_is_away_stays_active_and_raises_an_alert_until_a_run_completes(ward: Ward):
+    await ward.ran(COMPLETED, UPSTREAM, CANCELLED, NLM)
+    await ward.judged()
+    assert await alert_changes(ward) == []
+    await ward.ran(UPSTREAM)
+    assert await ward.judged() == ()
+    assert await ward.status() == "active"
+    assert await alert_changes(ward) == [("raised", "agent-failing", SLUG)]
+    (alert,) = await ward.stand.ledger.alerts(only_open=True)
+    assert "It stays active: UPSTREAM_UNAVAILABLE:" in alert.text
+    await ward.ran(UPSTREAM)
+    assert await alert_changes(ward) == []
+    await ward.ran(COMPLETED)
+    assert await alert_changes(ward) == [("resolved", "agent-failing", SLUG)]
+
+
+async def test_errors_of_ended_runs_are_read_once(ward: Ward, monkeypatch: pytest.MonkeyPatch):
+    await ward.ran(UPSTREAM, UPSTREAM, UPSTREAM)
+    unserved = UnservedAgents(ledger=ward.stand.ledger, catalog=ward.catalog)
+    first = await unserved()
+    assert list(first) == [SLUG]
+    read = list[JobId]()
+    events_of = ward.stand.ledger.events_of
+
+    async def counted(job_ids: Sequence[JobId], *, last: int | None = None) -> dict[JobId, list[Event]]:
+        read.extend(job_ids)
+        return await events_of(job_ids, last=last)
+
+    monkeypatch.setattr(ward.stand.ledger, "events_of", counted)
+    assert await unserved() == first
+    (run,) = await ward.ran(UPSTREAM)
+    await unserved()
+    assert read == [run]
+
+
 @pytest.mark.requirement("OBS-4", "D24")
 async def test_an_agent_that_was_stopped_raises_an_alert_until_it_is_active_again(ward: Ward):
-    async def evaluated() -> list[tuple[str, str, str]]:
-        conditions = LedgerConditions(
-            ledger=ward.stand.ledger,
-            thresholds=AlertThresholds(),
-            failing_agents=partial(ward.catalog.indexed, AgentStatus.ERROR),
-        )
-        evaluator = AlertEvaluator(
-            ledger=ward.stand.ledger,
-            actor=Actor(role=Role.CONTROL_PLANE, name="alerts@test"),
-            clock=ward.stand.clock,
-            checks=(conditions.agents,),
-            new_id=lambda: str(ward.stand.clock()),
-        )
-        changes = (await evaluator.run_once()).changes
-        return [(change.kind.value, change.alert.name, change.alert.subject) for change in changes]
-
+    evaluated = partial(alert_changes, ward)
     await ward.ran(FAILED, FAILED)
     await ward.judged()
     assert await evaluated() == []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
+from tests.stopped_tasks import stopped
 from trellis.engine.jobs import Actor, Advance, CancelMode, LeaseLost, RequestId, StepApplied, lease_length_s
 from trellis.engine.lease_runner import ProcessReport
 from trellis.lifecycles import Role
@@ -137,7 +138,7 @@ async def test_renewal_keeps_held_runs_and_drops_lost_ones(stand: Stand):
     driving.fence += 60.0  # the ledger says so first
     await stand.lose_leases()
     await one.renew()
-    await asyncio.gather(driving.task, return_exceptions=True)
+    await stopped(driving.task)
     assert driving.task.cancelled()
     assert not one._driving
     assert await stand.state(run) == "running"
@@ -156,7 +157,7 @@ async def test_a_run_that_cannot_be_renewed_is_stopped_before_another_may_have_i
     assert driving.fence <= job.lease_expires_at.timestamp()
     stand.clock.advance(driving.fence - stand.clock())
     one._fence_off()
-    await asyncio.gather(driving.task, return_exceptions=True)
+    await stopped(driving.task)
     assert driving.task.cancelled()
 
 
@@ -251,7 +252,7 @@ async def test_a_drive_is_fenced_from_when_its_lease_was_asked_for_and_not_from_
     assert driving.fence - length_s in sent_at
     one.claiming = False
     hold.release(run)
-    await asyncio.gather(driving.task, return_exceptions=True)
+    await stopped(driving.task)
 
 
 @pytest.mark.requirement("D4")
@@ -266,7 +267,7 @@ async def test_cancel_request_does_not_keep_a_fenced_driver_running(stand: Stand
     await one.renew()
     driving.fence = stand.clock()
     one._fence_off()
-    await asyncio.gather(driving.task, return_exceptions=True)
+    await stopped(driving.task)
     assert driving.task.cancelled()
     assert await stand.state(run) == "running"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stopped_tasks import stopped
 from trellis.documents import ids
 from trellis.documents.publisher import WAIT_S_FIRST, WAIT_S_HEARING, DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import Publication
@@ -119,7 +120,7 @@ async def test_an_older_version_is_not_enough(desk: Desk):
     await desk.asleep()
     assert not waiting.done()
     waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    await stopped(waiting)
 
 
 async def test_cancelled_waiter_for_a_published_run_is_forgotten(desk: Desk):

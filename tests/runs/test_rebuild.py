@@ -12,6 +12,7 @@ from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand, is_of_rebuild
 from tests.runs.test_audit_segments import SUBMITTER, WORKER, record, recorded_once, work
 from tests.runs.test_end_to_end import VIOLIN, Garden, garden
 from tests.runs.test_projector import SLUG, Press, press
+from tests.stopped_tasks import stopped
 from trellis.documents import audit, audit_log, ids
 from trellis.documents.errors import LedgerHasOthers, RebuildError, RecordInUse, RecordInvalid
 from trellis.engine.admin_acts import this_node
@@ -135,7 +136,7 @@ async def test_real_runs_proposals_and_jobs_come_back_and_go_on(garden: Garden, 
             await garden.projector.run_once()
             stand.clock.advance(0.001)
     driving.cancel()
-    await asyncio.gather(driving, return_exceptions=True)
+    await stopped(driving)
     while (await garden.projector.run_once()).events:
         pass
     await garden.projector.release()

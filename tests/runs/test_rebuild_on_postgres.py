@@ -11,6 +11,7 @@ from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Steps
 from tests.runs.test_audit_segments import SUBMITTER, WORKER
 from tests.runs.test_rebuild import ADMIN, SWEEPER, bucket, without_cuts
 from tests.servers.postgres import PostgresServer
+from tests.stopped_tasks import stopped
 from trellis.app.wiring import SystemClock
 from trellis.documents import audit, ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
@@ -94,7 +95,7 @@ async def drive(ledger: Ledger, objects: ObjectStore, steps: Steps, *, until_ver
             job = await ledger.job(claimed.lease.job_id)
             if until_version is not None and job is not None and job.version >= until_version:
                 driving.cancel()
-                await asyncio.gather(driving, return_exceptions=True)
+                await stopped(driving)
         while (await projector.run_once()).events:
             pass
     await projector.release()

@@ -14,6 +14,7 @@ from tests.runs.conftest import ORCHESTRATOR, Stand
 from tests.runs.test_audit_segments import SUBMITTER, Deadly, work
 from tests.runs.test_projector import SLUG, Press, press
 from tests.runs.test_rebuild import ADMIN, SWEEPER, claim, lose, published, pull
+from tests.stopped_tasks import stopped
 from trellis.documents import audit, ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestId
@@ -171,7 +172,7 @@ async def drive_until_dead(press: Press, objects: Any) -> JobId:
             await stand.ledger.job(run_id)
     except asyncio.CancelledError:
         driving.cancel()
-        await asyncio.gather(driving, return_exceptions=True)
+        await stopped(driving)
     return run_id
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.runs.conftest import ORCHESTRATOR, Stand
+from tests.stopped_tasks import stopped
 from trellis.documents import run_documents
 from trellis.documents.ids import STEPS
 from trellis.engine.jobs import CancelMode, JobId, RequestId
@@ -105,7 +106,7 @@ async def test_orchestrator_that_takes_over_a_waiting_run_continues_and_counts_t
     await stand.until(lambda: bool(stand.shown))
     await pass_time(stand, 1_000.0, step_s=10.0)
     drive.cancel()
-    await asyncio.gather(drive, return_exceptions=True)
+    await stopped(drive)
     await stand.lose_leases()
     again = await begun(stand)
     await pass_time(stand, 1_000.0, step_s=10.0)
@@ -196,6 +197,23 @@ async def test_first_recorded_start_of_a_wait_is_kept(stand: Stand):
         assert (waits.is_open, waits.lasted_s(now + timedelta(hours=1))) == (False, 10.0)
 
 
+async def test_waits_of_steps_that_began_before_them_neither_end_early_nor_overlap(stand: Stand):
+    journal: dict[str, bytes] = {}
+
+    async def keep(entry: str, body: bytes) -> bytes:
+        return journal.setdefault(entry, body)
+
+    waits, now = UpstreamWaits(journal, keep), await stand.ledger.now()
+    await waits.begin("the server is away", now + timedelta(seconds=5))
+    assert await waits.end(now) == 0.0
+    await waits.begin("the store is away", now)
+    await waits.end(now + timedelta(seconds=7))
+    assert [(wait.since - now, wait.until) for wait in read_waits(journal)] == [
+        (timedelta(seconds=5), now + timedelta(seconds=5)),
+        (timedelta(seconds=5), now + timedelta(seconds=7)),
+    ]
+
+
 async def test_no_more_waits_are_kept_than_a_journal_can_hold(stand: Stand):
     journal: dict[str, bytes] = {}
 
@@ -204,7 +222,7 @@ async def test_no_more_waits_are_kept_than_a_journal_can_hold(stand: Stand):
 
     waits, now = UpstreamWaits(journal, keep), await stand.ledger.now()
     for number in range(WAITS_MAX + 10):
-        await waits.begin(f"wait {number}", now)
-        await waits.end(now + timedelta(seconds=1))
+        await waits.begin(f"wait {number}", now + timedelta(seconds=number))
+        await waits.end(now + timedelta(seconds=number + 1))
     assert len(journal) == 2 * WAITS_MAX
     assert waits.lasted_s(now) == WAITS_MAX

@@ -3,11 +3,12 @@
 import asyncio
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from tests.worker.conftest import Stand
-from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.errors import LedgerUnavailable, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import RetentionOptions, SweepOptions, SweepReport, WorkerRecord
@@ -155,6 +156,16 @@ def test_a_sweep_with_more_to_do_is_followed_at_once(stand: Stand):
     assert sweeper.pause_s(SweepReport(elected=True, expired=500, next_due_s=0.0)) == 0.02
 
 
+@pytest.mark.requirement("D61")
+@pytest.mark.parametrize(
+    "kept", [{"ended_s": 60.0}, {"states_s": {("run", "failed"): 4319.0}}, {"ended_s": float("nan")}]
+)
+def test_retention_in_python_has_the_bounds_of_the_setting(kept: dict[str, Any]):
+    with pytest.raises(OptionInvalid, match=r"days must be at least 0.05 \(72 minutes.*None keeps jobs for ever"):
+        RetentionOptions(**kept)
+    assert RetentionOptions(ended_s=4320.0, states_s={("run", "failed"): None}).ended_s == 4320.0
+
+
 async def test_retention_removes_what_is_over_and_keeps_the_rest(stand: Stand):
     app = App()
 
@@ -165,7 +176,7 @@ async def test_retention_removes_what_is_over_and_keeps_the_rest(stand: Stand):
     await stand.run_until_idle(app)
     stand.clock.advance(3_600)
     new = await stand.submit("t")
-    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=60.0))
+    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=60.0, testing=True))
     report = await retention.run_once()
     assert (report.jobs, retention.pause_s(report)) == (1, 60.0)
     assert await stand.ledger.job(old.id) is None
@@ -184,7 +195,7 @@ async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_u
     assert await stand.ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "bus-publisher", lease_s=5.0) is not None
     await stand.submit("t")
     await stand.run_until_idle(app)
-    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=60.0, unread_s=600.0))
+    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=60.0, unread_s=600.0, testing=True))
     said: list[list[str]] = []
     for _ in range(4):
         caplog.clear()
@@ -201,7 +212,7 @@ async def test_retention_says_once_for_whom_it_keeps_work_and_what_was_removed_u
 async def test_retention_with_an_enormous_age_keeps_running(stand: Stand):
     assert await stand.ledger.subscribe(Actor(role=Role.PROJECTOR, name="p"), "projector", lease_s=5.0) is not None
     await stand.submit("t")
-    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=1e11))
+    retention = Retention(ledger=stand.ledger, options=RetentionOptions(ended_s=1e11, testing=True))
     assert (await retention.run_once()).jobs == 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.servers.postgres import PostgresServer
+from tests.stopped_tasks import stopped
 from trellis.app.wiring import SystemClock
 from trellis.engine.errors import LedgerError, LedgerNotMigrated, LedgerUnavailable, LedgerUrlInvalid
 from trellis.engine.ledger import Ledger
@@ -151,6 +152,6 @@ def _forward(port: int):
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer), return_exceptions=True)
+        await stopped(pump(reader, there_writer), pump(there_reader, writer), but=(OSError, EOFError))
 
     return serve

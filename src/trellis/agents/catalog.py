@@ -247,13 +247,22 @@ class Catalog:
     async def indexed(self, status: AgentStatus) -> Sequence[str]:
         """The agents that the stored index lists with this status, by slug. One read, which rebuilds nothing.
 
-        Whoever changes a status refreshes the index. A file edited by hand is seen after the next listing.
+        Whoever changes a status refreshes the index. A file edited by hand is seen after the next refresh.
         """
-        stored = await self._objects.get(INDEX_KEY)
-        known = None if stored is None else read_index(stored.body)
+        known = await self._stored_index()
         return [] if known is None else [entry.slug for entry in known.agents if entry.status is status]
 
+    async def indexed_slugs(self) -> Sequence[str]:
+        """The slugs of the agents in the stored index: one read. Without an index, their folders; no file is read."""
+        known = await self._stored_index()
+        return sorted((await self._scan()).files) if known is None else [entry.slug for entry in known.agents]
+
     # --- helpers -----------------------------------------------------------------------------------------------------
+
+    async def _stored_index(self) -> AgentIndex | None:
+        """The index as it was stored last, fresh or not."""
+        stored = await self._objects.get(INDEX_KEY)
+        return None if stored is None else read_index(stored.body)
 
     async def _scan(self) -> _AgentFileScan:
         """Find the agents' files by jumping from folder to folder, past everything else in them."""

@@ -42,7 +42,7 @@ from trellis.agents.errors import (
     ToolCallsExceeded,
 )
 from trellis.agents.refusals import RefusalCode, ToolRefusal
-from trellis.agents.run_io import JournalOnce, ModelOptions, RunLimits, TokenUsage, canonical_json
+from trellis.agents.run_io import BASE_URL_SETTING, JournalOnce, ModelOptions, RunLimits, TokenUsage, canonical_json
 from trellis.agents.tools import DESCRIPTIONS, MALFORMED, Reply, Toolbox
 from trellis.engine import tracing
 from trellis.engine.call_times import CallKind, CallOutcome, CallTimes
@@ -231,14 +231,25 @@ class JournalledModel(WrapperModel):
         except ModelHTTPError as error:
             reason = f"HTTP status {error.status_code}{self._quoted(error.body)}"
             if error.status_code in _BUSY or error.status_code >= 500:
-                raise ModelUnavailable(model=self.model_name, reason=reason) from None
-            raise ModelRefused(model=self.model_name, reason=reason) from None
+                raise self._unavailable(reason) from None
+            raise ModelRefused(model=self.model_name, at=self._at(), reason=reason) from None
         except ModelAPIError as error:
-            raise ModelUnavailable(model=self.model_name, reason=self._no_answer(error)) from None
+            raise self._unavailable(self._no_answer(error)) from None
         except UnexpectedModelBehavior:
             raise ModelGarbage(model=self.model_name, reason=NO_COMPLETION) from None
         except UserError as error:
             raise ModelGarbage(model=self.model_name, reason=type(error).__name__) from None
+
+    def _unavailable(self, reason: str) -> ModelUnavailable:
+        """That the model does not answer, with the address that was asked and what to do about it."""
+        at = self._at()
+        remedy = f" Start its server, or correct {BASE_URL_SETTING}; `trellis doctor` asks the server." if at else ""
+        return ModelUnavailable(model=self.model_name, at=at, reason=reason, remedy=remedy)
+
+    def _at(self) -> str:
+        """Where the model's server is, for messages; empty for a model without a server."""
+        address = self._options.shown_address
+        return "" if address is None else f" at {address}"
 
     def _no_answer(self, error: ModelAPIError) -> str:
         """Why there is no answer, in words. The classes are compared by name: older versions do not have all."""

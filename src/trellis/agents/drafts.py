@@ -99,6 +99,7 @@ def check_draft(args: Mapping[str, Any], context: DraftingContext) -> ProposalDr
             detail=no.detail[:DETAIL_CHARS_MAX],
             action=_short_repr(given.get("action")),
             target=_short_repr(given.get("target")),
+            approved_before=no.approved_before,
         )
     return replace(draft, flags=(*draft.flags, *dropped_field_flags(given)))
 
@@ -137,7 +138,8 @@ def _draft(given: Mapping[str, Any], context: DraftingContext) -> ProposalDraft:
         (ANNOTATION_KINDS.get(action), draft.target, draft.text) == (one.kind, one.target, one.text)
         for one in context.annotations
     ):
-        raise CallRefused(RefusalCode.DUPLICATE, "the same annotation stands beside that source already")
+        detail = "the same annotation stands beside that source already"
+        raise CallRefused(RefusalCode.DUPLICATE, detail, approved_before=True)
     if len(context.drafts) >= context.proposals_max:
         raise CallRefused(RefusalCode.TOO_MANY, f"a run makes at most {context.proposals_max} proposals; finish now")
     return draft

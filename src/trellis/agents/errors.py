@@ -98,14 +98,14 @@ class ModelSettingInvalid(AgentRunError):
 
 
 class ModelUnavailable(AgentRunError):
-    """Model {model!r} does not answer: {reason}."""
+    """Model {model!r}{at} does not answer: {reason}.{remedy}"""
 
     code = "UPSTREAM_UNAVAILABLE"
     retries = True
 
 
 class ModelRefused(AgentRunError):
-    """Model {model!r} refused the request: {reason}. Check its address, name and key."""
+    """Model {model!r}{at} refused the request: {reason}. Check its address, name and key."""
 
     code = "UPSTREAM_UNAVAILABLE"
 

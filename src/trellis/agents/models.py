@@ -1,7 +1,7 @@
 """Opens the model that an agent's file names.
 
 `offline` needs no key and no network. `openai:<model>` is any server with OpenAI's chat completions API; its address
-and key come from settings and appear in no message. `scripted:<name>` is a function that a test provides.
+and key come from settings. Messages name the address, without credentials, and never the key. `scripted:<name>` is a function that a test provides.
 """
 
 import asyncio
@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
 
 from trellis.agents.errors import ModelSettingInvalid, ModelUnknown
-from trellis.agents.run_io import ModelOptions
+from trellis.agents.run_io import BASE_URL_SETTING, ModelOptions
 from trellis.engine.extras import Extra, extra_needed
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ LIBRARY = "openai"
 """The package behind it, installed by an extra."""
 SCRIPTED = "scripted"
 KNOWN = f"{OFFLINE}, or {OPENAI}:<model>"
-BASE_URL_SETTING, KEY_SETTING = "TRELLIS_MODEL_BASE_URL", "TRELLIS_MODEL_KEY"
+KEY_SETTING = "TRELLIS_MODEL_KEY"
 BASE_URL_EXAMPLE = "http://127.0.0.1:11434/v1"
 
 
@@ -87,7 +88,13 @@ def _openai(name: str, model: str, options: ModelOptions) -> "tuple[Model, Async
         from pydantic_ai.models.openai import OpenAIChatModel
         from pydantic_ai.providers.openai import OpenAIProvider
     # The step is retried (D7); a second layer of retries would multiply the first.
+    # The client would put its paths behind a query that stands in the base URL, such as `?api-version=1`.
+    address = urlsplit(options.base_url or "")
     client = AsyncOpenAI(
-        base_url=options.base_url, api_key=options.key, max_retries=0, timeout=options.request_timeout_s
+        base_url=address._replace(query="").geturl(),
+        default_query=dict(parse_qsl(address.query, keep_blank_values=True)),
+        api_key=options.key,
+        max_retries=0,
+        timeout=options.request_timeout_s,
     )
     return OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client)), client

@@ -27,10 +27,11 @@ class RefusalCode(StrEnum):
 class CallRefused(Exception):
     """A tool call asks for more than is allowed. The model gets the code and the detail."""
 
-    def __init__(self, code: RefusalCode, detail: str) -> None:
+    def __init__(self, code: RefusalCode, detail: str, *, approved_before: bool = False) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
+        self.approved_before = approved_before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,12 @@ class ToolRefusal:
     detail: str
     action: str | None = None
     target: str | None = None
+    approved_before: bool = False
+    """The same annotation was approved before: the call counts as a repeated proposal, not as a refused one.
+
+    A field beside the code `duplicate`, because a step's result may be read by an older program: it ignores a field
+    that it does not know, and fails on a code that it does not know.
+    """
 
 
 _ARGUMENTS = "the model got the call's arguments wrong: choose a model that is better at tool calls, or ask it for less"

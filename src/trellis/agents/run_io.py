@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, TypeAdapter
 
@@ -31,6 +32,7 @@ class JournalOnce(Protocol):
         ...
 
 
+BASE_URL_SETTING = "TRELLIS_MODEL_BASE_URL"
 REQUEST_TIMEOUT_S = 110.0
 """Below the step's own limit, so that a silent server is named as the cause."""
 
@@ -46,6 +48,14 @@ class ModelOptions:
     request_timeout_s: float = REQUEST_TIMEOUT_S
     process: str | None = None
     """The process that executes runs with these settings, for messages."""
+
+    @property
+    def shown_address(self) -> str | None:
+        """The address of the models' server, for messages: without credentials, query and fragment. None without one."""
+        if not self.base_url:
+            return None
+        parts = urlsplit(self.base_url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

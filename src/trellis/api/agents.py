@@ -33,38 +33,38 @@ class LocalAgents:
     async def get(self, agent: str) -> AgentDetail:
         """One agent with its whole definition; raises AgentNotFound."""
         file = await self._load(agent)
-        found, shape = file.agent, (await self._shape(file.agent)).model_dump()
-        if isinstance(found, AgentMalformed):
+        agent_file, shape = file.agent, (await self._shape(file.agent)).model_dump()
+        if isinstance(agent_file, AgentMalformed):
             return AgentDetail(**shape)
         counted = sees_all(self._context.reader, "runs.read")
-        cron = found.triggers.cron if found.may_run else None
+        cron = agent_file.triggers.cron if agent_file.may_run else None
         return AgentDetail(
             **shape,
-            model=found.model,
-            safe_outputs=[one.value for one in found.safe_outputs],
-            temperature=found.temperature,
-            max_steps=found.max_steps,
-            manual=found.triggers.manual,
-            events=[str(one) for one in found.triggers.events],
+            model=agent_file.model,
+            safe_outputs=[one.value for one in agent_file.safe_outputs],
+            temperature=agent_file.temperature,
+            max_steps=agent_file.max_steps,
+            manual=agent_file.triggers.manual,
+            events=[str(one) for one in agent_file.triggers.events],
             next=[] if cron is None else next_instants(cron, await self._context.now(), SHOWN_INSTANTS),
-            folder=found.context.folder,
-            max_sources=found.context.max_sources,
-            memory_mode=found.context.mode.value,
-            created_at=found.created_at,
-            created_by=found.created_by,
-            updated_at=found.updated_at,
+            folder=agent_file.context.folder,
+            max_sources=agent_file.context.max_sources,
+            memory_mode=agent_file.context.mode.value,
+            created_at=agent_file.created_at,
+            created_by=agent_file.created_by,
+            updated_at=agent_file.updated_at,
             failed_in_a_row=await failed_in_a_row(self._context.ledger, agent, file) if counted else None,
             failed_in_a_row_max=FAILURES_MAX,
-            instructions=found.instructions,
-            sha256=found.sha256,
+            instructions=agent_file.instructions,
+            sha256=agent_file.sha256,
         )
 
     async def sources(self, agent: str) -> AgentSourcesShape:
         """What an agent would read if it ran now. Raises AgentNotFound, DefinitionMalformed."""
-        found = (await self._load(agent)).agent
-        if isinstance(found, AgentMalformed):
-            raise DefinitionMalformed(problems=found)
-        read = await (await self._context.instance()).catalog.sources(agent, found)
+        definition = (await self._load(agent)).agent
+        if isinstance(definition, AgentMalformed):
+            raise DefinitionMalformed(problems=definition)
+        read = await (await self._context.instance()).catalog.sources(agent, definition)
         return AgentSourcesShape(
             agent=agent,
             items=[AgentSourceShape(ref=one.ref, sha256=one.sha256, text=one.text) for one in read.items],
@@ -96,10 +96,10 @@ class LocalAgents:
     async def _load(self, agent: str) -> AgentFile:
         """The file of the agent, if the caller may read agents; raises AgentNotFound, NotAllowed."""
         self._context.check_read(READ)
-        found = await (await self._context.instance()).catalog.file(agent)
-        if isinstance(found, AgentMissing):
+        file = await (await self._context.instance()).catalog.file(agent)
+        if isinstance(file, AgentMissing):
             raise AgentNotFound(slug=agent)
-        return found
+        return file
 
     async def _shape(self, agent: Agent) -> AgentShape:
         if isinstance(agent, AgentMalformed):

@@ -16,6 +16,7 @@ from trellis.auth.matrices import permit
 from trellis.auth.ownership import acting_or_gateway, canceller, cancelling_roles, may_see, permit_on_job, sees_all
 from trellis.bus.documents import context_pointer, hold_of, result_pointer
 from trellis.bus.pointers import PointerPart
+from trellis.engine.attempts import EVENTS_OF_END, attempts_made, needs_events
 from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
 from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, ReasonCode
@@ -24,6 +25,7 @@ from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import letter_of
 from trellis.operations.explain import HOLD_PHRASES, duration, rate_phrase, timer_phrase, waits_for
 from trellis.worker.requests import KEY_NAMESPACE
@@ -33,6 +35,8 @@ if TYPE_CHECKING:  # `trellis jobs` loads neither HTTP nor the scheduling of the
     from trellis.http.operation_shapes import JobExplained
     from trellis.http.shapes import JobShape
 
+WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
+"""The lifecycles of jobs. Runs, proposals, artifacts and inbox entries are in the ledger too, and have listings of their own."""
 READ, READ_NLM = "jobs.read", "nlm.read"
 SIGNALS_MAX = 20
 HOLDS_READ_MAX = 50
@@ -172,6 +176,12 @@ class LocalJobs:
         holds = await self._holds(jobs)
         reasons = {job.job_id: holds.get(job.job_id) or _waits_for(job, now) for job in jobs}
         return {job_id: text for job_id, text in reasons.items() if text}
+
+    async def attempts_made(self, jobs: Sequence[Job]) -> dict[JobId, int]:
+        """How many attempts each of these jobs has made, the present one included."""
+        unclear = [job.job_id for job in jobs if needs_events(job)]
+        events = await self._context.ledger.events_of(unclear, last=EVENTS_OF_END) if unclear else {}
+        return {job.job_id: attempts_made(job, events.get(job.job_id, ())) for job in jobs}
 
     async def _holds(self, jobs: Sequence[Job]) -> dict[JobId, str]:
         """What jobs on topics wait for, and which ready jobs wait for the rate of their type.

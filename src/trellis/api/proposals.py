@@ -33,6 +33,7 @@ from trellis.proposals.apply import (
     diff_of,
     exclusions_of,
     has_target,
+    source_warnings,
 )
 from trellis.storage.objects.store import StoreUnavailable
 
@@ -95,12 +96,13 @@ class LocalProposals:
         """What applying it would change now, as a unified diff. It shows the target, so it is for those who decide."""
         self._context.check_read("proposals.decide")
         document = await proposal_document(self._context.ledger, proposal_id)
-        shown, conflict, related = None, None, Exclusions()
+        shown, conflict, related, warnings = None, None, Exclusions(), list[str]()
         if document["status"] not in ENDED and approvals.job_id_of_inbox_id(proposal_id) is None:
             instance, now = await self._context.instance(), await self._context.now()
             shown = await diff_of(document, objects=instance.objects, memory=instance.memory, now=now)
             conflict = await conflict_of(document, objects=instance.objects, memory=instance.memory)
             related = await exclusions_of(self._context.ledger, document)
+            warnings = await source_warnings(document, objects=instance.objects)
             if conflict is None and document["status"] == "pending":
                 conflict = await approved_rival(self._context.ledger, document)
         return ProposalDiff(
@@ -110,6 +112,7 @@ class LocalProposals:
             conflict=conflict,
             rules_out=list(related.rules_out),
             ruled_out_by=list(related.ruled_out_by),
+            source_warnings=warnings,
         )
 
     async def approve(

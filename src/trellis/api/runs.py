@@ -88,7 +88,7 @@ class LocalRuns:
     ) -> RunStarted:
         """Start a run of an agent. The same key and request again is the same run, and then it is not `created`."""
         gateway = Actor(role=Role.GATEWAY, name=self._context.permit("runs.trigger").name)
-        layer = replace((await self._context.instance()).layer, gateway=gateway)
+        layer = (await self._context.instance()).layer.acting_as(gateway)
         started = await layer.trigger(
             agent, params or {}, kind=TriggerKind.MANUAL, key=idempotency_key, correlation_id=correlation_id
         )
@@ -118,9 +118,9 @@ class LocalRuns:
         job = await self._context.ledger.job(run.run_id)
         if job is None or job.payload is None:
             raise RunNotFound(run_id=run_id)
-        asked = RunRequest.read(job.payload)
+        request = RunRequest.read(job.payload)
         return RunRequestShape(
-            run_id=run.run_id, agent_slug=asked.agent_slug, trigger=asked.trigger, params=asked.params
+            run_id=run.run_id, agent_slug=request.agent_slug, trigger=request.trigger, params=request.params
         )
 
     async def status(self, run_id: str, *, unless: RunStatus | None = None) -> RunStatus | None:

@@ -9,7 +9,7 @@ from trellis.api.context import ApiContext
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import evaluation
 from trellis.bus.safety.policy import SafetyPolicy, read_policy
-from trellis.http.shapes import ExplanationShape, SimulatedShape, SimulationShape
+from trellis.http.policy_shapes import ExplanationShape, SimulatedShape, SimulationShape
 
 
 class LocalSafety:

@@ -89,8 +89,13 @@ class LocalSystem:
         """Open alerts, then resolved ones while they are kept, each newest first."""
         self._context.check_read(READ)
         alerts = await self._context.ledger.alerts(limit=limit, only_open=only_open)
-        evaluated = bool(alerts) or (await self._context.ledger.alert_mark()).mark > 0
-        return AlertPage(items=[_alert(one) for one in alerts], next_cursor=None, evaluated=evaluated)
+        last, now = await self._context.ledger.alert_mark(), await self._context.now()
+        return AlertPage(
+            items=[_alert(one) for one in alerts],
+            next_cursor=None,
+            evaluated=last.stale_at is not None and now <= last.stale_at,
+            evaluated_at=None if last.evaluated_at is None else timestamp(last.evaluated_at),
+        )
 
     async def metrics(self) -> str:
         """Queues, workers and followers in Prometheus' text format. A gateway adds what its process has counted."""

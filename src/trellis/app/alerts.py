@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from trellis.operations.alerts import AlertEvaluator, AlertOptions, AlertThresho
 from trellis.operations.host_conditions import HostConditions
 
 DAY_S = 24 * 3600.0
-CERTIFICATES = ("tls_cert_file", "gateway_ca_file", "bus_ca_file")
+CERTIFICATES = ("tls_cert_file", "gateway_ca_file", "bus_ca_file", "temporal_ca_file", "temporal_cert_file")
 """Settings that name a file with certificates."""
 
 APPRISE_MAX = 20
 """Most URLs of Apprise. Each has jobs of its own."""
 
 FailingAgents = Callable[[], Awaitable[Sequence[str]]]
+UnservedAgents = Callable[[], Awaitable[Mapping[str, str]]]
 
 
 def alert_services(
@@ -39,6 +40,7 @@ def alert_services(
     name: str,
     folders: Sequence[Path] = (),
     failing_agents: FailingAgents | None = None,
+    unserved_agents: UnservedAgents | None = None,
     clock: Clock | None = None,
 ) -> list[Service[Any]]:
     """Builds the evaluator, and the reporter if a channel is configured. Raises SettingsInvalid.
@@ -55,7 +57,11 @@ def alert_services(
         expiry_days=settings.alert_expiry_days,
     )
     stored = LedgerConditions(
-        ledger=ledger, thresholds=thresholds, retention=settings.retention, failing_agents=failing_agents
+        ledger=ledger,
+        thresholds=thresholds,
+        retention=settings.retention,
+        failing_agents=failing_agents,
+        unserved_agents=unserved_agents,
     )
     host = HostConditions(
         node=this_node(),
@@ -91,7 +97,7 @@ def _reporter(
         clock=clock,
         channels={channel.type: channel for channel in channels},
         draw=rng.random,
-        gateway=settings.gateway,
+        gateway=settings.named_gateway,
     )
     first, *others = (channel.type for channel in channels)
     return AlertReporter(
@@ -114,7 +120,9 @@ def report_channels(settings: Settings) -> list[ReportChannel]:
     if settings.alert_apprise is not None:
         urls = settings.alert_apprise.get_secret_value().split()
         if len(urls) > APPRISE_MAX:
-            raise SettingsInvalid(source="TRELLIS_ALERT_APPRISE", detail=f"it may have at most {APPRISE_MAX} URLs")
+            raise SettingsInvalid(
+                source=settings.source_of("alert_apprise"), detail=f"it may have at most {APPRISE_MAX} URLs"
+            )
         channels += [AppriseChannel(url=url, number=number) for number, url in enumerate(urls, start=1)]
     return channels
 
@@ -125,9 +133,9 @@ def _webhook(settings: Settings, url: str, key_file: Path) -> WebhookChannel:
         policy = OutgoingPolicy(origins=(read_target(url).origin,), public=False)
     except UrlRefused as error:
         # Without the URL: its path may be a secret.
-        raise SettingsInvalid(source="TRELLIS_ALERT_WEBHOOK", detail=str(error.data["reason"])) from None
+        raise SettingsInvalid(source=settings.source_of("alert_webhook"), detail=str(error.data["reason"])) from None
     try:
         key = read_keys(key_file)[0]
     except KeyUnusable as error:
-        raise SettingsInvalid(source="TRELLIS_ALERT_KEY_FILE", detail=str(error.data["reason"])) from error
+        raise SettingsInvalid(source=settings.source_of("alert_key_file"), detail=str(error.data["reason"])) from error
     return WebhookChannel(url=url, key=key, policy=policy, now=time.time, tls=outgoing_tls(settings))

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -41,13 +41,14 @@ from trellis.auth.principals import Principal
 from trellis.bus.collector import BusCollector, CollectOptions
 from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.safety.kernel import SafetyKernel
-from trellis.bus.submitter import BacklogLimit
+from trellis.bus.submitter import BacklogLimit, IdempotencyScopeAndKey
 from trellis.bus.submitter import BusSubmitter as BusAsking
 from trellis.bus.topics import Topics
 from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.admin_acts import NewAct
-from trellis.engine.jobs import Actor, JobId
+from trellis.engine.extras import Extra, extra_needed
+from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions, ProcessReport
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SweepOptions
@@ -65,9 +66,9 @@ from trellis.research.backend_client import READ_BYTES_MAX, NlmBackend
 from trellis.research.context import ContextAssembler
 from trellis.research.orchestrator import QueueDriver, QueueDriverOptions, QueueOrchestrator
 from trellis.runs import finalization
-from trellis.runs.agent_status import CREATED, AgentGate, AgentHealth
+from trellis.runs.agent_status import CREATED, AgentGate, AgentHealth, UnservedAgents
 from trellis.runs.event_triggers import EventTriggers
-from trellis.runs.orchestration import BuiltinLayer
+from trellis.runs.orchestration import BuiltinLayer, OrchestrationLayer
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector, ProjectorOptions
@@ -91,6 +92,7 @@ JUDGED_PAGES_MAX = 1_000
 """Bound on pages of events judged before a command continues. The next process judges the rest."""
 DAY_S = 24 * 3600.0
 ALERTS_ROLE = "alerts"
+ORCHESTRATOR_ROLE = "orchestrator"
 NOT_FOR_ONE_RUN = frozenset({"schedules", ALERTS_ROLE, "retention"})
 """Roles that a process which executes a single run leaves to others."""
 
@@ -162,19 +164,29 @@ class Instance:
         return PublishedRuns(self.objects, SystemClock())
 
     @property
-    def layer(self) -> BuiltinLayer:
+    def timetable(self) -> Timetable:
+        """The registered schedules of agents."""
+        return Timetable(objects=self.objects)
+
+    @property
+    def layer(self) -> OrchestrationLayer:
         """The layer through which runs are started."""
-        return BuiltinLayer(
-            ledger=self.ledger,
-            gateway=self.actor(Role.GATEWAY),
-            orchestrator=self.actor(Role.ORCHESTRATOR),
-            catalog=self.catalog,
-            publisher=DocumentPublisher(self.objects),
-            timetable=Timetable(objects=self.objects),
-            random_text=lambda: new_id()[:8],
-            waiting_max=self.settings.runs_waiting,
-            cancel_grace_s=self.settings.cancel_grace_s,
-        )
+        parts: dict[str, Any] = {
+            "ledger": self.ledger,
+            "gateway": self.actor(Role.GATEWAY),
+            "orchestrator": self.actor(Role.ORCHESTRATOR),
+            "catalog": self.catalog,
+            "publisher": DocumentPublisher(self.objects),
+            "timetable": self.timetable,
+            "random_text": lambda: new_id()[:8],
+            "waiting_max": self.settings.runs_waiting,
+            "cancel_grace_s": self.settings.cancel_grace_s,
+        }
+        if self.settings.temporal is None:
+            return BuiltinLayer(**parts)
+        from trellis.runs.temporal.layer import TemporalLayer  # only few instances need it
+
+        return TemporalLayer(**parts, temporal=self.settings.temporal)
 
     def apply_engine(self) -> ApplyEngine:
         """Builds the engine that applies approved proposals."""
@@ -204,12 +216,17 @@ class Instance:
         return InboxService(
             ledger=self.ledger,
             gateway=gateway,
-            layer=replace(self.layer, gateway=gateway),
+            layer=self.layer.acting_as(gateway),
             proposal_service=self.proposal_service(gateway),
-            new_job=lambda asked, by: make_job_from_json(
-                asked, self.job_factory(Principal(name=by, roles=frozenset({Role.GATEWAY}), by_token=True))
-            ),
+            new_job=self._job_of_entry,
         )
+
+    async def _job_of_entry(
+        self, request: Mapping[str, Any], by: str, asked_as: IdempotencyScopeAndKey | None
+    ) -> NewJob:
+        """Builds the job that an inbox entry asks for, in its sender's name."""
+        sender = Principal(name=by, roles=frozenset({Role.GATEWAY}), by_token=True)
+        return await make_job_from_json(request, replace(self.job_factory(sender), asked_as=asked_as))
 
     def job_factory(self, principal: Principal) -> JobFactory:
         """Builds the factory that makes and checks new jobs for this principal."""
@@ -311,7 +328,10 @@ class Instance:
         )
 
     def _orchestrator(self, engine: ApplyEngine, publisher: DocumentPublisher) -> Orchestrator:
-        """Builds the orchestrator that drives runs. `publisher` tells its driver what was published."""
+        """Builds the orchestrator that drives runs. `publisher` tells its driver what was published.
+
+        Raises SettingsInvalid, also for a missing extra.
+        """
         clock = SystemClock()
         work = RunSteps(
             ledger=self.ledger,
@@ -326,29 +346,45 @@ class Instance:
             limits=RunLimits(),
             counter=self.counter,
         )
-        driver = RunDriver(
-            ledger=self.ledger,
-            actor=self.actor(Role.ORCHESTRATOR),
-            clock=clock,
-            steps=work.steps(),
-            published=PublishedRuns(self.objects, clock, publisher).reached,
-            artifacts=partial(artifacts_of_run, self.ledger),
-            options=RunDriverOptions(upstream_wait_s=self.settings.upstream_wait_s),
-        )
-        return Orchestrator(
-            ledger=self.ledger,
-            actor=self.actor(Role.ORCHESTRATOR),
-            clock=clock,
-            driver=driver,
-            new_id=new_id,
-            options=OrchestratorOptions(concurrency=self.settings.runs, poll_s=0.2),
-        )
+        parts: dict[str, Any] = {
+            "ledger": self.ledger,
+            "actor": self.actor(Role.ORCHESTRATOR),
+            "clock": clock,
+            "steps": work.steps(),
+            "published": PublishedRuns(self.objects, clock, publisher).reached,
+            "artifacts": partial(artifacts_of_run, self.ledger),
+            "options": RunDriverOptions(upstream_wait_s=self.settings.upstream_wait_s),
+        }
+        shared: dict[str, Any] = {
+            "ledger": self.ledger,
+            "actor": self.actor(Role.ORCHESTRATOR),
+            "clock": clock,
+            "new_id": new_id,
+            "options": OrchestratorOptions(concurrency=self.settings.runs, poll_s=0.2),
+        }
+        temporal = self.settings.temporal
+        if temporal is None:
+            return Orchestrator(driver=RunDriver(**parts), **shared)
+        from trellis.runs.temporal.options import FEATURE
 
-    def services(self, *, alerts: bool = True) -> list[Service[Any]]:
-        """Builds all services of one process, without `alerts` except those that evaluate and report alerts."""
+        with extra_needed(Extra.TEMPORAL, FEATURE):
+            from trellis.runs.temporal.connection import read_tls
+            from trellis.runs.temporal.driver import TemporalRunDriver
+            from trellis.runs.temporal.worker import TemporalOrchestrator, TemporalWorker
+        if temporal.tls is not None:
+            read_tls(temporal.tls)  # files that cannot be used are refused at the start
+        queue = f"{temporal.queue}/{self.name}/{new_id()[:8]}"
+        driver = TemporalRunDriver(temporal=temporal, queue=queue, **parts)
+        worker = TemporalWorker(driver=driver, clock=clock, concurrency=self.settings.runs)
+        return TemporalOrchestrator(driver=driver, worker=worker, **shared)
+
+    def services(self, *, alerts: bool = True, runs: bool = True) -> list[Service[Any]]:
+        """Builds all services of one process. Raises ExtraMissing.
+
+        Without `alerts`, those that evaluate and report alerts are left out; without `runs`, those that drive runs.
+        """
         clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
         publisher = DocumentPublisher(self.objects)  # tells the driver what the projector has published
-        orchestrator = self._orchestrator(engine, publisher)
         queue = self.queue_orchestrator()
         projector = Projector(
             ledger=self.ledger,
@@ -359,16 +395,14 @@ class Instance:
             options=ProjectorOptions(alone=frozenset(self.settings.audit_objects)),
         )
         return [
-            orchestrator,
-            LeaseHeartbeat(holder=orchestrator, name="run-heartbeat"),
-            ProcessReport(holder=orchestrator, name="run-report"),
+            *(_with_helpers(self._orchestrator(engine, publisher)) if runs else ()),
             queue,
             LeaseHeartbeat(holder=queue, name="queue-heartbeat"),
             ProcessReport(holder=queue, name="queue-report"),
             projector,
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
-            ScheduleFirer(ledger=self.ledger, layer=layer, timetable=layer.timetable),
+            ScheduleFirer(ledger=self.ledger, layer=layer, timetable=self.timetable),
             JobScheduleFirer(
                 ledger=self.ledger,
                 actor=self.actor(Role.ORCHESTRATOR),
@@ -405,8 +439,14 @@ class Instance:
         ]
 
     def services_of(self, roles: frozenset[str] | None) -> list[Service[Any]]:
-        """Builds the services of these roles, or all. Settings of alerts matter only to a process that evaluates them."""
-        services = self.services(alerts=roles is None or ALERTS_ROLE in roles)
+        """Builds the services of these roles, or all. Raises ExtraMissing.
+
+        Settings of alerts matter only to a process that evaluates them, and the extra `temporal` only to one that
+        drives runs.
+        """
+        services = self.services(
+            alerts=roles is None or ALERTS_ROLE in roles, runs=roles is None or ORCHESTRATOR_ROLE in roles
+        )
         return [service for service in services if roles is None or role_of(service.name) in roles]
 
     def services_of_run(self, run_id: JobId) -> list[Service[Any]]:
@@ -429,6 +469,7 @@ class Instance:
             name=self.name,
             folders=local_folders(self.places),
             failing_agents=partial(self.catalog.indexed, AgentStatus.ERROR),
+            unserved_agents=UnservedAgents(ledger=self.ledger, catalog=self.catalog),
         )
 
     def agent_health(self) -> AgentHealth:
@@ -560,6 +601,12 @@ async def open_instance(
             await objects.close()
     finally:
         await ledger.close()
+
+
+def _with_helpers(orchestrator: Orchestrator) -> list[Service[Any]]:
+    """The orchestrator that drives runs, with the services it needs in its process."""
+    heartbeat = LeaseHeartbeat(holder=orchestrator, name="run-heartbeat")
+    return [orchestrator, heartbeat, ProcessReport(holder=orchestrator, name="run-report"), *orchestrator.helpers()]
 
 
 def _models(settings: Settings, name: str) -> ModelOptions:

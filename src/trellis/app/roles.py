@@ -4,6 +4,7 @@ HELPERS = {
     "run-heartbeat": "orchestrator",
     "run-report": "orchestrator",
     "agent-gate": "orchestrator",
+    "temporal-worker": "orchestrator",
     "queue-orchestrator": "orchestrator",
     "queue-heartbeat": "orchestrator",
     "queue-report": "orchestrator",

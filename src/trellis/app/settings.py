@@ -10,14 +10,15 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import pydantic
 
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import CANCEL_GRACE_S_DEFAULT, TYPE_PATTERN
 from trellis.engine.logs import log_of
-from trellis.engine.records import RetentionOptions
+from trellis.engine.records import DAY_S, RetentionOptions, keep_fault
 from trellis.engine.service import RETENTION_DEFAULT
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.worker.options import (
@@ -27,6 +28,9 @@ from trellis.worker.options import (
     SWEEP_OF_WORKERS,
     WorkerOptions,
 )
+
+if TYPE_CHECKING:
+    from trellis.runs.temporal.options import TemporalOptions
 
 PREFIX = "TRELLIS_"
 TESTS_PREFIX = "TRELLIS_TEST_"
@@ -38,6 +42,7 @@ NLM_PORT_DEFAULT = 8421
 SAFETY_PORT_DEFAULT = 8422
 LOCAL_BUS = "local"
 BUILTIN = "builtin"
+TEMPORAL_QUEUE_DEFAULT = "trellis-runs"
 BUS_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 PROJECT_DEFAULT = "trellis"
 OUTGOING_MAX = 50
@@ -66,22 +71,20 @@ def _off_as_none(value: Any) -> Any:
 
 
 _KEPT_STATE = re.compile(r"[a-z-]{1,30}\.[A-Za-z_]{1,30}=(off|-?[0-9]{1,5}(\.[0-9]{1,9})?)")
-RETENTION_DAYS_MIN = 0.05
-"""At least 72 minutes, so that whoever waits for a job can read its result."""
-RETENTION_DAYS_MAX = 36_500.0
 RETENTION_STATES_MAX = 50
-DAY_S = 24 * 3600.0
 
 NLM_LEDGER_FILE = "nlm.db"
-KEYS_OF = {"model_base_url": "model_key", "nlm_base_url": "nlm_key"}
+NEEDS_TLS = ("temporal_ca_file", "temporal_cert_file", "temporal_key_file", "temporal_api_key")
+"""Settings of a Temporal server that mean nothing, or would leak, on a connection that is not encrypted."""
+KEYS_OF = {"model_base_url": "model_key", "nlm_base_url": "nlm_key", "orchestrator": "temporal_api_key"}
 """Which key is sent to the server that a setting names."""
 
 
 def _check_days(days: float | None) -> None:
     """Raise ValueError if this is no time after which ended jobs may be removed. None keeps them for ever."""
-    if days is not None and not RETENTION_DAYS_MIN <= days <= RETENTION_DAYS_MAX:
-        least = f"{RETENTION_DAYS_MIN:g} (72 minutes, so that results can be read before they go)"
-        raise ValueError(f"days must be at least {least} and at most {RETENTION_DAYS_MAX:g} (off keeps jobs for ever)")
+    fault = None if days is None else keep_fault(days)
+    if fault is not None:
+        raise ValueError(f"{fault} (off keeps jobs for ever)")
 
 
 class Settings(pydantic.BaseModel):
@@ -263,7 +266,21 @@ class Settings(pydantic.BaseModel):
     """`text` for people, or `json` for one JSON object a line."""
 
     orchestrator: str = pydantic.Field(BUILTIN, min_length=1, max_length=2_000)
-    """What drives runs. Only `builtin`, the orchestrators of this instance, is available in this version."""
+    """What drives runs: `builtin`, the orchestrators of this instance, or `temporal://host:port/namespace`, a Temporal
+    server. `temporal` alone is `temporal://127.0.0.1:7233/default`. Processes that drive runs need the extra
+    `temporal`."""
+    temporal_queue: str = pydantic.Field(TEMPORAL_QUEUE_DEFAULT, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """The task queue of runs at the Temporal server. Instances that share a namespace need different ones."""
+    temporal_tls: bool | None = None
+    """Whether the connection to the Temporal server is encrypted. Default: if one of the four settings below is set."""
+    temporal_ca_file: Path | None = None
+    """The CA that signed the certificate of the Temporal server, PEM. Default: the system's CAs."""
+    temporal_cert_file: Path | None = None
+    """The client certificate that is shown to the Temporal server, PEM."""
+    temporal_key_file: Path | None = None
+    """The private key of that certificate, PEM."""
+    temporal_api_key: pydantic.SecretStr | None = pydantic.Field(None, min_length=1, max_length=10_000)
+    """The API key that is sent to the Temporal server, over TLS only."""
     cancel_grace_s: float = pydantic.Field(CANCEL_GRACE_S_DEFAULT, ge=0, le=3_600)
     """How long a job or run may continue after a soft cancel before it is ended. A request may set another value."""
     runs_waiting: int = pydantic.Field(100, ge=1, le=100_000)
@@ -279,6 +296,8 @@ class Settings(pydantic.BaseModel):
     """The `trellis.toml` that was read."""
     _from_file: frozenset[str] = pydantic.PrivateAttr(frozenset())
     """The settings whose value comes from that file."""
+    _is_gateway_own: bool = pydantic.PrivateAttr(default=False)
+    """Whether `gateway` is the address where this process itself listens, because nobody set one."""
 
     @pydantic.field_validator("bus")
     @classmethod
@@ -293,8 +312,10 @@ class Settings(pydantic.BaseModel):
     def _known_orchestrator(cls, value: str) -> str:
         """Refuses an unknown orchestrator, which would leave every run waiting."""
         if value != BUILTIN:
-            scheme = value.partition("://")[0]
-            raise ValueError(f"the orchestrator {scheme!r} is not available in this version; say {BUILTIN}")
+            from trellis.runs.temporal.options import EXPECTED, read_orchestrator  # only few instances need it
+
+            if read_orchestrator(value, TEMPORAL_QUEUE_DEFAULT) is None:
+                raise ValueError(f"say {BUILTIN} or {EXPECTED}")
         return value
 
     @pydantic.field_validator("retention_days")
@@ -303,6 +324,33 @@ class Settings(pydantic.BaseModel):
         """Refuses a time after which nobody could have read a result, and one that is no time."""
         _check_days(value)
         return value
+
+    @property
+    def temporal(self) -> "TemporalOptions | None":
+        """The Temporal server that drives runs; None if the built-in orchestrators do.
+
+        Raises SettingsInvalid if the API key may not be sent there.
+        """
+        if self.orchestrator == BUILTIN:
+            return None
+        from trellis.runs.temporal.options import TemporalTls, read_orchestrator
+
+        server, key = read_orchestrator(self.orchestrator, self.temporal_queue), self.key_for("orchestrator")
+        if not self._secret_may_go_to("temporal_ca_file", given=("temporal_api_key",)):
+            raise self._would_leak(f"the authority {self.temporal_ca_file}", "temporal_ca_file", "key")
+        if server is None or not self._temporal_is_encrypted:
+            return server
+        files = {"ca_file": self.temporal_ca_file, "cert_file": self.temporal_cert_file}
+        tls = TemporalTls(**files, key_file=self.temporal_key_file)
+        return replace(server, tls=tls, api_key=None if key is None else key.get_secret_value())
+
+    @property
+    def _temporal_is_encrypted(self) -> bool:
+        return (
+            any(getattr(self, name) is not None for name in NEEDS_TLS)
+            if self.temporal_tls is None
+            else self.temporal_tls
+        )
 
     @pydantic.field_validator("retention_states")
     @classmethod
@@ -328,11 +376,25 @@ class Settings(pydantic.BaseModel):
             raise ValueError("credentials do not belong in it; set the key instead")
         return value
 
+    @pydantic.field_validator("nlm_base_url", "model_base_url")
+    @classmethod
+    def _web_address(cls, value: str | None) -> str | None:
+        """Refuses what is no address of a server, because runs would retry it as if the server were away."""
+        if value is not None and not _is_server_url(value):
+            raise ValueError("it must look like http://host:port/v1 or https://host/v1, without `#`")
+        return value
+
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> "Settings":
         """Checks that settings which belong together are both set, and that exclusive ones are not."""
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("TRELLIS_TLS_CERT_FILE and TRELLIS_TLS_KEY_FILE belong together; set both or neither")
+        if (self.temporal_cert_file is None) != (self.temporal_key_file is None):
+            names = "TRELLIS_TEMPORAL_CERT_FILE and TRELLIS_TEMPORAL_KEY_FILE"
+            raise ValueError(f"{names} belong together; set both or neither")
+        if self.temporal_tls is False and (unused := [name for name in NEEDS_TLS if getattr(self, name) is not None]):
+            named = f"{PREFIX}{unused[0].upper()}"
+            raise ValueError(f"{named} is used with TLS only; remove it, or remove TRELLIS_TEMPORAL_TLS=false")
         if self.token_jwks_file is not None and self.token_key_file is not None:
             raise ValueError("TRELLIS_TOKEN_JWKS_FILE and TRELLIS_TOKEN_KEY_FILE exclude each other; set one")
         if (self.token_jwks_file or self.token_signing_key_file) and self.token_issuer is None:
@@ -379,14 +441,30 @@ class Settings(pydantic.BaseModel):
         try:
             return self.token_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsInvalid(
-                source="TRELLIS_TOKEN_FILE", detail=f"{self.token_file} cannot be read: {error}"
-            ) from error
+            detail = f"{self.token_file} cannot be read: {error}"
+            raise SettingsInvalid(source=self.source_of("token_file"), detail=detail) from error
 
     def noting(self, file: Path, keys: frozenset[str]) -> Self:
         """Records which settings come from this file. Returns the same settings."""
         self._file, self._from_file = file, keys
         return self
+
+    def source_of(self, setting: str) -> str:
+        """Returns where the value of this setting comes from, for messages: the file and its key, or the variable."""
+        return _source(setting, self._file if setting in self._from_file else None)
+
+    def with_own_addresses(self, *, gateway: str | None, nlm_backend: str | None) -> Self:
+        """Returns the settings with this process's own addresses where none are set."""
+        filled = self.model_copy(
+            update={"gateway": self.gateway or gateway, "nlm_backend": self.nlm_backend or nlm_backend}
+        )
+        filled._is_gateway_own = self.gateway is None  # noqa: SLF001 - of its own class
+        return filled
+
+    @property
+    def named_gateway(self) -> str | None:
+        """The gateway that an operator set. None for an own address, which may mean nothing on another machine."""
+        return None if self._is_gateway_own else self.gateway
 
     def token_may_go_to(self, setting: str) -> bool:
         """Whether the token may be sent to the address in this setting (`gateway`, `nlm_backend`).
@@ -478,6 +556,16 @@ class Settings(pydantic.BaseModel):
         return {(QUEUE_JOB.name, "FAILED"): self.operator_window_s}
 
 
+def _is_server_url(url: str) -> bool:
+    """Whether a URL is that of a server: http or https, a host, perhaps a port, a path and a query, and no more."""
+    try:
+        parts = urlsplit(url)
+        is_server = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return is_server and not parts.fragment
+
+
 def read_settings(
     environment: Mapping[str, str], folder: Path, *, warn: Callable[[str], None] | None = None
 ) -> Settings:
@@ -506,20 +594,32 @@ def read_settings(
         problem = error.errors(include_url=False)[0]
         # `from None`: pydantic's own message contains the values, and some are secrets.
         sentence = _sentence(problem["type"], problem["msg"], problem.get("ctx", {}))
-        raise SettingsInvalid(**_problem_of(problem["loc"], sentence, problem["input"], named, file)) from None
+        files = {key: None if key in named else file for key in {**values, **named}}
+        raise SettingsInvalid(**_problem_of(problem["loc"], sentence, problem["input"], files)) from None
     return settings.noting(file, frozenset(values) - frozenset(named))
 
 
+def _source(setting: str, file: Path | None) -> str:
+    """Where the value of a setting comes from: this file, or without one the environment."""
+    return f"{PREFIX}{setting.upper()}" if file is None else f"{file}, {setting}"
+
+
 def _problem_of(
-    at: tuple[int | str, ...], message: str, value: Any, named: Mapping[str, str], file: Path
+    at: tuple[int | str, ...], message: str, value: Any, files: Mapping[str, Path | None]
 ) -> dict[str, str]:
-    """Returns the source and description of a problem, without values that may be secrets."""
+    """Returns the source and description of a problem, without values that may be secrets.
+
+    `files` has each setting that is set, with the file that it is from. A problem of several settings names them in its
+    message; its source are those of them that are set.
+    """
     if not at:
-        return {"source": "settings", "detail": message}
+        names = [name.lower() for name in re.findall(rf"{PREFIX}([A-Z_]+)", message)]
+        sources = dict.fromkeys(_source(name, files[name]) for name in names if name in files)
+        return {"source": " and ".join(sources) or "settings", "detail": message}
     key = str(at[0])
-    source = f"{PREFIX}{key.upper()}" if key in named else f"{file}, {key}"
     is_complete = key.endswith(_SECRETS) or message.endswith("?")  # a question names what it is about
-    return {"source": source, "detail": message if is_complete else f"{message}, not {value!r}"}
+    detail = message if is_complete else f"{message}, not {value!r}"
+    return {"source": _source(key, files[key]), "detail": detail}
 
 
 _SENTENCES = {

@@ -286,7 +286,7 @@ async def check_home_issuer(ledger: Ledger, settings: Settings, *, by: Actor | N
             f"{home} would take over the names, and so the jobs, of {known}, whose tokens this ledger was used with. Set the "
             f"issuer back; if both name the same people, run: trellis token issuer {home} --replaces {known}"
         )
-        raise SettingsInvalid(source="TRELLIS_TOKEN_ISSUER", detail=detail)
+        raise SettingsInvalid(source=settings.source_of("token_issuer"), detail=detail)
 
 
 def principal_for(url: str, *, name: str, operator: bool, identity: Identity | None = None) -> Principal:
@@ -406,7 +406,7 @@ def outgoing_tls(settings: Settings) -> ssl.SSLContext | None:
         context.load_verify_locations(settings.gateway_ca_file)
     except (OSError, ssl.SSLError) as error:
         detail = f"{settings.gateway_ca_file} cannot be used: {error.strerror or error}"
-        raise SettingsInvalid(source="TRELLIS_GATEWAY_CA_FILE", detail=detail) from error
+        raise SettingsInvalid(source=settings.source_of("gateway_ca_file"), detail=detail) from error
     return context
 
 

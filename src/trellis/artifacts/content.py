@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
 
 from trellis.engine.errors import InputError
+from trellis.engine.field_names import fields_beside
 from trellis.engine.text import is_storable, no_such_field
 from trellis.storage.objects.canonical_json import encode
 
@@ -38,34 +39,8 @@ def problems_of(error: pydantic.ValidationError, model: type[pydantic.BaseModel]
 
 def _problem(loc: tuple[int | str, ...], kind: str, message: str, model: type[pydantic.BaseModel] | None) -> str:
     if kind == "extra_forbidden":
-        return no_such_field(loc, _fields_beside(model, loc), separator="/")
+        return no_such_field(loc, fields_beside(model, loc), separator="/")
     return f"{'/'.join(map(str, loc)) or 'all of it'}: {message.removeprefix('Value error, ')}"
-
-
-def _fields_beside(model: type[pydantic.BaseModel] | None, loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The fields that the object has in which the last part of `loc` stands; none if its model is not known."""
-    models = [] if model is None else [model]
-    for part in loc[:-1]:
-        if isinstance(part, int):  # a place in a list
-            continue
-        if len(models) > 1:  # one of several models, chosen by its tag or named
-            models = [one for one in models if part == one.__name__ or part in _tags(one)]
-        elif models and (field := models[0].model_fields.get(part)) is not None:
-            models = _models_in(field.annotation)
-    return tuple(models[0].model_fields) if len(models) == 1 else ()
-
-
-def _models_in(annotation: Any) -> list[type[pydantic.BaseModel]]:
-    """The models in an annotation, such as `Rule` in that of `list[Rule] | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-        return [annotation]
-    return [found for one in get_args(annotation) for found in _models_in(one)]
-
-
-def _tags(model: type[pydantic.BaseModel]) -> set[Any]:
-    """The literal values of a model's fields, by one of which a union chooses the model."""
-    literals = (field.annotation for field in model.model_fields.values() if get_origin(field.annotation) is Literal)
-    return {value for literal in literals for value in get_args(literal)}
 
 
 class StoredInvalid(InputError):

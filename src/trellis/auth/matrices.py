@@ -243,20 +243,22 @@ def permit(principal: Principal, rule: str, *, own: bool | None = None, among: S
     object; a role limited to its own objects is checked again once the object is known. For a token bound to a tenant
     or an agent, every right is limited to its own objects.
     """
-    asked = RULES[rule]
+    authority_rule = RULES[rule]
     bound = principal.tenant is not None or principal.agent is not None
-    holders = asked.holders if among is None else tuple(role for role in among if role in asked.holders)
+    holders = (
+        authority_rule.holders if among is None else tuple(role for role in among if role in authority_rule.holders)
+    )
     for role in holders:
-        whole = asked.grants[role] is Grant.YES and not bound
+        whole = authority_rule.grants[role] is Grant.YES and not bound
         if role in principal.roles and (whole or own is not False):
-            _refuse_beyond(principal, asked)
+            _refuse_beyond(principal, authority_rule)
             return Actor(role=role, name=principal.name)
     held = ", ".join(sorted(role.value for role in principal.roles)) or "no role"
     needed = " or ".join(role.value for role in holders) or "no role at all"
     limited = any(role in principal.roles for role in holders)
-    reason = f"rule {asked.name} gives it " + ("for its own only" if limited else f"to {needed}")
+    reason = f"rule {authority_rule.name} gives it " + ("for its own only" if limited else f"to {needed}")
     because = f"; {principal.because}" if principal.because else ""
-    raise NotAllowed(role=held, action=asked.action, reason=reason + because, rule=asked.name)
+    raise NotAllowed(role=held, action=authority_rule.action, reason=reason + because, rule=authority_rule.name)
 
 
 def permit_actor(actor: Actor, rule: str) -> None:

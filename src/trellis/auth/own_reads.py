@@ -66,10 +66,10 @@ class OwnReads:
         await self.reach.check(READ, job_id)
         return await self.ledger.events(job_id)
 
-    async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
+    async def events_of(self, job_ids: Sequence[JobId], *, last: int | None = None) -> dict[JobId, list[Event]]:
         """The events of those of these jobs that are its own. Other owners' jobs are left out, as unknown ones are."""
         own = await self._own(job_ids)
-        return await self.ledger.events_of([job_id for job_id in job_ids if job_id in own])
+        return await self.ledger.events_of([job_id for job_id in job_ids if job_id in own], last=last)
 
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
         """The payloads of those of these jobs that are its own. Other owners' jobs are left out, as unknown ones are."""

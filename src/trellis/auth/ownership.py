@@ -201,8 +201,8 @@ def not_allowed_within(principal: Principal, rule: str, limit: str) -> NotAllowe
 
 
 def _refusal(role: str, rule: str, limit: str) -> NotAllowed:
-    asked = RULES[rule]
-    return NotAllowed(role=role, action=asked.action, reason=f"rule {rule} gives it {limit}", rule=rule)
+    authority_rule = RULES[rule]
+    return NotAllowed(role=role, action=authority_rule.action, reason=f"rule {rule} gives it {limit}", rule=rule)
 
 
 # --- new jobs ----------------------------------------------------------------------------------------------------------
@@ -258,6 +258,11 @@ def has_worked_on(events: Sequence[Event], name: str) -> bool:
     return any(event.role is Role.WORKER and event.actor == name.removeprefix(BUS) for event in events)
 
 
+def owner_scope(owner: str, scope: str) -> str:
+    """The scope of an idempotency key that only this owner uses."""
+    return f"{owner}\n{scope}"
+
+
 async def scoped_key(ledger: Ledger, job: NewJob, owner: str) -> NewJob:
     """The job with its idempotency key scoped to its owner, so that equal keys of other owners stay apart.
 
@@ -272,7 +277,7 @@ async def scoped_key(ledger: Ledger, job: NewJob, owner: str) -> NewJob:
         submitter = await submitter_of(ledger, there)
         if owner in {submitter, _PROCESS.sub("", submitter), sender_name(submitter)}:
             return job
-    return replace(job, idempotency_scope=f"{owner}\n{job.idempotency_scope}")
+    return replace(job, idempotency_scope=owner_scope(owner, job.idempotency_scope))
 
 
 # Access of one principal to one ledger, for entrances that work on a ledger directly.

@@ -253,5 +253,5 @@ def party_of(name: str) -> str:
     return recorded_name("", issuer=match["issuer"], tenant=match["tenant"])
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"%{ord(found[0]):02X}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"%{ord(match[0]):02X}"

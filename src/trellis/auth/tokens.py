@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 from trellis.auth.principals import NAME_CHARS_MAX, TENANT_PATTERN, Principal, name_fault, recorded_name
 from trellis.engine.errors import KeyUnusable, OptionInvalid, TokenExpired, TokenRefused
 from trellis.engine.jobs import JOB_ID_PATTERN
+from trellis.engine.text import nearest
 from trellis.lifecycles import Role
 
 if TYPE_CHECKING:  # cryptography is loaded with the first key: without one nothing is signed or verified
@@ -159,6 +160,13 @@ def make_private_jwk(key_id: str, algorithm: str) -> dict[str, str]:
     return own | {name: str(value) for name, value in key.as_dict(private=True).items() if name not in own}
 
 
+def ttl_fault(key: TrustedKey, ttl_s: float) -> str | None:
+    """Why a token of this key cannot be valid for so long; None if it can."""
+    if math.isfinite(ttl_s) and 1 <= ttl_s <= key.ttl_s_max:
+        return None
+    return f"it must be from 1 to {key.ttl_s_max:g} seconds ({key.ttl_s_max / 3600:g} h)"
+
+
 def issue(
     key: TrustedKey,
     *,
@@ -176,8 +184,8 @@ def issue(
     chosen = [role.value for role in Role if role in set(roles)]
     if not chosen:
         raise OptionInvalid(option="role", value="", expected="a token without a role is good for nothing")
-    if not (math.isfinite(ttl_s) and 1 <= ttl_s <= key.ttl_s_max):
-        raise OptionInvalid(option="ttl", value=ttl_s, expected=f"it must be from 1 to {key.ttl_s_max:g} seconds")
+    if (fault := ttl_fault(key, ttl_s)) is not None:
+        raise OptionInvalid(option="ttl", value=ttl_s, expected=fault)
     if (fault := name_fault(name)) is not None:
         raise OptionInvalid(option="sub", value=name[:SHOWN_CHARS_MAX], expected=fault)
     bound = {"job_id": job_id, "tenant": tenant, "agent": agent}
@@ -252,7 +260,9 @@ def roles_of(names: Iterable[str]) -> frozenset[Role]:
     roles: set[Role] = set()
     for name in names:
         if name not in set(Role):
-            raise OptionInvalid(option="--role", value=name, expected=f"choose one of {', '.join(Role)}")
+            near = nearest(name, Role)
+            hint = "" if near is None else f"; did you mean {near}?"
+            raise OptionInvalid(option="--role", value=name, expected=f"choose one of {', '.join(Role)}{hint}")
         roles.add(Role(name))
     return frozenset(roles)
 

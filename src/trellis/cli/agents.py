@@ -11,6 +11,7 @@ from trellis.agents.creation import NewAgent, source_name
 from trellis.agents.errors import ModelSettingInvalid, SourceRefused
 from trellis.agents.models import OFFLINE, check_model
 from trellis.agents.run_io import ModelOptions
+from trellis.agents.sources import TEXT_SUFFIXES
 from trellis.auth.ownership import owner_name
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, ReasonOption, command, group
@@ -52,8 +53,8 @@ async def list_agents(
 ) -> None:
     """List the agents; a malformed one says what to correct, and one in error what went wrong."""
     async with cli.api() as api:
-        found = (await api.agents.list(limit=values.limit(limit, LIMIT_MAX))).items
-    if cli.out.ids_alone(ids, [one.slug for one in found if one.slug]):
+        agents = (await api.agents.list(limit=values.limit(limit, LIMIT_MAX))).items
+    if cli.out.ids_alone(ids, [one.slug for one in agents if one.slug]):
         return
     columns = [
         ListingColumn[Mapping[str, Any]](title="AGENT", cell=lambda one: one["slug"] or "?"),
@@ -63,7 +64,7 @@ async def list_agents(
         ListingColumn[Mapping[str, Any]](title="ABOUT", cell=_about, gives_way=True),
     ]
     empty = "No agents. `trellis agents create NAME` makes one; `trellis up --demo` brings two."
-    cli.out.listing([one.model_dump(mode="json") for one in found], columns, empty=empty)
+    cli.out.listing([one.model_dump(mode="json") for one in agents], columns, empty=empty)
 
 
 def _about(one: Mapping[str, Any]) -> str:
@@ -76,36 +77,36 @@ def _about(one: Mapping[str, Any]) -> str:
 async def show(cli: Cli, agent: AgentArgument) -> None:
     """Show an agent: its definition, what starts it, when its schedule is due next, and its instructions."""
     async with cli.api() as api:
-        found = await api.agents.get(agent)
+        detail = await api.agents.get(agent)
     if cli.out.as_json:
-        cli.out.record(found.model_dump(mode="json"))
+        cli.out.record(detail.model_dump(mode="json"))
         return
-    cli.out.facts(_facts(found))
-    for text in [*found.problems, *(f"warning: {one}" for one in found.warnings)]:
+    cli.out.facts(_facts(detail))
+    for text in [*detail.problems, *(f"warning: {one}" for one in detail.warnings)]:
         cli.out.line(text, "yellow")
-    if found.instructions:
+    if detail.instructions:
         cli.out.line()
-        cli.out.line(found.instructions.strip("\n"))
+        cli.out.line(detail.instructions.strip("\n"))
 
 
-def _facts(found: "AgentDetail") -> Iterator[tuple[str, str | Text]]:
-    yield "agent", f"{found.slug} {found.version or ''}".strip()
-    yield "status", Text(found.status, STYLES.get(found.status, "dim"))
-    if found.last_error:
-        yield "last run", f"{found.last_run}: {found.last_error}"
-    if found.failed_in_a_row:
-        yield "failed", f"{found.failed_in_a_row} in a row; stopped after {found.failed_in_a_row_max}"
-    if found.model is None:
+def _facts(detail: "AgentDetail") -> Iterator[tuple[str, str | Text]]:
+    yield "agent", f"{detail.slug} {detail.version or ''}".strip()
+    yield "status", Text(detail.status, STYLES.get(detail.status, "dim"))
+    if detail.last_error:
+        yield "last run", f"{detail.last_run}: {detail.last_error}"
+    if detail.failed_in_a_row:
+        yield "failed", f"{detail.failed_in_a_row} in a row; stopped after {detail.failed_in_a_row_max}"
+    if detail.model is None:
         return
-    yield "about", found.description or ""
-    yield "model", f"{found.model}, temperature {found.temperature}, at most {found.max_steps} steps"
-    yield "tools", ", ".join(found.tools)
-    yield "may propose", ", ".join(found.safe_outputs)
-    yield "reads", f"{found.max_sources} files of {found.folder}, memory {found.memory_mode}"
-    triggers = [*(["a person"] if found.manual else []), *([found.cron] if found.cron else []), *found.events]
+    yield "about", detail.description or ""
+    yield "model", f"{detail.model}, temperature {detail.temperature}, at most {detail.max_steps} steps"
+    yield "tools", ", ".join(detail.tools)
+    yield "may propose", ", ".join(detail.safe_outputs)
+    yield "reads", f"at most {detail.max_sources} files of {detail.folder}, memory {detail.memory_mode}"
+    triggers = [*(["a person"] if detail.manual else []), *([detail.cron] if detail.cron else []), *detail.events]
     yield "started by", ", ".join(triggers) or "nothing"
-    if found.next:
-        yield "next", ", ".join(f"{one:%Y-%m-%d %H:%M}Z" for one in found.next)
+    if detail.next:
+        yield "next", ", ".join(f"{one:%Y-%m-%d %H:%M}Z" for one in detail.next)
 
 
 async def sources(
@@ -115,27 +116,27 @@ async def sources(
 ) -> None:
     """List the texts that an agent would read if it ran now, and the files that it leaves out with the reasons."""
     async with cli.api() as api:
-        found = await api.agents.sources(agent)
+        agent_sources = await api.agents.sources(agent)
     if ref is not None:
-        texts = {one.ref: one.text for one in found.items}
+        texts = {one.ref: one.text for one in agent_sources.items}
         if ref not in texts:
             expected = ", ".join(texts) or "none"
             raise OptionInvalid(option="--ref", value=repr(ref[:200]), expected=f"a source that it reads: {expected}")
         cli.out.line(texts[ref].rstrip("\n"))
         return
     if cli.out.as_json:
-        cli.out.record(found.model_dump(mode="json"))
+        cli.out.record(agent_sources.model_dump(mode="json"))
         return
     columns = [
         ListingColumn[tuple[str, str]](title="SOURCE", cell=lambda one: one[0]),
         ListingColumn[tuple[str, str]](title="READ", cell=lambda one: one[1], gives_way=True),
     ]
     rows = [
-        *((one.ref, f"{len(one.text)} characters") for one in found.items),
-        *((one.ref, f"no: {one.detail}") for one in found.left_out),
+        *((one.ref, f"{len(one.text)} characters") for one in agent_sources.items),
+        *((one.ref, f"no: {one.detail}") for one in agent_sources.left_out),
     ]
     cli.out.listing(rows, columns, empty="It has no sources.")
-    cli.out.note(f"{found.tokens} of at most {found.tokens_max} tokens")
+    cli.out.note(f"{agent_sources.tokens} of at most {agent_sources.tokens_max} tokens")
 
 
 async def create(
@@ -166,7 +167,7 @@ async def create(
     sources = _read_sources(source or [])
     async with cli.instance() as instance:
         missing = _missing_settings(instance, model)
-        asked = NewAgent(
+        new_agent = NewAgent(
             slug=agent,
             purpose=purpose,
             model=model,
@@ -175,29 +176,40 @@ async def create(
             created_by=owner_name(principal),
         )
         actor = Actor(role=Role.OWNER, name=principal.name)
-        made, keys = await recorded_creation(instance.objects, instance.ledger, actor, asked, sources, reason=reason)
+        definition, keys = await recorded_creation(
+            instance.objects, instance.ledger, actor, new_agent, sources, reason=reason
+        )
         await instance.catalog.index()
         store = instance.objects.url.rstrip("/").removeprefix("file://")
     folder = f"{store}/{keys[-1].rpartition('/')[0]}"
     if cli.out.as_json:
-        cli.out.record({"slug": made.slug, "status": made.status.value, "folder": folder, "files": list(keys)})
+        cli.out.record(
+            {"slug": definition.slug, "status": definition.status.value, "folder": folder, "files": list(keys)}
+        )
         return
-    _print_created(cli, made.slug, folder, keys, missing)
+    _print_created(cli, definition.slug, folder, keys, missing)
+
+
+ENDINGS = f"{', '.join(TEXT_SUFFIXES[:-1])} or {TEXT_SUFFIXES[-1]}"
 
 
 def _read_sources(files: Sequence[Path]) -> dict[str, bytes]:
     """The files by their names as sources; raises SourceRefused."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for file in files:
+        if str(file).startswith(("http:/", "https:/")):
+            raise SourceRefused(file="A web address", reason=f"save the page as a {ENDINGS} file, and name that file")
+        if file.is_dir():
+            raise SourceRefused(file=file, reason=f"it is a folder; give --source for each {ENDINGS} file in it")
         try:
             body = file.read_bytes()
         except OSError as error:
             raise SourceRefused(file=file, reason=f"it cannot be read ({error.strerror})") from error
         name = source_name(str(file), body)
-        if name in found:
+        if name in contents:
             raise SourceRefused(file=file, reason="another source has the same name; rename one of them")
-        found[name] = body
-    return found
+        contents[name] = body
+    return contents
 
 
 def _missing_settings(instance: "Instance", model: str) -> str | None:

@@ -1,6 +1,7 @@
 """`trellis alerts`: what needs an operator."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -12,7 +13,9 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.engine.alerts import ALERTS_MAX
 from trellis.http.operation_shapes import AlertShape
-from trellis.operations.runbooks import SUFFIX, runbook, runbook_names, runbook_title
+from trellis.operations.alerts import runbook_of
+from trellis.operations.explain import duration
+from trellis.operations.runbooks import runbook_names, runbook_title
 
 OpenOption = Annotated[bool, typer.Option("--open", help="Only alerts that are open.")]
 STYLES = {"open": "red", "resolved": "dim"}
@@ -21,9 +24,9 @@ STYLES = {"open": "red", "resolved": "dim"}
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     help_ = "What needs an operator: list alerts, print the page that helps."
-    made = group(program, "alerts", section="Ledger", help_=help_, lists=True)
-    command(made, "list", gateway=True)(list_alerts)
-    command(made, "runbook")(print_runbook)
+    commands = group(program, "alerts", section="Ledger", help_=help_, lists=True)
+    command(commands, "list", gateway=True)(list_alerts)
+    command(commands, "runbook")(print_runbook)
 
 
 async def list_alerts(cli: Cli, only_open: OpenOption = False, limit: LimitOption = LIMIT_DEFAULT) -> None:  # noqa: FBT002 - a flag
@@ -35,23 +38,33 @@ async def list_alerts(cli: Cli, only_open: OpenOption = False, limit: LimitOptio
     wanted = values.limit(limit, ALERTS_MAX)
     async with cli.api() as api:
         page = await api.system.alerts(only_open=only_open, limit=wanted)
+        now = await cli.ledger_time(api)
     cli.out.listing(page.items, COLUMNS, empty="No alert is open, and none was resolved lately.")
     if not page.evaluated:
-        cli.out.note(
-            "Nobody has looked for alerts on this ledger yet: `trellis up` does, in its role alerts. Until then none is raised."
-        )
+        cli.out.note(_unwatched(page.evaluated_at, now))
+
+
+def _unwatched(evaluated_at: str | None, now: datetime) -> str:
+    """What to say if nobody evaluates alerts now."""
+    until_then = "`trellis up` does, in its role alerts. Until then none is raised"
+    if evaluated_at is None:
+        return f"Nobody has looked for alerts on this ledger yet: {until_then}."
+    ago = duration((now - datetime.fromisoformat(evaluated_at)).total_seconds())
+    return f"Nobody looks for alerts on this ledger now, and the last one did {ago} ago: {until_then} or resolved."
 
 
 def print_runbook(
     cli: Cli,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The runbook; without it, all names.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The runbook, or the alert; without it, all names.")
+    ] = None,
 ) -> None:
     """Print the page of an alert or of an alerting rule, with the commands that help; without a name, list the pages."""
     if name is None:
         cli.out.listing([{"name": one, "title": runbook_title(one)} for one in runbook_names()], PAGES, empty="")
     else:
-        page = runbook(name)
-        cli.out.answer({"name": name.removesuffix(SUFFIX), "text": page}, page.rstrip())
+        page, text = runbook_of(name)
+        cli.out.answer({"name": page, "text": text}, text.rstrip())
 
 
 PAGES = (

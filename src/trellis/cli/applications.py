@@ -27,13 +27,13 @@ def load_app(spec: str) -> App:
     except Exception as error:
         # The application's own code may raise anything during the import.
         raise _broken(spec, error) from error
-    found = getattr(module, attribute, None)
-    if not isinstance(found, App):
+    candidate = getattr(module, attribute, None)
+    if not isinstance(candidate, App):
         apps = [name for name, value in vars(module).items() if isinstance(value, App)]
         hint = f"it has {', '.join(apps)}" if apps else "it has no App at its top level"
         what = "is no App" if hasattr(module, attribute) else "does not exist"
         raise _unusable(spec, f"{attribute} {what} in {module_name}; {hint}")
-    return found
+    return candidate
 
 
 def _unusable(spec: str, expected: str) -> OptionInvalid:
@@ -43,8 +43,8 @@ def _unusable(spec: str, expected: str) -> OptionInvalid:
 def _broken(spec: str, error: BaseException) -> OptionInvalid:
     """The error with the place where the application's code failed; --debug shows the whole traceback."""
     where = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else _own_line(error)
-    told = str(error).rstrip(".") if isinstance(error, TrellisError) else f"{type(error).__name__}: {error}"
-    return _unusable(spec, f"importing it failed at {where}: {told} (--debug shows all)")
+    detail = str(error).rstrip(".") if isinstance(error, TrellisError) else f"{type(error).__name__}: {error}"
+    return _unusable(spec, f"importing it failed at {where}: {detail} (--debug shows all)")
 
 
 def _own_line(error: BaseException) -> str:

@@ -25,18 +25,18 @@ DROPPED = frozenset({"ungrounded-dropped", "citations-dropped"})
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    made = group(
+    commands = group(
         program,
         "artifacts",
         section="Agents",
         help_="Artifacts of queue jobs: list, show, download, discard, clean up.",
         lists=True,
     )
-    command(made, "list", gateway=True)(list_artifacts)
-    command(made, "show", gateway=True)(show_artifact)
-    command(made, "download", gateway=True)(download)
-    command(made, "discard", gateway=True)(discard)
-    command(made, "cleanup", gateway=True)(clean_up)
+    command(commands, "list", gateway=True)(list_artifacts)
+    command(commands, "show", gateway=True)(show_artifact)
+    command(commands, "download", gateway=True)(download)
+    command(commands, "discard", gateway=True)(discard)
+    command(commands, "cleanup", gateway=True)(clean_up)
 
 
 async def list_artifacts(
@@ -50,9 +50,9 @@ async def list_artifacts(
     wanted, kind = values.limit(limit, LIMIT_MAX), artifact_type(type_)
     async with cli.api() as api:
         chosen = None if kind is None else kind.value
-        found = (await api.artifacts.list(type_=chosen, job_id=job, limit=wanted)).items
+        artifacts = (await api.artifacts.list(type_=chosen, job_id=job, limit=wanted)).items
         now = await cli.ledger_time(api)
-    if cli.out.ids_alone(ids, [one.artifact_id for one in found]):
+    if cli.out.ids_alone(ids, [one.artifact_id for one in artifacts]):
         return
     columns = [
         ListingColumn[Mapping[str, Any]](title="ARTIFACT", cell=lambda one: one["artifact_id"]),
@@ -62,7 +62,7 @@ async def list_artifacts(
             title="OF", cell=lambda one: f"{one['agent_slug']}: job {one['job_id']}", gives_way=True
         ),
     ]
-    cli.out.listing([one.model_dump(mode="json") for one in found], columns, empty="No artifacts.")
+    cli.out.listing([one.model_dump(mode="json") for one in artifacts], columns, empty="No artifacts.")
 
 
 async def show_artifact(
@@ -70,8 +70,8 @@ async def show_artifact(
 ) -> None:
     """One artifact as a page to read; --json prints the whole document."""
     async with cli.api() as api:
-        found = await api.artifacts.get(id_)
-    show_page(cli, found.model_dump(mode="json"))
+        artifact = await api.artifacts.get(id_)
+    show_page(cli, artifact.model_dump(mode="json"))
 
 
 async def download(
@@ -192,7 +192,9 @@ def show_page(cli: Cli, document: dict[str, Any]) -> None:
     cli.out.line()
     if DROPPED.intersection(document.get("tags", ())):
         cli.out.prose("What the provider said or quoted, and no source shows, was left out.", style="yellow")
-    cli.out.prose(f"{counted(len(document['sources']), 'quotation')} of its sources: --json shows them", style="dim")
+    quoted = counted(len(document["sources"]), "quotation")
+    shown = f"{quoted} of its sources: --json shows them" if document["sources"] else "It quotes no source."
+    cli.out.prose(shown, style="dim")
 
 
 def _research(content: Mapping[str, Any]) -> Iterator[str]:

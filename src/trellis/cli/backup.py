@@ -20,7 +20,7 @@ from trellis.operations.backup import InstancePlaces, check_backup, restore_back
 SECTION = "Ledger"
 KEYS = (
     *("token_key_file", "token_signing_key_file", "callback_key_file", "alert_key_file"),
-    *("bus_key_file", "bus_creds_file", "tls_key_file", "token_file"),
+    *("bus_key_file", "bus_creds_file", "tls_key_file", "temporal_key_file", "token_file"),
 )
 """Settings that name files with secrets, which no backup holds."""
 GUIDE = "docs/how-to/back-up.md"

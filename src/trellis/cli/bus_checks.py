@@ -23,15 +23,15 @@ NOT_THERE = f"{REDIS}://trellis:doctor"
 async def bus_findings(settings: Settings, url: str) -> list[Finding]:
     """Findings about the bus; only what is configured is checked."""
     file = config_file(settings)
-    found = [] if file is None else [_config(settings, file)]
+    findings = [] if file is None else [_config(settings, file)]
     if settings.bus != LOCAL_BUS:
-        found.append(await _server(settings))
-        found += _keys(settings)
+        findings.append(await _server(settings))
+        findings += _keys(settings)
     if settings.policy is not None or settings.bus != LOCAL_BUS:
-        found.append(await _policy(settings, url))
+        findings.append(await _policy(settings, url))
     if settings.redis is not None:
-        found.append(await _redis(settings))
-    return found
+        findings.append(await _redis(settings))
+    return findings
 
 
 def _config(settings: Settings, file: Path) -> Finding:
@@ -39,8 +39,8 @@ def _config(settings: Settings, file: Path) -> Finding:
         topics = topics_of(settings)
     except TrellisError as error:
         return error_finding("bus config", str(error), "correct the file; nothing that uses it starts before")
-    told = f"{file}: {counted(len(topics.topics), 'topic pattern')}, {counted(len(topics.pools), 'pool')}"
-    return Finding(check="bus config", severity=FindingSeverity.OK, detail=told)
+    detail = f"{file}: {counted(len(topics.topics), 'topic pattern')}, {counted(len(topics.pools), 'pool')}"
+    return Finding(check="bus config", severity=FindingSeverity.OK, detail=detail)
 
 
 async def _policy(settings: Settings, url: str) -> Finding:
@@ -56,12 +56,12 @@ async def _policy(settings: Settings, url: str) -> Finding:
             policy = read_policy_file(Path(settings.policy))
         except TrellisError as error:
             return error_finding("policy", str(error), "correct it: until then no job is handed out")
-        told = f"{settings.policy}: {counted(len(policy.rules), 'rule')}, hash {policy.hash[:12]}"
-        return Finding(check="policy", severity=FindingSeverity.OK, detail=told)
+        detail = f"{settings.policy}: {counted(len(policy.rules), 'rule')}, hash {policy.hash[:12]}"
+        return Finding(check="policy", severity=FindingSeverity.OK, detail=detail)
     kernel = kernel_of(settings, url, monotonic=elapsed_s)
     try:
-        told = f"{settings.policy} answers, policy {(await kernel.snapshot())[:12]}"
-        return Finding(check="policy", severity=FindingSeverity.OK, detail=told)
+        detail = f"{settings.policy} answers, policy {(await kernel.snapshot())[:12]}"
+        return Finding(check="policy", severity=FindingSeverity.OK, detail=detail)
     except KernelUnavailable as error:
         return error_finding("policy", str(error), "start it: `trellis up --roles safety-kernel`; until then jobs wait")
     finally:

@@ -59,14 +59,14 @@ class TopicOptions:
             if type_ is None:
                 raise OptionInvalid(option="TYPE", value=None, expected="name the job type, or a topic with --topic")
             meant = lifecycle == BUS_JOB.name
-            found = TopicOptions(
+            options = TopicOptions(
                 topic=type_ if meant else None,
                 label=self.label,
                 tenant=self.tenant,
                 context=self.context,
                 request=self.request,
             )
-            return found, type_, payload
+            return options, type_, payload
         if payload is not None:
             raise OptionInvalid(option="--topic", value=self.topic, expected=f"it stands for TYPE; leave out {type_!r}")
         if lifecycle not in {None, BUS_JOB.name}:
@@ -82,7 +82,7 @@ class TopicOptions:
                 )
         more, deadline_s = self._more(), given.get("deadline_s")
         deadline = None if deadline_s is None else {"deadline_ms": max(1, round(deadline_s * 1000))}
-        said: dict[str, Any] = {
+        request: dict[str, Any] = {
             "topic": self.topic,
             "priority": given.get("priority") or more.get("priority", "batch"),
             "job_id": given.get("job_id"),
@@ -92,21 +92,21 @@ class TopicOptions:
             "labels": _merged_field(more, "labels", _pairs(self.label)),
             "budget": _merged_field(more, "budget", deadline),
         }
-        return more | {name: value for name, value in said.items() if value is not None}
+        return more | {name: value for name, value in request.items() if value is not None}
 
     def _more(self) -> dict[str, Any]:
         """The fields given with --request. Separate options take precedence."""
         more = values.payload("--request", self.request)
         if more is not None and not isinstance(more, dict):
             raise OptionInvalid(option="--request", value=self.request, expected="give a JSON object")
-        found = cast("dict[str, Any]", more or {})
-        for name in found:
+        given = cast("dict[str, Any]", more or {})
+        for name in given:
             if name not in TopicSubmitOptions.__annotations__:
                 fields = ", ".join(sorted(TopicSubmitOptions.__annotations__))
                 raise OptionInvalid(
                     option="--request", value=name, expected=f"its fields are {fields}; say all else beside it"
                 )
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in given.items() if value is not None}
 
     def refuse(self) -> None:
         """Raise OptionInvalid if one of these options was given for another kind of job."""
@@ -130,28 +130,28 @@ def _merged_field(more: Mapping[str, Any], name: str, options: dict[str, Any] | 
     """An object field with the values of options merged over those of --request."""
     if not options:
         return None
-    said: Any = more.get(name, {})
-    if not isinstance(said, dict):
-        raise OptionInvalid(option="--request", value=said, expected=f"{name} must be an object")
-    return {**said, **options}
+    value: Any = more.get(name, {})
+    if not isinstance(value, dict):
+        raise OptionInvalid(option="--request", value=value, expected=f"{name} must be an object")
+    return {**value, **options}
 
 
 def _pairs(texts: list[str] | None) -> dict[str, str] | None:
     if not texts:
         return None
-    found: dict[str, str] = {}
+    parsed: dict[str, str] = {}
     for text in texts:
         name, mark, value = text.partition("=")
         if not mark or not name:
             raise OptionInvalid(option="--label", value=text, expected="write NAME=TEXT")
-        found[name] = value
-    return found
+        parsed[name] = value
+    return parsed
 
 
-def print_context_hint(cli: Cli, told: Mapping[str, Any]) -> None:
+def print_context_hint(cli: Cli, document: Mapping[str, Any]) -> None:
     """Print how to see the worker's input, which the document only points to."""
-    job_id = told.get("job_id")
-    if job_id and told.get("context_ptr") and not cli.out.as_json:
+    job_id = document.get("job_id")
+    if job_id and document.get("context_ptr") and not cli.out.as_json:
         cli.out.note(f"what its worker is given: `trellis job context {job_id}`")
 
 

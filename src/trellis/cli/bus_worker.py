@@ -169,11 +169,11 @@ def _folder_beside_ledger(settings: Settings, ledger_url: str) -> str | None:
     return storage_locations(settings, ledger_url).objects if path is not None and path.exists() else None
 
 
-def _labels(said: Sequence[str]) -> dict[str, str]:
-    made: dict[str, str] = {}
-    for text in said:
+def _labels(texts: Sequence[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise OptionInvalid(option="--label", value=text, expected="write NAME=VALUE")
-        made[name] = value
-    return made
+        labels[name] = value
+    return labels

@@ -55,11 +55,11 @@ class ListByDefault(TyperGroup):
 
 def group(parent: typer.Typer, name: str, *, section: str, help_: str, lists: bool = False) -> typer.Typer:
     """Add a command group."""
-    made = typer.Typer(
+    commands = typer.Typer(
         cls=ListByDefault if lists else TyperGroup, help=help_, rich_markup_mode=None, no_args_is_help=not lists
     )
-    parent.add_typer(made, name=name, rich_help_panel=section)
-    return made
+    parent.add_typer(commands, name=name, rich_help_panel=section)
+    return commands
 
 
 def command(
@@ -144,5 +144,6 @@ def _report(cli: "Cli", error: TrellisError) -> int:
     url: str | None = None
     with contextlib.suppress(TrellisError):
         url = cli.url
+    error = problems.with_source(error, cli.source_of)
     cli.out.error(problems.without_password(problems.message_for_person(error), url), problems.remedy_for(error))
     return problems.exit_code(error)

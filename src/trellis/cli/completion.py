@@ -32,7 +32,7 @@ def completion(cli: Cli, shell: Annotated[Shell, typer.Argument(help="Your shell
     fish: `trellis completion fish > ~/.config/fish/completions/trellis.fish`.
     """
     # The library uses both names only for its own `--show-completion`; a custom command has no other access.
-    made = shells.get_completion_script(  # pyright: ignore[reportPrivateImportUsage]
+    script = shells.get_completion_script(  # pyright: ignore[reportPrivateImportUsage]
         prog_name=PROGRAM, complete_var=COMPLETING, shell=shell.value
     )
-    cli.out.line(made)
+    cli.out.line(script)

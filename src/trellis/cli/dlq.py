@@ -62,7 +62,7 @@ async def list_letters(
     """
     where, wanted, failed = _filter(type_, reason, correlation, lifecycle), values.limit(limit, LIMIT_MAX), 0
     async with cli.api() as api:
-        found = await api.dead_letters.list(**where, limit=wanted, cursor=cursor)
+        letters = await api.dead_letters.list(**where, limit=wanted, cursor=cursor)
         now = await cli.ledger_time(api)
         if isinstance(api, LocalApi) and not reason and lifecycle != LEASED_JOB.name:
             failed = await api.dead_letters.count_failed(type_=type_, correlation_id=correlation, limit=COUNTED_MAX)
@@ -74,10 +74,10 @@ async def list_letters(
             title="TYPE: ERROR", cell=lambda letter: f"{letter['type']}: {letter['last_error']}", gives_way=True
         ),
     ]
-    if not cli.out.ids_alone(ids, [letter.job_id for letter in found.items]):
-        cli.out.listing([letter.model_dump() for letter in found.items], columns, empty="No dead letters.")
-    if found.next_cursor is not None:
-        cli.out.note(f"there are more: --cursor {found.next_cursor}")
+    if not cli.out.ids_alone(ids, [letter.job_id for letter in letters.items]):
+        cli.out.listing([letter.model_dump() for letter in letters.items], columns, empty="No dead letters.")
+    if letters.next_cursor is not None:
+        cli.out.note(f"there are more: --cursor {letters.next_cursor}")
     if failed:
         name, state = QUEUE_JOB.name, "FAILED"
         many = f"{counted(failed, name)}{' or more' if failed == COUNTED_MAX else ''}"
@@ -137,6 +137,10 @@ async def requeue(
         if filtered:
             letters = (await api.dead_letters.list(**where, limit=wanted)).items
             chosen = [letter.job_id for letter in reversed(letters)]
+        if not (dry_run or chosen or cli.out.as_json):
+            types = [] if type_ is None else [one.type for one in (await api.dead_letters.list(limit=wanted)).items]
+            cli.out.line(f"No dead letter is like that: nothing was requeued.{values.other_type(type_ or '', types)}")
+            return 0
         if dry_run or not chosen:
             return _counted(cli, len(chosen), wanted)
         if filtered and not yes:

@@ -16,10 +16,11 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, Output, as_record, table
+from trellis.engine.attempts import attempt_number
 from trellis.engine.errors import InputError, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, Job
-from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role
+from trellis.lifecycles import LIFECYCLES, Phase, Role
 from trellis.operations.explain import duration, event_note
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
@@ -81,14 +82,14 @@ async def events(
 
 
 async def _found(cli: Cli, api: "GatewayClient | LocalApi", limit: int, **where: Any) -> list[Event]:
-    found = event_rows((await api.feed.find(limit=limit, **where)).items)
+    events = event_rows((await api.feed.find(limit=limit, **where)).items)
     if cli.gateway_url is None:
-        return found
+        return events
     from trellis.http.pages import EVENTS_MAX  # loads the documents of a gateway
 
-    if len(found) == EVENTS_MAX < limit:
+    if len(events) == EVENTS_MAX < limit:
         cli.out.note(f"a gateway tells {EVENTS_MAX} events at most; there may be more")
-    return found
+    return events
 
 
 async def _print_cancel_request(cli: Cli, api: "GatewayClient | LocalApi", events: Sequence[Event]) -> None:
@@ -115,15 +116,15 @@ def asked_to_stop(job: "Job | JobWhole") -> str:
 async def _feed(
     cli: Cli, api: "GatewayClient | LocalApi", after: str | None, lifecycle: str | None, wanted: int
 ) -> None:
-    found, position = list[Event](), after
-    while len(found) < wanted:
-        page = await api.feed.page(position, lifecycle=lifecycle, limit=min(PAGE_MAX, wanted - len(found)))
+    events, position = list[Event](), after
+    while len(events) < wanted:
+        page = await api.feed.page(position, lifecycle=lifecycle, limit=min(PAGE_MAX, wanted - len(events)))
         if page.position == position:
             break
         position = page.position
-        found += event_rows(page.items)
-    print_events(cli.out, found, FEED_COLUMNS)
-    if found:
+        events += event_rows(page.items)
+    print_events(cli.out, events, FEED_COLUMNS)
+    if events:
         cli.out.note(f"go on from here: --after {position}")
 
 
@@ -148,25 +149,25 @@ def event_rows(items: "Sequence[Event | EventListed]") -> list[Event]:
     return [one if isinstance(one, Event) else event_row(one, one.lifecycle) for one in items]
 
 
-def event_row(told: "EventShape", lifecycle: str) -> Event:
+def event_row(shape: "EventShape", lifecycle: str) -> Event:
     """An event of a gateway's document, as the ledger has it."""
-    step = told.payload
+    step = shape.payload
     return Event(
-        id=told.id,
-        job_id=JobId(told.job_id),
+        id=shape.id,
+        job_id=JobId(shape.job_id),
         lifecycle=lifecycle,
-        type=told.type,
-        ts=datetime.fromisoformat(told.ts),
+        type=shape.type,
+        ts=datetime.fromisoformat(shape.ts),
         role=Role(step["role"]),
-        actor=told.actor,
-        correlation_id=told.correlation_id,
-        cause=told.cause,
+        actor=shape.actor,
+        correlation_id=shape.correlation_id,
+        cause=shape.cause,
         source=step["from"],
         target=step["to"],
         generation=step["generation"],
         attempt=step["attempt"],
         epoch=step["epoch"],
-        version=told.version,
+        version=shape.version,
         data=None if step["data"] is None else json.dumps(step["data"]).encode(),
     )
 
@@ -176,15 +177,15 @@ def _line(event: Event) -> str:
     return f"{event.ts:%H:%M:%S.%f}"[:12] + f"  {event.type:<20} {event.job_id}" + (f"  {note}" if note else "")
 
 
-def print_events(out: Output, found: Sequence[Event], columns: Sequence[ListingColumn[Event]]) -> None:
+def print_events(out: Output, events: Sequence[Event], columns: Sequence[ListingColumn[Event]]) -> None:
     """A table of events. Times are relative to the first one, to show how long things took."""
-    if found and not out.as_json:
-        first = found[0].ts
+    if events and not out.as_json:
+        first = events[0].ts
         out.line(f"from {first:%Y-%m-%d %H:%M:%S} UTC", style="dim")
         after = ListingColumn[Event](title="AFTER", cell=lambda event: _offset(event.ts, first), right=True)
-        out.show(table(found, [columns[0], after, *columns[1:]], out.console.width))
+        out.show(table(events, [columns[0], after, *columns[1:]], out.console.width))
         return
-    out.listing(found, columns, empty="No event is like that.")
+    out.listing(events, columns, empty="No event is like that.")
 
 
 def _offset(moment: datetime, first: datetime) -> str:
@@ -195,28 +196,6 @@ def _offset(moment: datetime, first: datetime) -> str:
 def _millisecond(moment: datetime) -> datetime:
     """The time as a gateway has it: without the part of a millisecond that only the ledger knows."""
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
-
-
-def attempt_number(event: Event) -> int:
-    """The number of the attempt that an event is about, from 1; 0 for the end of a job that nobody tried.
-
-    An event that ends an attempt and opens the next one is about the attempt that ended: it has that one's error. The
-    end of a job that waited for its next attempt is about the last one that was made.
-    """
-    lifecycle = LIFECYCLES[event.lifecycle]
-    states = lifecycle.by_name
-    ends = states[event.target].phase is Phase.ENDED
-    if event.epoch == 0 and ends:
-        return 0
-    opened = [one for one in lifecycle.transitions if one.opens is Progress.ATTEMPT]
-    if event.source is not None and states[event.source].phase is Phase.HELD:
-        step = (event.source, event.target, event.type)
-        return event.attempt + (0 if any((one.source, one.target, one.event) == step for one in opened) else 1)
-    awaits_next = any(
-        one.source is not None and states[one.source].phase is Phase.HELD and one.target == event.source
-        for one in opened
-    )
-    return event.attempt if ends and awaits_next else event.attempt + 1
 
 
 _WHAT = ListingColumn[Event](title="EVENT", cell=lambda event: event.type)
@@ -248,8 +227,8 @@ async def stop_text(cli: Cli, api: "GatewayClient | LocalApi", job_id: str) -> s
     due_at: datetime | None = None
     with suppress(TrellisError):  # who may cancel a job may not be allowed to read it
         read = await api.jobs.get(job_id)
-        found = read.job.cancel_due_at if isinstance(read, WholeJob) else read.cancel_due_at
-        due_at = datetime.fromisoformat(found) if isinstance(found, str) else found
+        due = read.job.cancel_due_at if isinstance(read, WholeJob) else read.cancel_due_at
+        due_at = datetime.fromisoformat(due) if isinstance(due, str) else due
     if due_at is None:
         return "was asked to stop; it is ended after its grace period if it does not"
     left_s = (due_at - await cli.ledger_time(api)).total_seconds()

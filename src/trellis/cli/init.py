@@ -77,12 +77,12 @@ async def _open_once(cli: Cli) -> None:
 
 
 def _print_made(cli: Cli, parts: list[Path], before: set[Path]) -> None:
-    made = [str(part) for part in parts if part not in before]
+    created = [str(part) for part in parts if part not in before]
     kept = [str(part) for part in parts if part in before]
     if cli.out.as_json:
-        cli.out.record({"made": made, "kept": kept})
+        cli.out.record({"made": created, "kept": kept})
         return
-    for part in made:
+    for part in created:
         cli.out.line(f"made      {part}", style="green")
     for part in kept:
         cli.out.line(f"was there {part}")

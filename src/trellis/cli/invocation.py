@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from trellis.app.settings import Settings, read_settings
+from trellis.app.settings import PREFIX, Settings, read_settings
 from trellis.app.wiring import LOCAL_ROLES, check_home_issuer, connect, identify, principal_for, process_name
 from trellis.auth.matrices import permit
 from trellis.auth.own_reads import OwnReads
@@ -21,7 +21,14 @@ from trellis.cli.places import CommandPlace, program_name
 from trellis.cli.telemetry import configure_logging
 from trellis.client import Trellis
 from trellis.engine.admin_acts import this_node
-from trellis.engine.errors import LedgerMissing, LedgerReadOnly, LedgerUrlInvalid, OptionInvalid, Refused
+from trellis.engine.errors import (
+    LedgerMissing,
+    LedgerReadOnly,
+    LedgerUrlInvalid,
+    OptionInvalid,
+    Refused,
+    SettingsInvalid,
+)
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -82,6 +89,17 @@ class Cli:
         if self.ledger is not None:
             return self.ledger
         return ledger_url(self.data) if self.data is not None else self.settings.ledger
+
+    def source_of(self, setting: str) -> str:
+        """Where the value of this setting comes from: an option of this command, `trellis.toml`, or the environment."""
+        data = None if self.data is None else "--data"
+        option = {"ledger": data if self.ledger is None else "--ledger", "gateway": self.gateway and "--gateway"}
+        if (named := option.get(setting)) is not None:
+            return named
+        try:
+            return self.settings.source_of(setting)
+        except SettingsInvalid:
+            return f"{PREFIX}{setting.upper()}"
 
     @cached_property
     def _place(self) -> CommandPlace:

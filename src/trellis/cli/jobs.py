@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.text import Text
 
-from trellis.api.jobs import WholeJob
+from trellis.api.jobs import WORK, LocalJobs, WholeJob
 from trellis.api.local import LocalApi
 from trellis.cli import values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
@@ -17,6 +17,7 @@ from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_ev
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.cli.places import PROGRAM
+from trellis.engine.attempts import attempts_made, has_attempts
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import InvalidTransition
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
@@ -30,6 +31,7 @@ from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
     from trellis.http.client import GatewayClient
+    from trellis.http.jobs import Jobs
     from trellis.http.operation_shapes import JobListed
     from trellis.http.shapes import JobShape, JobWhole, SignalShape
 
@@ -72,41 +74,57 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
     correlation: Annotated[
         str | None, typer.Option("--correlation", help="Only those with this correlation id.")
     ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", metavar="ID", help="Only jobs that this one caused.")
+    ] = None,
     key: Annotated[str | None, typer.Option("--concurrency-key", help="Only jobs of this key.")] = None,
     limit: LimitOption = LIMIT_DEFAULT,
     cursor: Annotated[str | None, typer.Option("--cursor", help="Continue after an earlier page.")] = None,
     ids: IdsOption = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """List jobs, newest first. --lifecycle nlm-job lists those of the NLM backend, which has a ledger of its own."""
+    """List jobs, newest first. --lifecycle nlm-job lists those of the NLM backend, which has a ledger of its own.
+
+    Runs, proposals, artifacts and inbox entries have listings of their own (`trellis runs`, `trellis proposals`, `trellis artifacts`). With
+    --lifecycle or --concurrency-key they are listed here too, but not through a gateway.
+    """
     chosen_state, chosen_lifecycle = values.state(state, values.lifecycle(lifecycle))
-    where: dict[str, Any] = {"lifecycle": chosen_lifecycle, "type_": type_, "status": chosen_state}
+    cli.refuse_at_gateway(**({} if chosen_lifecycle in {None, *WORK} else {"lifecycle": lifecycle, "status": state}))
+    where: dict[str, Any] = {"lifecycle": chosen_lifecycle, "type_": type_, "status": chosen_state, "parent_id": parent}
     if key is not None:
         cli.refuse_at_gateway(concurrency_key=key)
         where["concurrency_key"] = key if ":" in key else f"{KEY_NAMESPACE}{key}"
     wanted = values.limit(limit, LIMIT_MAX)
     waits: dict[str, str | None] = {}
     async with cli.api(lifecycle=chosen_lifecycle) as api:
-        jobs = list["Job | JobListed"]()
+        jobs, source = list[dict[str, Any]](), _rows_of(api, everything=bool(chosen_lifecycle or key))
         while wanted > 0:
-            asked = min(wanted, PAGE_MAX)
-            page = await api.jobs.list(**where, correlation_id=correlation, limit=asked, cursor=cursor)
+            page_limit = min(wanted, PAGE_MAX)
+            page = await source.list(**where, correlation_id=correlation, limit=page_limit, cursor=cursor)
             wanted, cursor = wanted - len(page.items), page.next_cursor
             if cli.out.ids_alone(ids, [job.job_id for job in page.items]):
                 pass
             elif cli.out.as_json:
                 waits = await _waits(api, page.items)
-                for job in page.items:
-                    cli.out.record({**_listed(job), "waits_for": waits.get(job.job_id)})
+                for job in await _listed(api, page.items):
+                    cli.out.record({**job, "waits_for": waits.get(job["job_id"])})
             else:
-                jobs += page.items
+                jobs += await _listed(api, page.items)
                 waits |= await _waits(api, page.items)
             if cursor is None:
                 break
         now = await cli.ledger_time(api)
+        hint = ""
+        if type_ is not None and not (jobs or ids or cli.out.as_json):
+            hint = values.other_type(type_, [job.type for job in (await api.jobs.list(limit=PAGE_MAX)).items])
     if not ids and not cli.out.as_json:
-        cli.out.listing([as_record(job) for job in jobs], _columns(now, waits), empty="No job is like that.")
+        cli.out.listing(jobs, _columns(now, waits), empty=f"No job is like that.{hint}")
     if cursor is not None:
         cli.out.note(f"there are more: --cursor {cursor}")
+
+
+def _rows_of(api: "GatewayClient | LocalApi", *, everything: bool) -> "LocalJobs | Jobs":
+    """What is listed: jobs, as through a gateway. Also runs and so on, if the ledger is asked for a lifecycle or a key."""
+    return api.jobs.only(WORK) if isinstance(api, LocalApi) and not everything else api.jobs
 
 
 async def _waits(api: "GatewayClient | LocalApi", jobs: "Sequence[Job | JobListed]") -> dict[str, str | None]:
@@ -117,9 +135,17 @@ async def _waits(api: "GatewayClient | LocalApi", jobs: "Sequence[Job | JobListe
     return waits
 
 
-def _listed(job: "Job | JobListed") -> dict[str, Any]:
-    """A job without payload and progress, which listings do not read."""
-    return {name: value for name, value in as_record(job).items() if name not in {"payload", "progress"}}
+async def _listed(api: "GatewayClient | LocalApi", jobs: "Sequence[Job | JobListed]") -> list[dict[str, Any]]:
+    """Jobs without payload and progress, which listings do not read, and with the number of attempts that were made."""
+    attempts: dict[JobId, int] = {}
+    if isinstance(api, LocalApi):
+        attempts = await api.jobs.attempts_made([job for job in jobs if isinstance(job, Job)])
+    records = [{**as_record(job), **_if_known(attempts.get(JobId(job.job_id)))} for job in jobs]
+    return [{name: value for name, value in one.items() if name not in {"payload", "progress"}} for one in records]
+
+
+def _if_known(attempts: int | None) -> dict[str, int]:
+    return {} if attempts is None else {"attempts_made": attempts}
 
 
 def _columns(now: datetime, waits: Mapping[str, str | None]) -> list[ListingColumn[Mapping[str, Any]]]:
@@ -136,14 +162,21 @@ def _columns(now: datetime, waits: Mapping[str, str | None]) -> list[ListingColu
 
 
 def _tries(job: Mapping[str, Any]) -> str:
-    """The number of the present attempt and of those allowed; 0 of a job that ended before anybody claimed it.
+    """The number of attempts that were made, the present one included, and of those allowed.
 
-    An older gateway does not tell the epoch: then the events are counted, of which a submit and a cancel are two.
+    The NLM backend and an older gateway do not count them: then it is the number of the present one, or 0 of a job that
+    ended before anybody claimed it. Without an epoch the events are counted, of which a submit and a cancel are two.
+    A job whose lifecycle has no further attempts shows nothing.
     """
-    has_ended = LIFECYCLES[job["lifecycle"]].by_name[job["status"]].phase is Phase.ENDED
-    epoch = job.get("epoch")
-    never_began = has_ended and (job["version"] - 2 if epoch is None else epoch) <= 0
-    return f"{0 if never_began else job['attempt']}/{job['max_attempts']}"
+    if not has_attempts(job["lifecycle"]):
+        return ""
+    attempts = job.get("attempts_made")
+    if attempts is None:
+        has_ended = LIFECYCLES[job["lifecycle"]].by_name[job["status"]].phase is Phase.ENDED
+        epoch = job.get("epoch")
+        never_began = has_ended and (job["version"] - 2 if epoch is None else epoch) <= 0
+        attempts = 0 if never_began else job["attempt"]
+    return f"{attempts}/{job['max_attempts']}"
 
 
 async def show(cli: Cli, id_: JobArgument) -> None:
@@ -160,8 +193,8 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         )
     record = as_record(job)
     if cli.out.as_json:
-        told = {"events": [as_record(event) for event in events], "signals": [as_record(one) for one in signals]}
-        cli.out.record({**record, **told})
+        history = {"events": [as_record(event) for event in events], "signals": [as_record(one) for one in signals]}
+        cli.out.record({**record, **history})
         return
     rows = [event_row(event, job.lifecycle) for event in events]
     whole = WholeJob(
@@ -184,7 +217,7 @@ def print_whole(
     """
     job, events, result, letter = whole.job, whole.events, whole.result, whole.letter
     if cli.out.as_json:
-        record = as_record(job)
+        record = {**as_record(job), "attempts_made": attempts_made(job, events)}
         record["result"] = None if result is None else json_.loads(result)
         record["dead_letter"] = None if letter is None else as_record(letter)
         record["artifacts"] = [as_record(one) for one in artifacts_of(events)]
@@ -192,7 +225,7 @@ def print_whole(
         record["signals"] = [as_record(signal) for signal in whole.signals]
         cli.out.record(record)
         return
-    facts = _facts(job, now)
+    facts = _facts(job, attempts_made(job, events), now)
     if of_document is not None:
         facts += of_document
     elif job.lifecycle == BUS_JOB.name:
@@ -270,40 +303,40 @@ def document_facts(job: "JobWhole") -> list[tuple[str, str | Text]]:
     return [(name, one if isinstance(one, str) else json_.dumps(one, ensure_ascii=False)) for name, one in known]
 
 
-def read_job(told: "JobWhole", events: Sequence[Event]) -> Job:
+def read_job(whole: "JobWhole", events: Sequence[Event]) -> Job:
     """A job of a gateway's document, as the ledger has it. An older gateway tells neither place nor epoch."""
-    record, phase = as_record(told), LIFECYCLES[told.lifecycle].by_name[told.status].phase
+    record, phase = as_record(whole), LIFECYCLES[whole.lifecycle].by_name[whole.status].phase
     place = {Phase.ENDED: JobPlace.ENDED, Phase.HELD: JobPlace.LEASED}.get(phase, JobPlace.READY)
     return Job(
-        job_id=JobId(told.job_id),
-        lifecycle=told.lifecycle,
-        type=told.type,
-        state=told.status,
-        place=place if told.place is None else JobPlace(told.place),
-        priority=Priority[told.priority.upper()],
-        generation=told.generation,
-        attempt=told.attempt,
+        job_id=JobId(whole.job_id),
+        lifecycle=whole.lifecycle,
+        type=whole.type,
+        state=whole.status,
+        place=place if whole.place is None else JobPlace(whole.place),
+        priority=Priority[whole.priority.upper()],
+        generation=whole.generation,
+        attempt=whole.attempt,
         max_attempts=record["max_attempts"],
-        version=told.version,
-        epoch=Epoch(told.epoch if told.epoch is not None else max((event.epoch for event in events), default=0)),
+        version=whole.version,
+        epoch=Epoch(whole.epoch if whole.epoch is not None else max((event.epoch for event in events), default=0)),
         deaths=0,
-        created_at=datetime.fromisoformat(told.created_at),
-        updated_at=datetime.fromisoformat(told.updated_at),
-        due_at=_moment(told.due_at),
-        deadline_at=_moment(told.deadline_at),
-        owner=told.owner,
-        lease_expires_at=_moment(told.lease_expires_at),
-        cancel_requested=told.cancel_requested,
-        cancel_asked_by=told.cancel_asked_by,
-        cancel_asked_at=_moment(told.cancel_asked_at),
-        cancel_cause=told.cancel_cause,
-        cancel_due_at=_moment(told.cancel_due_at),
-        concurrency_key=told.concurrency_key,
-        correlation_id=told.correlation_id,
-        parent_id=None if told.parent_id is None else JobId(told.parent_id),
-        compensates=None if told.compensates is None else JobId(told.compensates),
-        payload=None if told.payload is None else json_.dumps(told.payload).encode(),
-        progress=None if told.progress is None else json_.dumps(told.progress).encode(),
+        created_at=datetime.fromisoformat(whole.created_at),
+        updated_at=datetime.fromisoformat(whole.updated_at),
+        due_at=_moment(whole.due_at),
+        deadline_at=_moment(whole.deadline_at),
+        owner=whole.owner,
+        lease_expires_at=_moment(whole.lease_expires_at),
+        cancel_requested=whole.cancel_requested,
+        cancel_asked_by=whole.cancel_asked_by,
+        cancel_asked_at=_moment(whole.cancel_asked_at),
+        cancel_cause=whole.cancel_cause,
+        cancel_due_at=_moment(whole.cancel_due_at),
+        concurrency_key=whole.concurrency_key,
+        correlation_id=whole.correlation_id,
+        parent_id=None if whole.parent_id is None else JobId(whole.parent_id),
+        compensates=None if whole.compensates is None else JobId(whole.compensates),
+        payload=None if whole.payload is None else json_.dumps(whole.payload).encode(),
+        progress=None if whole.progress is None else json_.dumps(whole.progress).encode(),
     )
 
 
@@ -313,16 +346,16 @@ def _moment(text: str | None) -> datetime | None:
 
 def signal_lines(signal: Signal) -> Iterator[str]:
     """A log line or progress signal in readable form; a traceback on separate lines."""
-    said: Any = json_.loads(signal.data) if signal.data else None
-    if not isinstance(said, dict) or "event" not in said:
-        told = "" if said is None else f" {json_.dumps(said, ensure_ascii=False)}"
-        yield f"{signal.ts:%H:%M:%S} {KINDS.get(signal.type, signal.type):<8}{told}".rstrip()
+    data: Any = json_.loads(signal.data) if signal.data else None
+    if not isinstance(data, dict) or "event" not in data:
+        detail = "" if data is None else f" {json_.dumps(data, ensure_ascii=False)}"
+        yield f"{signal.ts:%H:%M:%S} {KINDS.get(signal.type, signal.type):<8}{detail}".rstrip()
         return
-    line = cast("dict[str, Any]", said)
+    line = cast("dict[str, Any]", data)
     fields: dict[str, Any] = {**line.get("fields", {}), **({"dropped": line["dropped"]} if "dropped" in line else {})}
     traceback = str(fields.pop("traceback", ""))
-    told = "".join(f" {name}={_value(value)}" for name, value in fields.items())
-    yield f"{signal.ts:%H:%M:%S} {line.get('level', ''):<8} {line['event']}{told}"
+    detail = "".join(f" {name}={_value(value)}" for name, value in fields.items())
+    yield f"{signal.ts:%H:%M:%S} {line.get('level', ''):<8} {line['event']}{detail}"
     yield from (f"    {one}" for one in traceback.splitlines())
 
 
@@ -339,16 +372,13 @@ def _print_failure(cli: Cli, failure: str | None) -> None:
             cli.out.prose(line, style="dim")
 
 
-def _facts(job: Job, now: datetime) -> list[tuple[str, str | Text]]:
+def _facts(job: Job, attempts: int, now: datetime) -> list[tuple[str, str | Text]]:
+    attempt = f"{attempts} of {job.attempts_allowed}" if has_attempts(job.lifecycle) else ""
     facts: list[tuple[str, str | Text]] = [
         ("job", job.job_id),
         ("type", f"{job.type} ({job.lifecycle}, {Priority(job.priority).name.lower()})"),
         ("status", Text.assemble(state_text(job.lifecycle, job.state), f", {job.place.value}")),
-        (
-            "attempt",
-            f"{_tries(as_record(job)).replace('/', ' of ')}"
-            + (f", generation {job.generation}" if job.generation else ""),
-        ),
+        ("attempt", f"{attempt}, generation {job.generation}" if attempt and job.generation else attempt),
         ("version", f"{job.version}, epoch {job.epoch}"),
         (
             "submitted",

@@ -118,13 +118,17 @@ async def migrate(
     folder = make_folder(cli.url)
     await migrate_ledger(cli.url, by=cli.person, reason=reason)
     key = make_development_key(cli.url) if file is not None else None
-    made = [*([folder] if folder else []), *missing]
+    created = [*([folder] if folder else []), *missing]
     address = without_password(cli.url, cli.url)
     if cli.out.as_json:
-        record = {"ledger": address, "key": str(key) if key else None, "made": [str(path.resolve()) for path in made]}
+        record = {
+            "ledger": address,
+            "key": str(key) if key else None,
+            "made": [str(path.resolve()) for path in created],
+        }
         cli.out.record(record)
         return
-    for path in made:
+    for path in created:
         cli.out.line(f"made {path.resolve()}")
     cli.out.line(f"{address} is ready")
     if key is not None:
@@ -183,8 +187,8 @@ async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
 
 
 def _counts(jobs: int, events: int, violations: int) -> str:
-    told = counted(violations, "violation") if violations else "no violation"
-    return f"{counted(jobs, 'job')}, {counted(events, 'event')}: {told}"
+    result = counted(violations, "violation") if violations else "no violation"
+    return f"{counted(jobs, 'job')}, {counted(events, 'event')}: {result}"
 
 
 VIOLATION_COLUMNS = (
@@ -227,7 +231,7 @@ async def list_followers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.open() as ledger:
-        found, now = await ledger.followers(), await ledger.now()
+        followers, now = await ledger.followers(), await ledger.now()
     columns = (
         ListingColumn[SubscriberRecord](title="NAME", cell=lambda seen: seen.name),
         ListingColumn[SubscriberRecord](title="BEHIND", cell=lambda seen: _behind(seen, now), right=True),
@@ -235,7 +239,7 @@ async def list_followers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
         ListingColumn[SubscriberRecord](title="FOLLOWED BY", cell=lambda seen: seen.actor, gives_way=True),
         ListingColumn[SubscriberRecord](title="UNTIL", cell=lambda seen: f"{seen.until:%Y-%m-%d %H:%M:%S}"),
     )
-    cli.out.listing(found[:wanted], columns, empty="Nobody has followed yet; `trellis up` does.")
+    cli.out.listing(followers[:wanted], columns, empty="Nobody has followed yet; `trellis up` does.")
 
 
 def _behind(seen: SubscriberRecord, now: datetime) -> Text:
@@ -415,8 +419,8 @@ async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
 
 async def _queue_jobs(ledger: Ledger) -> list[Finding]:
     where = {state: JobFilter(lifecycle=QUEUE_JOB.name, state=state) for state in QUEUE_STATES}
-    found = {state: (await ledger.jobs(one, limit=LETTERS_COUNTED)).jobs for state, one in where.items()}
-    return queue_findings(found, LETTERS_COUNTED, await ledger.now())
+    jobs = {state: (await ledger.jobs(one, limit=LETTERS_COUNTED)).jobs for state, one in where.items()}
+    return queue_findings(jobs, LETTERS_COUNTED, await ledger.now())
 
 
 def _operator(url: str) -> list[Finding]:
@@ -455,11 +459,11 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
         paths = (sqlite_path(url), sqlite_path(settings.nlm_ledger_of(url)), objects, where.memory)
     except TrellisError:
         return []  # errors in them are reported by other checks
-    found = [str(path) for path in paths if isinstance(path, Path) and is_open_to_others(path)]
-    if not found:
+    exposed = [str(path) for path in paths if isinstance(path, Path) and is_open_to_others(path)]
+    if not exposed:
         return []
-    detail = f"others on this machine can read {', '.join(found)}"
-    remedy = f"chmod -R o-rwx {shlex.join(found)}"
+    detail = f"others on this machine can read {', '.join(exposed)}"
+    remedy = f"chmod -R o-rwx {shlex.join(exposed)}"
     return [Finding(check="privacy", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
 
 
@@ -510,18 +514,18 @@ async def _nlm(settings: Settings) -> list[Finding]:
     try:
         backend = NlmBackend(settings.nlm_backend, lambda: "", outgoing_tls(settings))
         try:
-            said = await backend.health()
+            health = await backend.health()
         finally:
             await backend.close()
     except TrellisError as error:
         return [error_finding(check, without_password(str(error), settings.nlm_backend), remedy)]
-    if said == "ok":
+    if health == "ok":
         return [Finding(check=check, severity=FindingSeverity.OK, detail=f"{address} answers")]
-    told, remedy = "not as an NLM backend does", f"look whether {PREFIX}NLM_BACKEND is the address that is meant"
-    if said == NLM_DEGRADED:
-        told, remedy = "its provider does not", "look in its log"
+    answer, remedy = "not as an NLM backend does", f"look whether {PREFIX}NLM_BACKEND is the address that is meant"
+    if health == NLM_DEGRADED:
+        answer, remedy = "its provider does not", "look in its log"
     return [
-        Finding(check=check, severity=FindingSeverity.WARNING, detail=f"{address} answers, but {told}", remedy=remedy)
+        Finding(check=check, severity=FindingSeverity.WARNING, detail=f"{address} answers, but {answer}", remedy=remedy)
     ]
 
 

@@ -41,9 +41,9 @@ def lifecycles(
 
 
 def _list(cli: Cli, wanted: int) -> None:
-    found = list(LIFECYCLES.values())[:wanted]
+    lifecycles = list(LIFECYCLES.values())[:wanted]
     if cli.out.as_json:
-        for lifecycle in found:
+        for lifecycle in lifecycles:
             cli.out.record({"name": lifecycle.name, "title": lifecycle.title, "states": list(lifecycle.by_name)})
         return
     columns = [
@@ -51,7 +51,7 @@ def _list(cli: Cli, wanted: int) -> None:
         ListingColumn[Lifecycle](title="WHAT", cell=lambda one: one.title, wraps=True),
         ListingColumn[Lifecycle](title="STATES", cell=_states, wraps=True),
     ]
-    cli.out.listing(found, columns, empty="")
+    cli.out.listing(lifecycles, columns, empty="")
 
 
 def _states(lifecycle: Lifecycle) -> Text:
@@ -59,16 +59,16 @@ def _states(lifecycle: Lifecycle) -> Text:
 
 
 def _describe(cli: Cli, lifecycle: Lifecycle) -> None:
-    told = describe(lifecycle)
+    document = describe(lifecycle)
     if cli.out.as_json:
-        states, transitions = [as_record(s) for s in told.states], [as_record(t) for t in told.transitions]
-        cli.out.record({**as_record(told), "states": states, "transitions": transitions})
+        states, transitions = [as_record(s) for s in document.states], [as_record(t) for t in document.transitions]
+        cli.out.record({**as_record(document), "states": states, "transitions": transitions})
         return
-    cli.out.line(f"{told.name}: {told.title}", style="bold")
-    cli.out.line(f"version {told.version}, swept by {told.swept_by}\n", style="dim")
-    cli.out.listing(told.states, _state_columns(lifecycle), empty="")
+    cli.out.line(f"{document.name}: {document.title}", style="bold")
+    cli.out.line(f"version {document.version}, swept by {document.swept_by}\n", style="dim")
+    cli.out.listing(document.states, _state_columns(lifecycle), empty="")
     cli.out.line()
-    cli.out.listing(told.transitions, TRANSITION_COLUMNS, empty="")
+    cli.out.listing(document.transitions, TRANSITION_COLUMNS, empty="")
 
 
 def _state_columns(lifecycle: Lifecycle) -> list[ListingColumn[StateLine]]:

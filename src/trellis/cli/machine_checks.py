@@ -1,4 +1,4 @@
-"""Checks of `trellis doctor` for this machine: free space, key files, and the servers of models and grounded answers."""
+"""Checks of `trellis doctor` for this machine: free space, key files, and the servers it needs."""
 
 import asyncio
 import shutil
@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trellis.app.settings import PREFIX, Settings
+from trellis.app.settings import BUILTIN, PREFIX, Settings
 from trellis.cli.invocation import sqlite_path
-from trellis.engine.errors import KeyUnusable, TrellisError
+from trellis.engine.errors import ExtraMissing, KeyUnusable, TrellisError
 from trellis.engine.private_files import read_private
 from trellis.engine.records import Finding, FindingSeverity
 from trellis.operations.doctor import disk_finding, error_finding
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # only some checks need a provider
 KEY_FILES = ("token_key_file", "callback_key_file", "bus_key_file", "alert_key_file")
 """Settings that name a file with a secret."""
 MODELS = "agents' models"
+ORCHESTRATOR = "orchestrator"
 AGENTS_SHOWN = 3
 PROVIDER_S = 5.0
 """How long the doctor waits for the provider."""
@@ -31,7 +32,11 @@ AGENTS_S = 10.0
 
 async def machine_findings(settings: Settings, url: str) -> list[Finding]:
     """Findings about this machine. Only what is configured is checked, and nothing is written."""
-    servers = [*await provider_findings(settings), *await model_findings(settings)]
+    servers = [
+        *await provider_findings(settings),
+        *await model_findings(settings),
+        *await orchestrator_findings(settings),
+    ]
     return [*disk_findings(settings, url), *key_findings(settings), *servers]
 
 
@@ -104,7 +109,7 @@ async def model_findings(settings: Settings) -> list[Finding]:
         key = settings.key_for("model_base_url")
         return open_provider("openai", clock=SystemClock(), base_url=address, model="any", key=key)
 
-    return [await _server_finding(ServerToAsk(MODELS, address, remedy, opened))]
+    return [await _server_finding(ServerToAsk(MODELS, address.partition("?")[0], remedy, opened))]
 
 
 async def unset_model_findings(settings: Settings, objects: "ObjectStore") -> list[Finding]:
@@ -117,12 +122,12 @@ async def unset_model_findings(settings: Settings, objects: "ObjectStore") -> li
         return []
     try:
         async with asyncio.timeout(AGENTS_S):
-            found = (await Catalog(objects).list()).agents
+            agents = (await Catalog(objects).list()).agents
     except TimeoutError:
         return [_unread_models(f"the files of the agents were not read within {AGENTS_S:g} s")]
     except TrellisError as error:
         return [_unread_models(f"the files of the agents could not be read: {error}")]
-    named = [one.slug for one in found if isinstance(one, AgentDefinition) and one.model.partition(":")[0] == OPENAI]
+    named = [one.slug for one in agents if isinstance(one, AgentDefinition) and one.model.partition(":")[0] == OPENAI]
     if not named:
         return []
     shown = ", ".join(named[:AGENTS_SHOWN]) + (", …" if len(named) > AGENTS_SHOWN else "")
@@ -141,6 +146,26 @@ def _unread_models(problem: str) -> Finding:
     return Finding(check=MODELS, severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)
 
 
+async def orchestrator_findings(settings: Settings) -> list[Finding]:
+    """Whether the Temporal server that drives runs answers; nothing if the built-in orchestrators drive them."""
+    if settings.orchestrator == BUILTIN:
+        return []
+    from trellis.runs.temporal.layer import check_server  # only few instances need it
+
+    remedy = f"start it, or correct {PREFIX}ORCHESTRATOR; until then runs are accepted and wait in the ledger"
+    try:
+        temporal = settings.temporal
+        assert temporal is not None
+        await check_server(temporal)
+    except ExtraMissing as error:
+        detail, elsewhere = f"the Temporal server is not checked: {error}", "only processes that drive runs need it"
+        return [Finding(check=ORCHESTRATOR, severity=FindingSeverity.WARNING, detail=detail, remedy=elsewhere)]
+    except TrellisError as error:
+        return [error_finding(ORCHESTRATOR, str(error), remedy)]
+    detail = f"the Temporal server at {temporal.address}, namespace {temporal.namespace}, answers"
+    return [Finding(check=ORCHESTRATOR, severity=FindingSeverity.OK, detail=detail)]
+
+
 @dataclass(frozen=True, slots=True)
 class ServerToAsk:
     """A server whose health is asked for, and how the finding about it reads."""
@@ -156,7 +181,9 @@ async def _server_finding(server: ServerToAsk) -> Finding:
     try:
         provider = server.open()
     except TrellisError as error:
-        return error_finding(server.check, str(error), server.remedy)
+        # The error of a provider's settings names the NLM provider; this server may be that of agents' models.
+        problem = f"{server.shown}: {error.data['detail']}" if error.data.get("setting") == "openai" else str(error)
+        return error_finding(server.check, problem, server.remedy)
     try:
         async with asyncio.timeout(PROVIDER_S):
             health = await provider.health()

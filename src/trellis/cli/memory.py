@@ -33,23 +33,23 @@ async def list_memories(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """List the agents with the version, the size and the last change of their memories."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api() as api:
-        found = (await api.memory.list(limit=wanted)).items
-    _show_list(cli, [one.model_dump(mode="json", exclude={"files", "mode"}) for one in found])
+        memories = (await api.memory.list(limit=wanted)).items
+    _show_list(cli, [one.model_dump(mode="json", exclude={"files", "mode"}) for one in memories])
 
 
 async def read(cli: Cli, agent: AgentArgument, wide: WideOption = False) -> None:  # noqa: FBT002 - a flag
     """Print what an agent reads of its memory before it begins."""
     async with cli.api() as api:
-        found = await api.memory.read(agent, mode="wide" if wide else "basic")
-    _show(cli, found.model_dump(mode="json"))
+        memory = await api.memory.read(agent, mode="wide" if wide else "basic")
+    _show(cli, memory.model_dump(mode="json"))
 
 
 async def history(cli: Cli, agent: AgentArgument, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """List the changes of a memory, newest first, with the proposal and the run that each came from."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api() as api:
-        found = (await api.memory.history(agent, limit=wanted)).items
-    _show_history(cli, [one.model_dump(mode="json") for one in found])
+        changes = (await api.memory.history(agent, limit=wanted)).items
+    _show_history(cli, [one.model_dump(mode="json") for one in changes])
 
 
 async def diff(
@@ -62,16 +62,16 @@ async def diff(
 ) -> None:
     """Print what changed in a memory from one version to another, as a unified diff."""
     async with cli.api() as api:
-        found = await api.memory.diff(agent, from_version, to_version)
+        changes = await api.memory.diff(agent, from_version, to_version)
     if cli.out.as_json:
-        cli.out.record(found.model_dump(mode="json"))
-    elif found.diff:
-        cli.out.diff(found.diff)
+        cli.out.record(changes.model_dump(mode="json"))
+    elif changes.diff:
+        cli.out.diff(changes.diff)
     else:
-        cli.out.line(f"Nothing changed from version {found.from_version} to {found.to_version}.")
+        cli.out.line(f"Nothing changed from version {changes.from_version} to {changes.to_version}.")
 
 
-def _show_list(cli: Cli, found: Sequence[dict[str, Any]]) -> None:
+def _show_list(cli: Cli, memories: Sequence[dict[str, Any]]) -> None:
     columns = [
         ListingColumn[dict[str, Any]](title="AGENT", cell=lambda one: one["agent_id"]),
         ListingColumn[dict[str, Any]](title="VERSION", cell=lambda one: str(one["version"]), right=True),
@@ -79,7 +79,7 @@ def _show_list(cli: Cli, found: Sequence[dict[str, Any]]) -> None:
         ListingColumn[dict[str, Any]](title="CHANGED", cell=lambda one: one["last_update"] or "never"),
         ListingColumn[dict[str, Any]](title="BY RUN", cell=lambda one: one["last_run_id"] or "", gives_way=True),
     ]
-    cli.out.listing(found, columns, empty="No agents, so nobody remembers anything.")
+    cli.out.listing(memories, columns, empty="No agents, so nobody remembers anything.")
 
 
 def _show(cli: Cli, document: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ def _show(cli: Cli, document: dict[str, Any]) -> None:
         cli.out.line(text.rstrip("\n") or "(nothing)")
 
 
-def _show_history(cli: Cli, found: Sequence[dict[str, Any]]) -> None:
+def _show_history(cli: Cli, changes: Sequence[dict[str, Any]]) -> None:
     columns = [
         ListingColumn[dict[str, Any]](title="VERSION", cell=lambda one: str(one["version"] or ""), right=True),
         ListingColumn[dict[str, Any]](title="AT", cell=lambda one: one["at"]),
@@ -104,7 +104,7 @@ def _show_history(cli: Cli, found: Sequence[dict[str, Any]]) -> None:
         ListingColumn[dict[str, Any]](title="RUN", cell=lambda one: one["run_id"] or ""),
         ListingColumn[dict[str, Any]](title="FILES", cell=_files, gives_way=True),
     ]
-    cli.out.listing(found, columns, empty="Its memory has never been changed.")
+    cli.out.listing(changes, columns, empty="Its memory has never been changed.")
 
 
 def _files(one: dict[str, Any]) -> str:

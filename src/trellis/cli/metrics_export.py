@@ -114,8 +114,8 @@ def otlp_metrics(samples: Sequence[Sample], resource: Any, *, began_ns: int, now
     by_metric: dict[Metric, list[Sample]] = {}
     for sample in samples:
         by_metric.setdefault(sample.metric, []).append(sample)
-    made = [_otlp_metric(metric, each, began_ns, now_ns) for metric, each in by_metric.items()]
-    scope = ScopeMetrics(scope=InstrumentationScope("trellis"), metrics=made, schema_url="")
+    metrics = [_otlp_metric(metric, each, began_ns, now_ns) for metric, each in by_metric.items()]
+    scope = ScopeMetrics(scope=InstrumentationScope("trellis"), metrics=metrics, schema_url="")
     return MetricsData(resource_metrics=[ResourceMetrics(resource=resource, scope_metrics=[scope], schema_url="")])
 
 

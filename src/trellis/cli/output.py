@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel
 from rich.cells import cell_len
@@ -24,6 +24,9 @@ from trellis.engine.records import Event, Job
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.storage.objects.canonical_json import timestamp
+
+if TYPE_CHECKING:  # loaded where there is a document
+    from trellis.http.shapes import JobDocument
 
 # Tables are for people, JSON Lines for programs; everything else goes to standard error.
 # On a terminal a table fits its width; in a pipe nothing is cut, coloured or wrapped. JSON is one object per line, so a
@@ -46,10 +49,13 @@ _UNSEEN = re.compile(
     # Invisible characters.
     r"|[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f\u2800\u3164]"
     r"|[\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-    # Lone surrogates.
-    r"|[\ud800-\udfff]"
+    # Private use: each font shows another sign, or none. Lone surrogates.
+    r"|[\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff]"
 )
-"""Characters that control a terminal or are invisible: Unicode controls, and code points without a glyph."""
+"""Characters that control a terminal or are invisible: Unicode controls, and code points without a glyph.
+
+console/app/src/lib/unseen.ts has the same list, for the console.
+"""
 UNLIMITED_WIDTH = 10_000
 """Wider than any row, so that in a pipe each row is one line."""
 
@@ -157,13 +163,13 @@ class Output:
         else:
             self.note(empty)
 
-    def show(self, made: Table) -> None:
+    def show(self, table: Table) -> None:
         """Print a table; in a pipe without trailing spaces."""
         if self.console.is_terminal:
-            self.console.print(made)
+            self.console.print(table)
             return
         with self.console.capture() as drawn:
-            self.console.print(made)
+            self.console.print(table)
         self.console.file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 
     def facts(self, pairs: Iterable[tuple[str, str | Text]]) -> None:
@@ -199,14 +205,14 @@ def table(rows: Sequence[T], columns: Sequence[ListingColumn[T]], width: int) ->
     natural = [
         max([cell_len(column.title), *(row[index].cell_len for row in cells)]) for index, column in enumerate(columns)
     ]
-    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for column, most in zip(columns, _widths(columns, natural, width), strict=True):
         justify: Literal["left", "right"] = "right" if column.right else "left"
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.gives_way else "fold"
-        made.add_column(column.title, justify=justify, overflow=overflow, no_wrap=not column.wraps, max_width=most)
+        table.add_column(column.title, justify=justify, overflow=overflow, no_wrap=not column.wraps, max_width=most)
     for row in cells:
-        made.add_row(*row)
-    return made
+        table.add_row(*row)
+    return table
 
 
 def _widths(columns: Sequence[ListingColumn[Any]], natural: Sequence[int], width: int) -> list[int]:
@@ -229,7 +235,7 @@ def _text(cell: str | Text) -> Text:
 
 def escape_terminal_codes(text: str) -> str:
     """The text with control and invisible characters escaped, because it may come from an untrusted source."""
-    return _UNSEEN.sub(lambda found: _written_out(ord(found[0])), text)
+    return _UNSEEN.sub(lambda match: _written_out(ord(match[0])), text)
 
 
 def json_line(record: Mapping[str, Any]) -> str:
@@ -238,9 +244,9 @@ def json_line(record: Mapping[str, Any]) -> str:
     return _UNSEEN.sub(_escaped, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     """The JSON escape of a character."""
-    units = found[0].encode("utf-16-be", "surrogatepass")
+    units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
@@ -268,13 +274,21 @@ def _document_record(item: BaseModel) -> dict[str, Any]:
     """A gateway's document in the form that commands print for a ledger: attempts count from 1 (D38)."""
     from trellis.http.shapes import EventShape, JobDocument  # loaded where there is a document
 
-    made = item.model_dump(mode="json")
-    for where in (made, made.get("payload") if isinstance(item, EventShape) else None):
+    record = item.model_dump(mode="json")
+    for where in (record, record.get("payload") if isinstance(item, EventShape) else None):
         if where is not None and isinstance(where.get("attempt"), int):
             where["attempt"] += 1
-    if isinstance(item, JobDocument) and item.lifecycle == QUEUE_JOB.name:
-        made["max_attempts"] += 1  # the document of a queue job counts retries, commands count executions
-    return made
+    if isinstance(item, JobDocument):
+        record["max_attempts"] = _attempts_allowed(item)
+        del record["attempts_allowed"]  # commands have one number, and call it max_attempts
+    return record
+
+
+def _attempts_allowed(job: "JobDocument") -> int:
+    """How many attempts a job may make. An older gateway tells of a queue job only the retries, which is one less."""
+    if job.attempts_allowed is not None:
+        return job.attempts_allowed
+    return job.max_attempts + (1 if job.lifecycle == QUEUE_JOB.name else 0)
 
 
 def _counted(job: Job) -> Job:

@@ -86,14 +86,14 @@ class CommandPlace:
 
     def add_in(self, text: str) -> str:
         """A text with the same options, and the name of the program, at each command in backticks."""
-        return _QUOTED_COMMAND.sub(lambda found: f"`{program_name()} {self.add_to(found[1])}`", text)
+        return _QUOTED_COMMAND.sub(lambda match: f"`{program_name()} {self.add_to(match[1])}`", text)
 
 
 def program_name() -> str:
     """The command that runs this program from any folder, as a shell reads it."""
     called = Path(sys.argv[0])
-    found = shutil.which(PROGRAM)
-    if found is not None and (called.name != PROGRAM or Path(found).resolve() == called.resolve()):
+    path = shutil.which(PROGRAM)
+    if path is not None and (called.name != PROGRAM or Path(path).resolve() == called.resolve()):
         return PROGRAM
     if called.name == PROGRAM:
         return shlex.quote(str(called.absolute()))

@@ -55,8 +55,8 @@ def check(cli: Cli, file: FileArgument) -> None:
 def _conditions(rule: PolicyRule) -> str:
     match = rule.match
     lists = {name: getattr(match, name) for name in sorted(match.model_fields_set - {"labels"})}
-    told = [f"{name} {', '.join(patterns)}" for name, patterns in lists.items()]
-    return "; ".join([*told, *(f"label {name}={pattern}" for name, pattern in (match.labels or {}).items())])
+    conditions = [f"{name} {', '.join(patterns)}" for name, patterns in lists.items()]
+    return "; ".join([*conditions, *(f"label {name}={pattern}" for name, pattern in (match.labels or {}).items())])
 
 
 async def explain(
@@ -86,7 +86,7 @@ async def explain(
         "requires": requires or [],
         "pack_id": pack,
     }
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "tenant_id": tenant,
         "principal_id": principal,
         "labels": pairs("--label", label or []),
@@ -94,14 +94,14 @@ async def explain(
         "adapter_id": adapter,
         "meta": meta,
     }
-    _show(cli, await _explained(cli, await _request(cli, topic, job, said), policy))
+    _show(cli, await _explained(cli, await _request(cli, topic, job, fields), policy))
 
 
-async def _request(cli: Cli, topic: str | None, job: str | None, said: dict[str, Any]) -> JobRequest:
+async def _request(cli: Cli, topic: str | None, job: str | None, fields: dict[str, Any]) -> JobRequest:
     if (topic is None) == (job is None):
         raise OptionInvalid(option="--topic", value=topic, expected="give a --topic, or a --job that is there")
     if job is None:
-        return JobRequest.checked({"job_id": "asked", "topic": topic, **said})
+        return JobRequest.checked({"job_id": "asked", "topic": topic, **fields})
     if cli.gateway_url is not None:
         async with cli.client() as client:
             return _stored(await client.jobs.get(job))
@@ -113,8 +113,8 @@ def _stored(job: JobWhole) -> JobRequest:
     """The request of a job on a topic, from a gateway's document; raises JobNotFound for any other job."""
     if not isinstance(job, BusJob):
         raise JobNotFound(job_id=job.job_id)
-    told = job.model_dump(mode="json", include=set(JobRequest.model_fields))
-    request = JobRequest.read(json.dumps(told).encode())
+    body = job.model_dump(mode="json", include=set(JobRequest.model_fields))
+    request = JobRequest.read(json.dumps(body).encode())
     unsaid = request.model_copy(update={"priority": None})  # a job has a priority even if its request has none
     return unsaid if unsaid.hash == (job.decision or {}).get("job_hash") else request
 
@@ -125,8 +125,8 @@ async def _explained(cli: Cli, request: JobRequest, policy: Path | None) -> dict
         return evaluation.explain(read_policy_file(policy), request).to_dict()
     if cli.gateway_url is not None:
         async with cli.client() as client:
-            told = await client.safety.explain(request.model_dump(mode="json", exclude_defaults=True))
-        return told.model_dump(mode="json", exclude_none=True)
+            explanation = await client.safety.explain(request.model_dump(mode="json", exclude_defaults=True))
+        return explanation.model_dump(mode="json", exclude_none=True)
     kernel = kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
     try:
         return (await kernel.explain(request)).to_dict()
@@ -134,18 +134,18 @@ async def _explained(cli: Cli, request: JobRequest, policy: Path | None) -> dict
         await kernel.close()
 
 
-def _show(cli: Cli, told: dict[str, Any]) -> None:
+def _show(cli: Cli, explanation: dict[str, Any]) -> None:
     if cli.out.as_json:
-        cli.out.record(told)
+        cli.out.record(explanation)
         return
-    cli.out.line(f"{told['decision']} by {told['rule']}: {told['reason']}", style="bold")
-    for one in told["looked"]:
+    cli.out.line(f"{explanation['decision']} by {explanation['rule']}: {explanation['reason']}", style="bold")
+    for one in explanation["looked"]:
         cli.out.line(f"  {'fits' if one['fits'] else 'no'}  {one['rule']} ({one['decision']}): {one['why']}")
-    if told["not_looked"]:
-        cli.out.line(f"  not looked at: {', '.join(told['not_looked'])}", style="dim")
-    if told.get("constraints"):
-        cli.out.line("  " + ", ".join(f"{name} = {value}" for name, value in told["constraints"].items()))
-    cli.out.note(f"policy {told['policy_hash']}")
+    if explanation["not_looked"]:
+        cli.out.line(f"  not looked at: {', '.join(explanation['not_looked'])}", style="dim")
+    if explanation.get("constraints"):
+        cli.out.line("  " + ", ".join(f"{name} = {value}" for name, value in explanation["constraints"].items()))
+    cli.out.note(f"policy {explanation['policy_hash']}")
 
 
 async def simulate(
@@ -158,8 +158,8 @@ async def simulate(
         raise OptionInvalid(option="--last", value=last, expected=f"it must be from 1 to {JOBS_MAX}")
     read_policy_file(file)  # names the file in its errors
     async with cli.api() as api:
-        found = (await api.safety.simulate(read_bounded(file).decode(), last=last)).items
-    made = [one.model_dump() for one in found]
+        decisions = (await api.safety.simulate(read_bounded(file).decode(), last=last)).items
+    records = [one.model_dump() for one in decisions]
     columns = [
         ListingColumn[dict[str, Any]](title="JOB", cell=lambda one: one["job_id"]),
         ListingColumn[dict[str, Any]](title="TOPIC", cell=lambda one: one["topic"], gives_way=True),
@@ -168,6 +168,6 @@ async def simulate(
         ListingColumn[dict[str, Any]](title="BY", cell=lambda one: one["after_rule"]),
         ListingColumn[dict[str, Any]](title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
     ]
-    cli.out.listing(made, columns, empty="No jobs on the bus.")
+    cli.out.listing(records, columns, empty="No jobs on the bus.")
     if not cli.out.as_json:
-        cli.out.note(f"{sum(one['changes'] for one in made)} of {len(made)} would be decided otherwise")
+        cli.out.note(f"{sum(one['changes'] for one in records)} of {len(records)} would be decided otherwise")

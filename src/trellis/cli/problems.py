@@ -5,6 +5,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from urllib.parse import parse_qsl, urlsplit
 
 from trellis.app.settings import PREFIX
@@ -74,6 +75,15 @@ def exit_code(error: TrellisError) -> int:
     return USAGE if isinstance(error, InputError | LedgerUrlInvalid) else REFUSED
 
 
+def with_source(error: TrellisError, source_of: Callable[[str], str]) -> TrellisError:
+    """The error; one of a setting names where its value comes from. What raised it knows the setting's name alone."""
+    if not isinstance(error, SettingsInvalid) or "source" not in error.data:
+        return error
+    names = re.compile(rf"\b{PREFIX}([A-Z0-9_]+)")
+    source = names.sub(lambda name: source_of(name[1].lower()), str(error.data["source"]))
+    return type(error)(**{**error.data, "source": source})
+
+
 def message_for_person(error: TrellisError) -> str:
     """The message with command line options in place of API parameters."""
     facts = error.problem if isinstance(error, GatewayRefused) else error.data
@@ -140,8 +150,8 @@ def without_password(text: str, url: str | None) -> str:
     """The text with the ledger's password masked, because errors end up in terminals, logs and tickets."""
     try:
         parts = urlsplit(url or "")
-        password, asked = parts.password, dict(parse_qsl(parts.query))
+        password, query = parts.password, dict(parse_qsl(parts.query))
     except ValueError:
         return text
     covered = text.replace(f":{password}@", ":***@") if password else text
-    return re.sub(r"\b((?:ssl)?password=)[^&\s'\"]+", r"\1***", covered) if "password" in " ".join(asked) else covered
+    return re.sub(r"\b((?:ssl)?password=)[^&\s'\"]+", r"\1***", covered) if "password" in " ".join(query) else covered

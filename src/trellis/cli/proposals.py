@@ -41,13 +41,13 @@ async def list_proposals(
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, PROPOSAL.name)
     async with cli.api() as api:
         try:
-            found = (await api.proposals.list(status=status, limit=wanted, conflicts=not ids)).items
+            proposals = (await api.proposals.list(status=status, limit=wanted, conflicts=not ids)).items
         except TrellisError as error:  # without the object store, the proposals are still listed
-            found = (await api.proposals.list(status=status, limit=wanted)).items
+            proposals = (await api.proposals.list(status=status, limit=wanted)).items
             cli.out.note(f"conflicts are not known: {error}")
         now = await cli.ledger_time(api)
-    if not cli.out.ids_alone(ids, [one.id for one in found]):
-        show_proposals(cli, [one.model_dump(mode="json") for one in found], now)
+    if not cli.out.ids_alone(ids, [one.id for one in proposals]):
+        show_proposals(cli, [one.model_dump(mode="json") for one in proposals], now)
 
 
 async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
@@ -56,12 +56,12 @@ async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
     Characters that cannot be seen or that reorder the text are written out as escapes. --json prints the whole document.
     """
     async with cli.api() as api:
-        found, preview = await api.proposals.get(id_), None
+        proposal, preview = await api.proposals.get(id_), None
         try:
             preview = await api.proposals.diff(id_)
         except TrellisError as error:  # a store is missing, or the caller may not decide and so not see the target
             cli.out.note(f"no diff: {error}")
-    show_proposal_page(cli, found.model_dump(mode="json"), preview)
+    show_proposal_page(cli, proposal.model_dump(mode="json"), preview)
 
 
 async def approve(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from trellis.artifacts.content import JobType
-from trellis.auth.ownership import scoped_key
+from trellis.auth.ownership import owner_scope, scoped_key
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import IdempotencyMismatch, InputError, OptionInvalid
 from trellis.engine.jobs import Actor, Mismatch, Submitted
@@ -61,8 +61,8 @@ class QueueJobOptions:
                     )
                 raise OptionInvalid(option=option, value=value, expected=expected)
         beside = {"agent_slug": self.agent, "entity_refs": self.entity, "run_id": self.run}
-        said = {name: value for name, value in given.items() if name not in _FIELDS_NOT_SENT}
-        body: dict[str, Any] = {"job_type": type_, "payload": payload, **beside, **said}
+        fields = {name: value for name, value in given.items() if name not in _FIELDS_NOT_SENT}
+        body: dict[str, Any] = {"job_type": type_, "payload": payload, **beside, **fields}
         return {
             name: value.isoformat() if isinstance(value, datetime) else value
             for name, value in body.items()
@@ -105,17 +105,19 @@ def print_how_to_read(cli: Cli, result: Any) -> None:
     cli.out.note(cli.command(f"artifacts show {result['artifact_id']}"))
 
 
-async def submit_queue_job(cli: Cli, asked: Mapping[str, Any], key: str | None) -> Submitted:
+async def submit_queue_job(cli: Cli, request: Mapping[str, Any], key: str | None) -> Submitted:
     """Validate the request as a gateway does, and submit it; raises an InputError, NotAllowed, IdempotencyMismatch."""
     from trellis.worker.kinds import make_job_from_json  # agents and memory: only queue jobs need it
 
     principal = cli.owner("submit a job of the job queue")
     async with cli.instance() as instance:
-        job = await make_job_from_json(asked, instance.job_factory(principal))
+        scope = owner_scope(principal.name, KEY_SCOPE) if principal.by_token else KEY_SCOPE
+        factory = replace(instance.job_factory(principal), asked_as=None if key is None else (scope, key))
+        job = await make_job_from_json(request, factory)
         if key is not None:
-            said = json.dumps(asked, sort_keys=True, ensure_ascii=False).encode()
+            body = json.dumps(request, sort_keys=True, ensure_ascii=False).encode()
             job = replace(
-                job, idempotency_key=key, idempotency_scope=KEY_SCOPE, fingerprint=hashlib.sha256(said).digest()
+                job, idempotency_key=key, idempotency_scope=KEY_SCOPE, fingerprint=hashlib.sha256(body).digest()
             )
         if principal.by_token:
             job = await scoped_key(instance.ledger, job, principal.name)

@@ -27,11 +27,11 @@ def add_to(program: typer.Typer) -> None:
 
 
 async def list_queues(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
-    """Count the jobs of each type: ready, scheduled, blocked by a key, and held by workers."""
+    """Count the jobs of each type and lifecycle: ready, scheduled, blocked by a key, and held by workers."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api() as api:
-        found = (await api.system.queues()).items
-    cli.out.listing(found[:wanted], COLUMNS, empty="No job waits and none is held.")
+        queues = (await api.system.queues()).items
+    cli.out.listing(queues[:wanted], COLUMNS, empty="No job waits and none is held.")
 
 
 async def pause(
@@ -73,12 +73,19 @@ def _status(queue: QueueShape) -> Text:
     return Text("paused", "bold red") if queue.paused else Text("open", "dim")
 
 
+def _lifecycle(queue: QueueShape) -> Text:
+    """The lifecycle, by which two queues of the same type differ; empty if no job tells it, because none is open."""
+    is_empty = not (queue.ready or queue.scheduled or queue.blocked or queue.held)
+    return Text("" if is_empty else queue.lifecycle, style="dim")
+
+
 def _rate(queue: QueueShape) -> str:
     return "" if queue.rate_limit is None else f"{queue.rate_limit:g}/s"
 
 
 COLUMNS = (
     ListingColumn[QueueShape](title="TYPE", cell=lambda queue: queue.type, gives_way=True),
+    ListingColumn[QueueShape](title="LIFECYCLE", cell=_lifecycle),
     ListingColumn[QueueShape](title="READY", cell=lambda queue: _count(queue.ready), right=True),
     ListingColumn[QueueShape](title="OLDEST", cell=_oldest, right=True),
     ListingColumn[QueueShape](title="SCHEDULED", cell=lambda queue: _count(queue.scheduled), right=True),

@@ -20,6 +20,7 @@ from trellis.engine.errors import OptionInvalid, Refused
 from trellis.http.shapes import ProposalDiff
 from trellis.lifecycles.run import RUN
 from trellis.operations.explain import counted, duration
+from trellis.proposals.proposal import grounds_of, quotations_of
 
 # --- runs and decisions ---
 
@@ -47,16 +48,16 @@ def print_ended(cli: Cli, status: dict[str, Any], steps: Sequence[Mapping[str, A
         cli.out.record(status)
     else:
         cli.out.line(f"{status['run_id']} {status['status']}" + (f": {status['error']}" if status["error"] else ""))
-        made = made_by(steps)
-        if made["summary"]:
-            cli.out.prose(str(made["summary"]))
+        outcome = made_by(steps)
+        if outcome["summary"]:
+            cli.out.prose(str(outcome["summary"]))
         for proposal in status["proposals_created"]:
-            cli.out.line(f"  {_proposal_text(proposal, made)}")
+            cli.out.line(f"  {_proposal_text(proposal, outcome)}")
         for equal in status.get("already_proposed", ()):
             cli.out.line(f"  {_already_proposed_text(equal)}")
         if status["status"] == "completed" and not status["proposals_created"]:
             cli.out.line("  it proposes nothing" + (" new" if status.get("already_proposed") else ""))
-            if made["sources"] == 0:
+            if outcome["sources"] == 0:
                 slug = status["agent_slug"]
                 cli.out.line(
                     f"  it has no sources: put texts (.md, .txt) into agents/{slug}/sources/ of its object store"
@@ -72,11 +73,11 @@ def print_ended(cli: Cli, status: dict[str, Any], steps: Sequence[Mapping[str, A
 
 def made_by(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The agent's summary, its proposals, and the number of its sources, from the step files of a run."""
-    found = {step["name"]: step["result"] for step in steps}
-    sources = found.get("load-context", {}).get("sources")
+    results = {step["name"]: step["result"] for step in steps}
+    sources = results.get("load-context", {}).get("sources")
     return {
-        "summary": found.get("execute-agent", {}).get("summary"),
-        "proposals": found.get("persist-results", {}).get("proposals") or [],
+        "summary": results.get("execute-agent", {}).get("summary"),
+        "proposals": results.get("persist-results", {}).get("proposals") or [],
         "sources": None if sources is None else len(sources),
     }
 
@@ -85,20 +86,20 @@ PROPOSAL_WORDS = {"auto_applied": "applied"}
 """Words for people where the record of a run names a status that the proposal itself does not have."""
 
 
-def _proposal_text(proposal: str, made: Mapping[str, Any]) -> str:
+def _proposal_text(proposal: str, outcome: Mapping[str, Any]) -> str:
     """A proposal's id, and what it would do."""
-    found = next((one for one in made["proposals"] if one["id"] == proposal), None)
-    if found is None:
+    record = next((one for one in outcome["proposals"] if one["id"] == proposal), None)
+    if record is None:
         return proposal
-    status = f" ({PROPOSAL_WORDS.get(found['status'], found['status'])})" if "status" in found else ""
-    return f"{proposal}  {found['action']} {found['target']}{status}"
+    status = f" ({PROPOSAL_WORDS.get(record['status'], record['status'])})" if "status" in record else ""
+    return f"{proposal}  {record['action']} {record['target']}{status}"
 
 
 def _already_proposed_text(equal: Mapping[str, Any]) -> str:
     """The text for an agent that proposed nothing new, with the equal proposal that exists."""
-    why = {"rejected": ", and its sources are as they were", "applied": ": the file already has this text"}
-    told = f"{equal['status']}{why.get(equal['status'], '')}"
-    return f"{equal['id'] or 'done'} ({told}): {equal['action']} {equal['target']} was not proposed again"
+    why = {"rejected": ", and its sources are as they were", "applied": ": it is there already"}
+    status = f"{equal['status']}{why.get(equal['status'], '')}"
+    return f"{equal['id'] or 'done'} ({status}): {equal['action']} {equal['target']} was not proposed again"
 
 
 def _refused(refusal: Mapping[str, Any]) -> str:
@@ -108,8 +109,12 @@ def _refused(refusal: Mapping[str, Any]) -> str:
 
 
 def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The tool calls that were refused to the agent's model, from the step files of a run."""
-    return [refusal for step in steps for refusal in step["result"].get("refused") or ()]
+    """The tool calls that were refused to the agent's model, from the step files of a run.
+
+    A repeated annotation is left out: it is listed with what was proposed already.
+    """
+    refused = [refusal for step in steps for refusal in step["result"].get("refused") or ()]
+    return [one for one in refused if not one.get("approved_before")]
 
 
 def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime) -> None:
@@ -149,11 +154,11 @@ def still_at_work(run_id: str, patience_s: float) -> Refused:
 
 def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
     """The facts of `runs show`; unknown ones are left out."""
-    asked = ", asked to stop" if record.get("cancel_requested") else ""
+    stopping = ", asked to stop" if record.get("cancel_requested") else ""
     facts: list[tuple[str, str | Text]] = [
         ("run", record["run_id"]),
         ("agent", record["agent_slug"]),
-        ("status", Text.assemble(state_text(RUN.name, record["status"]), asked)),
+        ("status", Text.assemble(state_text(RUN.name, record["status"]), stopping)),
         ("steps", f"{record['steps_completed']} of {record['steps_total']}"),
         ("trigger", record["trigger"]),
         ("requested", record["started_at"]),
@@ -173,8 +178,8 @@ def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
         facts.append(("error", Text(record["error"], "red")))
     if record.get("summary"):
         facts.append(("summary", record["summary"]))
-    made = {"proposals": record.get("proposals", ())}
-    facts += [("proposal", _proposal_text(proposal, made)) for proposal in record["proposals_created"]]
+    outcome = {"proposals": record.get("proposals", ())}
+    facts += [("proposal", _proposal_text(proposal, outcome)) for proposal in record["proposals_created"]]
     facts += [("already proposed", _already_proposed_text(equal)) for equal in record.get("already_proposed", ())]
     facts += [("refused", Text(_refused(refusal), "yellow")) for refusal in record["refused"]]
     return [*facts, ("folder", record["folder"])] if record.get("folder") else facts
@@ -256,7 +261,13 @@ def _flags(document: Mapping[str, Any]) -> Text:
 
 def flags_of(content: Mapping[str, Any]) -> list[Any]:
     """The anomalies that were found when a proposal was made."""
-    return [flag for ground in content.get("grounds") or [content] for flag in ground.get("flags") or ()]
+    return [flag for ground in grounds_of(content) for flag in _listed(ground, "flags")]
+
+
+def _listed(ground: Mapping[str, Any], field: str) -> list[Any]:
+    """A list in a proposal's reasons; empty if it is none."""
+    listed: Any = ground.get(field)
+    return cast("list[Any]", listed) if isinstance(listed, list) else []
 
 
 def show_proposal_page(cli: Cli, document: Mapping[str, Any], preview: ProposalDiff | None) -> None:
@@ -269,6 +280,7 @@ def show_proposal_page(cli: Cli, document: Mapping[str, Any], preview: ProposalD
         related = {
             "rules_out": [] if preview is None else preview.rules_out,
             "ruled_out_by": [] if preview is None else preview.ruled_out_by,
+            "source_warnings": [] if preview is None else preview.source_warnings,
         }
         cli.out.record({**record_of(document), "diff": diff, "conflict": conflict, **related})
         return
@@ -280,12 +292,15 @@ def show_proposal_page(cli: Cli, document: Mapping[str, Any], preview: ProposalD
         cli.out.diff(diff)
     else:
         _show_change(cli, content)
-    for ground in content.get("grounds") or [content]:
+    for ground in grounds_of(content):
         _show_sources(cli, ground)
     hidden = _unseen([document, diff])
     if hidden:
         cli.out.line()
         cli.out.line(f"warning: it has characters that cannot be seen, written out here: {', '.join(hidden)}", "yellow")
+    for warning in [] if preview is None else preview.source_warnings:
+        cli.out.line()
+        cli.out.line(f"warning: {warning}", "yellow")
     if conflict is not None:
         cli.out.line()
         cli.out.line(f"warning: {conflict}", "yellow")
@@ -327,11 +342,11 @@ def _facts(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "action", document["action"] + (": stored beside the text, which stays as it is" if beside else "")
     yield "target", document["target"]
     yield "summary", str(content.get("summary") or "")
-    for ground in content.get("grounds") or [content]:
+    for ground in grounds_of(content):
         if ground.get("reasoning"):
-            yield "reasoning", ground["reasoning"]
-        if ground.get("flags"):
-            yield "flags", ", ".join(map(str, ground["flags"]))
+            yield "reasoning", str(ground["reasoning"])
+        if _listed(ground, "flags"):
+            yield "flags", ", ".join(map(str, _listed(ground, "flags")))
     for name, value in content.items():
         if name not in SHOWN and value not in ("", None, [], {}):
             yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -363,11 +378,12 @@ def _show_change(cli: Cli, content: Mapping[str, Any]) -> None:
 def _show_sources(cli: Cli, ground: Mapping[str, Any]) -> None:
     """Print each source with the words quoted from it, then the quotations that are no evidence, and why."""
     for name, title, mark in QUOTATIONS:
-        if ground.get(name):
+        quotations = quotations_of(ground, name)
+        if quotations:
             cli.out.line()
             cli.out.line(title, style="bold" if name == "citations" else "bold yellow")
-        for quotation in ground.get(name) or ():
-            cli.out.line(f"{quotation['ref']}", style="cyan")
+        for quotation in quotations:
+            cli.out.line(quotation["ref"], style="cyan")
             for line in quotation["excerpt"].split("\n"):
                 cli.out.line(f"  {mark} {line}")
 

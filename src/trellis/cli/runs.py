@@ -134,29 +134,29 @@ async def list_runs(
     """List runs, newest first. A run is archived when it has ended: nothing of it changes any more."""
     wanted, (status, _) = values.limit(limit, LIMIT_MAX), values.state(state, RUN.name)
     async with cli.api() as api:
-        found = (await api.runs.list(agent=agent, status=status, archived=archived, limit=wanted)).items
+        runs = (await api.runs.list(agent=agent, status=status, archived=archived, limit=wanted)).items
         now = await cli.ledger_time(api)
-    if not cli.out.ids_alone(ids_, [one.run_id for one in found]):
-        show_runs(cli, [one.model_dump(mode="json") for one in found], now)
+    if not cli.out.ids_alone(ids_, [one.run_id for one in runs]):
+        show_runs(cli, [one.model_dump(mode="json") for one in runs], now)
 
 
 async def show_run(cli: Cli, id_: RunArgument) -> None:
     """One run: its status, its steps with their times, what it proposed, its error, and where its folder is."""
     async with cli.api() as api:
-        found = await api.runs.get(id_)
+        run = await api.runs.get(id_)
         done = await api.runs.steps(id_)
     steps = [
         {**{name: getattr(step, name, None) for name in STEP_FIELDS}, "file": ids.step_file(step.step)} for step in done
     ]
     files = [step.model_dump(mode="json") for step in done]
-    made = made_by(files)
-    proposals = [{name: one[name] for name in ("id", "action", "target")} for one in made["proposals"]]
-    made = {"summary": made["summary"], "proposals": proposals}
+    outcome = made_by(files)
+    proposals = [{name: one[name] for name in ("id", "action", "target")} for one in outcome["proposals"]]
+    outcome = {"summary": outcome["summary"], "proposals": proposals}
     record = {
-        **found.model_dump(mode="json"),
-        **made,
+        **run.model_dump(mode="json"),
+        **outcome,
         "steps": steps,
-        "refused": refusals(files) or found.refused,
+        "refused": refusals(files) or run.refused,
     }
     if cli.out.as_json:
         cli.out.record(record)

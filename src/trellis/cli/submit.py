@@ -162,23 +162,23 @@ async def _submit(
     here = cli.gateway_url is None
     if on_bus.topic is not None:
         about.refuse()
-        asked = on_bus.asked(given | {"app": app})
+        request = on_bus.asked(given | {"app": app})
         if here:
-            return await _on_topic(cli, asked, body, given, wait_s)
+            return await _on_topic(cli, request, body, given, wait_s)
         beside = {"payload": body, "correlation_id": given.get("correlation_id")}
-        asked |= {name: value for name, value in beside.items() if value is not None}
+        request |= {name: value for name, value in beside.items() if value is not None}
     elif is_queue_job(type_, lifecycle):
         on_bus.refuse()
-        asked = about.asked(type_, body, given | {"app": app})
+        request = about.asked(type_, body, given | {"app": app})
         if here:
-            return await _for_agent(cli, asked, key, wait_s)
+            return await _for_agent(cli, request, key, wait_s)
     else:
         on_bus.refuse()
         about.refuse()
         if here:
             return await _on_ledger(cli, type_, body, given, app, wait_s)
-        asked = {"type": type_, "payload": body, **{name: given[name] for name in given if name != "idempotency_key"}}
-    return await _through_gateway(cli, asked, key, wait_s)
+        request = {"type": type_, "payload": body, **{name: given[name] for name in given if name != "idempotency_key"}}
+    return await _through_gateway(cli, request, key, wait_s)
 
 
 async def _on_ledger(
@@ -190,42 +190,42 @@ async def _on_ledger(
 
 
 async def _on_topic(
-    cli: Cli, asked: dict[str, Any], payload: Any, given: Mapping[str, Any], wait_s: float | None
+    cli: Cli, request: dict[str, Any], payload: Any, given: Mapping[str, Any], wait_s: float | None
 ) -> int:
     async with cli.connect() as trellis:
         handle = await trellis.submit_topic(
-            asked.pop("topic"),
+            request.pop("topic"),
             payload,
             returns=Any,
             idempotency_key=given.get("idempotency_key"),
             correlation_id=given.get("correlation_id"),
-            **TopicSubmitOptions(**asked),
+            **TopicSubmitOptions(**request),
         )
         return await _finish_here(cli, trellis, handle, wait_s)
 
 
-async def _for_agent(cli: Cli, asked: dict[str, Any], key: str | None, wait_s: float | None) -> int:
-    answer = await submit_queue_job(cli, asked, key)
+async def _for_agent(cli: Cli, request: dict[str, Any], key: str | None, wait_s: float | None) -> int:
+    answer = await submit_queue_job(cli, request, key)
     async with cli.connect() as trellis:
         handle = JobHandle(trellis, answer.job_id, type_=None, created=answer.created, returns=Any)
         return await _finish_here(cli, trellis, handle, wait_s)
 
 
-async def _through_gateway(cli: Cli, asked: Mapping[str, Any], key: str | None, wait_s: float | None) -> int:
+async def _through_gateway(cli: Cli, request: Mapping[str, Any], key: str | None, wait_s: float | None) -> int:
     """Submit one job, written as `POST /jobs` takes it."""
-    body = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in asked.items()}
+    body = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in request.items()}
     async with cli.client() as client:
         job = await client.jobs.submit_asked(body, idempotency_key=key)
-        made = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.status, created=job.created)
-        return await _finish(cli, GatewayWatch(client), made, wait_s)
+        submitted = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.status, created=job.created)
+        return await _finish(cli, GatewayWatch(client), submitted, wait_s)
 
 
 async def _finish_here(
     cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float | None, type_: str | None = None
 ) -> int:
     job = await handle.status()
-    made = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created)
-    code = await _finish(cli, LedgerWatch(cli, trellis), made, wait_s)
+    submitted = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created)
+    code = await _finish(cli, LedgerWatch(cli, trellis), submitted, wait_s)
     if wait_s is None and handle.created and type_ is not None and cli.out.console.is_terminal:
         await _warn_if_unserved(cli, trellis.ledger, type_)
     return code

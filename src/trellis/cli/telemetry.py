@@ -123,8 +123,8 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> None:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=timeout_s)))
     except ValueError as error:
         raise SettingsInvalid(source="OTEL_*", detail=str(error)) from error
-    told = logging.getLogger("opentelemetry")
-    told.handlers[:], told.propagate = logging.getLogger(LOGGER).handlers, False
+    exporter_log = logging.getLogger("opentelemetry")
+    exporter_log.handlers[:], exporter_log.propagate = logging.getLogger(LOGGER).handlers, False
     trace.set_tracer_provider(provider)
 
 
@@ -133,11 +133,11 @@ def is_asked_for(signal: str, environment: Mapping[str, str]) -> bool:
     exporter = f"OTEL_{signal.upper()}_EXPORTER"
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    asked = environment.get(exporter, "").strip().lower()
-    if asked not in {"", NONE, OTLP}:
+    value = environment.get(exporter, "").strip().lower()
+    if value not in {"", NONE, OTLP}:
         raise SettingsInvalid(source=exporter, detail=f"{signal} go over OTLP alone; set it to {OTLP} or {NONE}")
     endpoints = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", ENDPOINT)
-    return asked == OTLP or (not asked and any(environment.get(name) for name in endpoints))
+    return value == OTLP or (not value and any(environment.get(name) for name in endpoints))
 
 
 def resource_of(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from trellis.app.wiring import token_key
-from trellis.auth.tokens import TTL_S_DEFAULT, issue, make_private_jwk, roles_of
+from trellis.auth.tokens import TTL_S_DEFAULT, issue, make_private_jwk, roles_of, ttl_fault
 from trellis.cli import values
 from trellis.cli.commands import ReasonOption, command, group
 from trellis.cli.invocation import Cli, refuse_missing, user_name
@@ -64,6 +64,8 @@ async def issue_token(
     refuse_missing(cli.url)
     name = user_name() if sub is None else sub
     key, now = token_key(cli.url, cli.settings), time.time()
+    if (fault := ttl_fault(key, ttl_s)) is not None:
+        raise OptionInvalid(option="--ttl", value=ttl or f"{ttl_s:g}s", expected=fault)
     token = issue(key, name=name, roles=roles, ttl_s=ttl_s, now=now, tenant=tenant, agent=agent)
     chosen = [one.value for one in Role if one in roles]
     bound = {word: value for word, value in (("tenant", tenant), ("agent", agent)) if value is not None}
@@ -99,12 +101,12 @@ def make_key(
     Put the public key into the set that TRELLIS_TOKEN_JWKS_FILE names ({"keys": […]}) wherever tokens are verified; name the private file by
     TRELLIS_TOKEN_SIGNING_KEY_FILE where they are issued. Keep the old key in the set until its last token has ended.
     """
-    made = make_private_jwk(kid, alg)
+    private = make_private_jwk(kid, alg)
     try:
-        write_private(out, json.dumps(made) + "\n")
+        write_private(out, json.dumps(private) + "\n")
     except OSError as error:
         raise KeyUnusable(reason=f"{out} cannot be written: {error.strerror}") from error
-    cli.out.line(json.dumps({name: value for name, value in made.items() if name != "d"}))
+    cli.out.line(json.dumps({name: value for name, value in private.items() if name != "d"}))
     cli.out.note(f"{out} holds the private key; keep it")
 
 

@@ -10,6 +10,7 @@ import typer
 
 from trellis.app.roles import role_of
 from trellis.app.wiring import SystemClock, make_development_key, open_when_available, process_name
+from trellis.cli import values
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
 from trellis.cli.metrics_export import process_observed
@@ -68,7 +69,7 @@ async def up(
 
     The gateway answers HTTP on 127.0.0.1:8420, or where TRELLIS_HOST and TRELLIS_PORT say; on an address that others can reach only with a configured
     key. The orchestrator drives agent runs, schedules begin them by themselves, the projector publishes their documents, agent-health stops an agent that
-    failed three times in a row, the apply engine applies what was approved; the NLM backend makes what queue jobs ask for (on 127.0.0.1:8421, or where
+    failed three times in a row (not counting failures of its model's server or another upstream, which only raise an alert), the apply engine applies what was approved; the NLM backend makes what queue jobs ask for (on 127.0.0.1:8421, or where
     TRELLIS_NLM_HOST and TRELLIS_NLM_PORT say; `--roles nlm` runs it alone); alerts watches what needs an operator and reports it; the sweeper takes back jobs whose worker died and ends backoffs, deadlines and
     soft cancels; retention removes ended work whose time is over, and what it kept in the object store for the bus. The scheduler hands out jobs on topics
     over the bus (TRELLIS_BUS) after asking the safety kernel (TRELLIS_POLICY), and the reconciler looks after them; `--roles safety-kernel` is a kernel that other processes ask, on 127.0.0.1:8422.
@@ -135,7 +136,8 @@ def _wanted_roles(roles: str | None) -> frozenset[str] | None:
     wanted = frozenset(name.strip() for name in roles.split(","))
     unknown = sorted(wanted - set(ROLES))
     if unknown:
-        raise OptionInvalid(option="--roles", value=unknown[0], expected=f"choose of {', '.join(ROLES)}")
+        hint = values.did_you_mean(unknown[0], ROLES)
+        raise OptionInvalid(option="--roles", value=unknown[0], expected=f"choose of {', '.join(ROLES)}{hint}")
     return wanted
 
 

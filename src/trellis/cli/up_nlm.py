@@ -99,11 +99,10 @@ def with_own_addresses(settings: Settings, gateway: BoundSockets | None, nlm: Nl
 
     A gateway with a certificate is reached by the name in the certificate, which only the settings can tell.
     """
-    found = {
-        "gateway": settings.gateway or (None if gateway is None or gateway.tls is not None else _own_address(gateway)),
-        "nlm_backend": settings.nlm_backend or (None if nlm is None else _own_address(nlm.listening)),
-    }
-    return settings.model_copy(update=found)
+    return settings.with_own_addresses(
+        gateway=None if gateway is None or gateway.tls is not None else _own_address(gateway),
+        nlm_backend=None if nlm is None else _own_address(nlm.listening),
+    )
 
 
 async def open_embedded(

@@ -82,11 +82,11 @@ async def print_others(cli: Cli, ledger: Ledger) -> None:
     killed stands there until its lease ends, so those of this machine that are gone are left out.
     """
     now = await ledger.now()
-    found = sorted({seen.actor for seen in await ledger.followers() if seen.waits and seen.until > now})
-    found = [name for name in found if name.startswith(f"{UP}@") and not _is_gone(name)]
-    if found:
+    others = sorted({seen.actor for seen in await ledger.followers() if seen.waits and seen.until > now})
+    others = [name for name in others if name.startswith(f"{UP}@") and not _is_gone(name)]
+    if others:
         cli.out.note(
-            f"this ledger is served already, by {', '.join(found)} (reported within the last"
+            f"this ledger is served already, by {', '.join(others)} (reported within the last"
             f" {SubscriptionOptions().lease_s:g} s): the processes share its jobs and runs, and each is done once. Stop"
             " the other one if you meant to replace it."
         )

@@ -127,6 +127,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; perhaps you mean {near}" if near else ""
 
 
+def other_type(type_: str, seen: Iterable[str]) -> str:
+    """A sentence with the job type that was probably meant, where a filter found nothing; empty if none is close."""
+    types = set(seen)
+    near = None if type_ in types else nearest(type_, sorted(types))
+    return "" if near is None else f" Did you mean --type {near}?"
+
+
 def _bytes(text: str) -> bytes:
     if text == "-":
         return _bounded(sys.stdin.buffer)
@@ -159,21 +166,21 @@ def _finite(text: str) -> float:
 
 def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
     """Parse `name=text` values of a repeatable option."""
-    found: dict[str, str] = {}
+    parsed: dict[str, str] = {}
     for text in texts:
         name, mark, value = text.partition("=")
         if not mark or not name:
             raise OptionInvalid(option=option, value=text, expected="write NAME=TEXT")
-        found[name] = value
-    return found
+        parsed[name] = value
+    return parsed
 
 
 def params_of(pairs: list[str]) -> dict[str, Any]:
     """Parse `k=v` pairs as parameters of a run; JSON values are decoded. Raises SettingsInvalid."""
     params: dict[str, Any] = {}
     for pair in pairs:
-        name, found, text = pair.partition("=")
-        if not found or not name:
+        name, separator, text = pair.partition("=")
+        if not separator or not name:
             raise SettingsInvalid(source="--param", detail=f"{pair!r} is no name=value")
         try:
             params[name] = json.loads(text)

@@ -111,15 +111,15 @@ def announce_gateway(cli: Cli, address: str, instance: str) -> Generator[None]:
         yield
         return
     hint = _hint_path_beside(path)
-    mine = json.dumps({"gateway": address, "pid": os.getpid(), "instance": instance}).encode()
+    content = json.dumps({"gateway": address, "pid": os.getpid(), "instance": instance}).encode()
     with os.fdopen(open_beside(hint, path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
-        file.write(mine)
+        file.write(content)
     try:
         yield
     finally:
         # Another process may have replaced the file in the meantime.
         with suppress(OSError):
-            if hint.read_bytes() == mine:
+            if hint.read_bytes() == content:
                 hint.unlink()
 
 
@@ -139,9 +139,9 @@ def _hinted(hint: Path) -> _GatewayLocation | None:
     """The gateway in the hint file; None if the file cannot be read or its process is gone."""
     try:
         with hint.open("rb") as file:
-            told = json.loads(file.read(HINT_BYTES_MAX))
-        where = _GatewayLocation(address=str(told["gateway"]), instance=str(told["instance"]))
-        return where if is_alive(int(told["pid"])) else None
+            content = json.loads(file.read(HINT_BYTES_MAX))
+        where = _GatewayLocation(address=str(content["gateway"]), instance=str(content["instance"]))
+        return where if is_alive(int(content["pid"])) else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 

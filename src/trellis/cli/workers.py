@@ -168,8 +168,8 @@ async def list_workers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
     """List worker processes seen lately: alive, silent since when, or drained."""
     wanted = values.limit(limit, LIMIT_MAX)
     async with cli.api() as api:
-        found = (await api.system.workers()).items
-    cli.out.listing(found[:wanted], COLUMNS, empty="No worker was seen.")
+        workers = (await api.system.workers()).items
+    cli.out.listing(workers[:wanted], COLUMNS, empty="No worker was seen.")
 
 
 STYLES = {"alive": "green", "silent": "red", "drained": "dim"}
@@ -182,8 +182,8 @@ def _info(seen: WorkerShape) -> dict[str, Any]:
 
 def _state(seen: WorkerShape) -> Text:
     for_ = brief(seen.silent_s)
-    told = {"alive": "alive", "silent": f"silent for {for_}", "drained": f"drained {for_} ago"}[seen.state]
-    return Text(told, style=STYLES[seen.state])
+    presence = {"alive": "alive", "silent": f"silent for {for_}", "drained": f"drained {for_} ago"}[seen.state]
+    return Text(presence, style=STYLES[seen.state])
 
 
 def _types(seen: WorkerShape) -> str:

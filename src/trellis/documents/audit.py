@@ -137,64 +137,64 @@ def is_older(body: bytes, event_id: str) -> bool:
     return record.get("event_id") == event_id and is_of_event(record) and record.get("format") != FORMAT
 
 
-def is_readable(made: Mapping[str, Any]) -> bool:
+def is_readable(record: Mapping[str, Any]) -> bool:
     """Whether a job can be restored from a record of this format."""
-    return made.get("format") in READABLE
+    return record.get("format") in READABLE
 
 
-def is_of_event(made: Mapping[str, Any]) -> bool:
+def is_of_event(record: Mapping[str, Any]) -> bool:
     """Whether this is the record of a job's event, not of an administrative act."""
-    return "lifecycle" in made and "version" in made
+    return "lifecycle" in record and "version" in record
 
 
-def is_of_act(made: Mapping[str, Any]) -> bool:
+def is_of_act(record: Mapping[str, Any]) -> bool:
     """Whether this is the record of an administrative act.
 
     Old records of rebuilds, refusals and stopped agents have no subject and do not count.
     """
-    return "subject" in made and not is_of_event(made) and made.get("format") in READABLE
+    return "subject" in record and not is_of_event(record) and record.get("format") in READABLE
 
 
-def read_act(made: Mapping[str, Any]) -> AdminAct:
+def read_act(record: Mapping[str, Any]) -> AdminAct:
     """Parse the record of an act; raises RecordInvalid."""
     try:
         return AdminAct(
             no=0,
-            id=made["event_id"],
-            at=_known_moment(made["ts"]),
-            role=Role(made["role"]),
-            actor=made["actor_name"],
-            node=made["node"],
-            event=made["event"],
-            subject=made["subject"],
-            source=made["from"],
-            target=made["to"],
-            cause=made["cause"],
-            correlation_id=made["correlation_id"],
-            job_id=made["job_id"],
-            facts={name: value for name, value in made.items() if name not in RECORD_FIELDS},
+            id=record["event_id"],
+            at=_known_moment(record["ts"]),
+            role=Role(record["role"]),
+            actor=record["actor_name"],
+            node=record["node"],
+            event=record["event"],
+            subject=record["subject"],
+            source=record["from"],
+            target=record["to"],
+            cause=record["cause"],
+            correlation_id=record["correlation_id"],
+            job_id=record["job_id"],
+            facts={name: value for name, value in record.items() if name not in RECORD_FIELDS},
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
+        raise RecordInvalid(event=str(record.get("event_id")), problem=problem) from error
 
 
-def read_record(made: Mapping[str, Any]) -> RecordedEvent:
+def read_record(record: Mapping[str, Any]) -> RecordedEvent:
     """Parse the record of an event; raises RecordInvalid."""
     try:
-        event = _event(made)
+        event = _event(record)
         return RecordedEvent(
             event=event,
-            type=made["type"],
-            submitted_at=_known_moment(made["submitted_at"]),
-            submission=_submission(made["type"], made["job"]) if "job" in made else None,
-            due_at=_moment(made.get("due_at")),
-            request=made.get("request"),
-            dead_letter=_read_letter(event, made["type"], made["dead_letter"]) if "dead_letter" in made else None,
+            type=record["type"],
+            submitted_at=_known_moment(record["submitted_at"]),
+            submission=_submission(record["type"], record["job"]) if "job" in record else None,
+            due_at=_moment(record.get("due_at")),
+            request=record.get("request"),
+            dead_letter=_read_letter(event, record["type"], record["dead_letter"]) if "dead_letter" in record else None,
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise RecordInvalid(event=str(made.get("event_id")), problem=problem) from error
+        raise RecordInvalid(event=str(record.get("event_id")), problem=problem) from error
 
 
 # --- to a record -----------------------------------------------------------------------------------------------------
@@ -295,32 +295,32 @@ def _base64(body: bytes) -> str:
 # --- from a record ---------------------------------------------------------------------------------------------------
 
 
-def _event(made: Mapping[str, Any]) -> Event:
+def _event(record: Mapping[str, Any]) -> Event:
     return Event(
-        id=made["event_id"],
-        job_id=JobId(made["job_id"]),
-        lifecycle=made["lifecycle"],
-        type=made["event"],
-        ts=_known_moment(made["ts"]),
-        role=Role(made["role"]),
-        actor=made["actor_name"],
-        correlation_id=made["correlation_id"],
-        cause=made["cause"],
-        source=made["from"],
-        target=made["to"],
-        generation=int(made["generation"]),
-        attempt=int(made["attempt"]),
-        epoch=Epoch(int(made["epoch"])),
-        version=int(made["version"]),
-        data=_read_data(made),
-        node=made["node"] if made["format"] == FORMAT else node_of(made["actor_name"], None),
+        id=record["event_id"],
+        job_id=JobId(record["job_id"]),
+        lifecycle=record["lifecycle"],
+        type=record["event"],
+        ts=_known_moment(record["ts"]),
+        role=Role(record["role"]),
+        actor=record["actor_name"],
+        correlation_id=record["correlation_id"],
+        cause=record["cause"],
+        source=record["from"],
+        target=record["to"],
+        generation=int(record["generation"]),
+        attempt=int(record["attempt"]),
+        epoch=Epoch(int(record["epoch"])),
+        version=int(record["version"]),
+        data=_read_data(record),
+        node=record["node"] if record["format"] == FORMAT else node_of(record["actor_name"], None),
     )
 
 
-def _read_data(made: Mapping[str, Any]) -> bytes | None:
-    if "data_base64" in made:
-        return base64.b64decode(made["data_base64"], validate=True)
-    return None if made["data"] is None else _dumps(made["data"])
+def _read_data(record: Mapping[str, Any]) -> bytes | None:
+    if "data_base64" in record:
+        return base64.b64decode(record["data_base64"], validate=True)
+    return None if record["data"] is None else _dumps(record["data"])
 
 
 def _moment(text: str | None) -> datetime | None:

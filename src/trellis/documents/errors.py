@@ -9,6 +9,7 @@ RunError
 ├── TooManyWaiting        the agent's queue is full
 ├── CronInvalid           an invalid cron expression
 ├── ScheduleContended     other writers kept changing the schedule
+├── TemporalAway          the Temporal server does not answer as it should
 ├── ProposalNotFound
 ├── ProposalDecided       it is not pending any more
 ├── ProposalOutdated      its target has changed, so it is not approved
@@ -32,6 +33,7 @@ RunError
     ├── AgentTimeout
     │   └── RunTimeout
     ├── StepFailed
+    ├── WorkflowCancelled  the run's workflow was cancelled in Temporal
     ├── AgentStopped      the run waits until its agent is active again
     └── StepHopeless      a retry would not help
 """
@@ -91,6 +93,12 @@ class ScheduleContended(RunError):
     """The schedule of agent {slug} was changed by others {tries} times in a row; look at it and ask again."""
 
     code = "CONFLICT"
+
+
+class TemporalAway(RunError):
+    """The Temporal server at {address}, namespace {namespace}, cannot be used: {reason}."""
+
+    code = "UPSTREAM_UNAVAILABLE"
 
 
 class ProposalNotFound(RunError):
@@ -215,6 +223,13 @@ class RunTimeout(AgentTimeout):
 
 class StepFailed(StepError):
     """{detail}"""
+
+
+class WorkflowCancelled(StepError):
+    """The run's workflow was cancelled in Temporal."""
+
+    code = "CANCELLED"
+    retries = False
 
 
 class AgentStopped(StepError):

@@ -28,6 +28,10 @@ TEXT_CHARS_MAX = 1_000
 REPORT_ATTEMPTS_MAX = 30
 UNSEEN_S = 3_600.0
 HOLD_S = 180.0
+INTERVAL_S_DEFAULT = 15.0
+"""How often an evaluator works, unless a setting says otherwise."""
+STALE_INTERVALS = 3
+"""After this many intervals without another round nobody evaluates any more."""
 WEBHOOK, APPRISE = "trellis.alert.webhook", "trellis.alert.apprise"
 REPORT_TYPE_PREFIX = "trellis.alert."
 """How the job types of reports begin. They are the platform's own jobs: no alert about the jobs of users counts them."""
@@ -96,6 +100,10 @@ class AlertMark:
     """Whether an alert is open."""
     unreported: frozenset[str] = frozenset()
     """The channels that reported an alert, which has ended, and have not reported its end."""
+    evaluated_at: datetime | None = None
+    """When a round was stored last; None if there was none."""
+    stale_at: datetime | None = None
+    """Until when the evaluators have promised another round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +127,8 @@ class AlertRound:
     """An open alert that no evaluator has seen for this long is resolved: its host or its check is gone."""
     keep_s: float = 30 * 24 * 3600.0
     """How long a resolved alert is kept."""
+    stale_s: float = STALE_INTERVALS * INTERVAL_S_DEFAULT
+    """If no other round follows for this long, nobody evaluates any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -97,6 +97,11 @@ class ResultInvalid(InputError):
 class OptionInvalid(InputError):
     """{option} is {value!r}: {expected}."""
 
+    def __init__(self, *, option: str, value: object, expected: str) -> None:
+        super().__init__(option=option, value=value, expected=expected)
+        if value is None:  # nobody typed it
+            self.args = (f"{option} is missing: {expected}.",)
+
 
 class SettingsInvalid(InputError):
     """{source}: {detail}"""

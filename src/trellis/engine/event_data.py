@@ -97,8 +97,8 @@ def cause_of(event: Event) -> str | None:
     by, reason = data.get("asked_by"), data.get("reason")
     if by is None:
         return event.cause
-    asked = f"asked by {by}" + (f": {reason}" if reason else "")
-    return f"{event.cause} ({asked})" if event.cause else asked
+    cause = f"asked by {by}" + (f": {reason}" if reason else "")
+    return f"{event.cause} ({cause})" if event.cause else cause
 
 
 CANCEL_REQUESTED = "cancel_requested"

@@ -27,6 +27,7 @@ class Extra(StrEnum):
     BUS = "bus"
     OTEL = "otel"
     APPRISE = "apprise"
+    TEMPORAL = "temporal"
 
 
 PACKAGES: dict[Extra, frozenset[str]] = {
@@ -36,6 +37,7 @@ PACKAGES: dict[Extra, frozenset[str]] = {
     Extra.BUS: frozenset({"cap", "google", "grpc", "nats", "redis"}),
     Extra.OTEL: frozenset({"opentelemetry"}),
     Extra.APPRISE: frozenset({"apprise"}),
+    Extra.TEMPORAL: frozenset({"temporalio"}),
 }
 """The top-level modules that each extra adds to the base install."""
 

@@ -168,8 +168,8 @@ class LeaseRunner(Generic[StepRunnerT]):
             with correlated(given):
                 await self._drive_logged(claimed)
         finally:
-            mine = self._driving.get(job_id)
-            if mine is not None and mine.claimed is claimed:
+            current = self._driving.get(job_id)
+            if current is not None and current.claimed is claimed:
                 del self._driving[job_id]
             if not self._driving and self._fencing is not None:
                 self._fencing.cancel()
@@ -204,9 +204,9 @@ class LeaseRunner(Generic[StepRunnerT]):
         driving, sent_at = self._uncut(), self.clock.monotonic()
         if not driving:
             return 0
-        patience_s = min(mine.fence for mine in driving) - sent_at
+        patience_s = min(drive.fence for drive in driving) - sent_at
         try:
-            renewal = self.ledger.renew(self.actor, [mine.claimed.lease for mine in driving])
+            renewal = self.ledger.renew(self.actor, [drive.claimed.lease for drive in driving])
             answers = await within(self.clock, patience_s, renewal)
         except (LedgerError, TimeoutError) as error:
             late = LedgerUnavailable(reason=f"no answer to a renewal within {patience_s:g} s")
@@ -214,15 +214,15 @@ class LeaseRunner(Generic[StepRunnerT]):
             self._fence_off()
             return 0
         self._renewals.succeeded(now=self.clock.monotonic())
-        for mine, answer in zip(driving, answers, strict=True):
+        for drive, answer in zip(driving, answers, strict=True):
             if isinstance(answer, LeaseLost):
-                self._cut(mine)
+                self._cut(drive)
                 continue
-            mine.fence = self._fence(sent_at)
-            if answer.cancel and not (mine.cancelled or mine.cut):
-                mine.cancelled = True
-                self.driver.cancel_requests.add(mine.claimed.lease.job_id)
-                mine.task.cancel()
+            drive.fence = self._fence(sent_at)
+            if answer.cancel and not (drive.cancelled or drive.cut):
+                drive.cancelled = True
+                self.driver.cancel_requests.add(drive.claimed.lease.job_id)
+                drive.task.cancel()
         self._fence_off()
         return len(self._driving)
 
@@ -248,9 +248,9 @@ class LeaseRunner(Generic[StepRunnerT]):
 
     def _fence_off(self) -> None:
         now = self.clock.monotonic()
-        for mine in self._uncut():
-            if mine.fence <= now:
-                self._cut(mine)
+        for drive in self._uncut():
+            if drive.fence <= now:
+                self._cut(drive)
 
     def _uncut(self) -> list[_DrivenJob]:
         return [mine for mine in self._driving.values() if not mine.cut]
@@ -268,9 +268,9 @@ class LeaseRunner(Generic[StepRunnerT]):
             await asyncio.wait({self._looking})  # jobs it claims are released below
         await asyncio.sleep(0)  # a drive that has not begun yet could not release its job
         driving = list(self._driving.values())
-        for mine in driving:
-            self._cut(mine)
-        await asyncio.gather(*(mine.task for mine in driving), return_exceptions=True)
+        for drive in driving:
+            self._cut(drive)
+        await asyncio.gather(*(drive.task for drive in driving), return_exceptions=True)
         if self._is_listed:  # or it would count as a worker that died
             await self.report(drained=True)
 

@@ -251,13 +251,18 @@ class Ledger(Protocol):
         """Limit how many jobs of a type may be held at once, over all claimers. None removes the limit."""
         ...
 
-    async def subscribe(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
+    async def subscribe(
+        self, actor: Actor, name: str, *, lease_s: float, reads: bool = True, first: str | None = None
+    ) -> Subscription | None:
         """Become the only subscriber of the feed under this name, from the last acknowledged position.
 
         None while another holds it.
 
         From the first subscription on, retention keeps what was not read under this name. `reads` False only elects a
         holder of the name: nothing is kept for it.
+
+        If nobody has acknowledged a position under this name, `first` is stored as the position, with the subscription;
+        without it the feed is read from its start.
         """
         ...
 
@@ -413,8 +418,11 @@ class Ledger(Protocol):
         """Every event of a job, oldest first."""
         ...
 
-    async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
-        """All events of several jobs, oldest first per job, in one query. Unknown and removed jobs are left out."""
+    async def events_of(self, job_ids: Sequence[JobId], *, last: int | None = None) -> dict[JobId, list[Event]]:
+        """All events of several jobs, or the `last` ones of each, oldest first per job, in one query.
+
+        Unknown and removed jobs are left out.
+        """
         ...
 
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
@@ -483,7 +491,7 @@ class Ledger(Protocol):
         ...
 
     async def queues(self) -> list[QueueDepth]:
-        """How many jobs of each type wait and are held."""
+        """How many jobs of each type wait and are held; artifacts are in no queue and are left out."""
         ...
 
     async def waiting_types(self, *, limit: int) -> list[WaitingType]:

@@ -227,14 +227,14 @@ ClassT = TypeVar("ClassT")
 
 
 def measured_class(
-    made: type[ClassT], verbs: Iterable[str], seconds: Metric, errors: Metric, counted: Mapping[str, Counted]
+    class_: type[ClassT], verbs: Iterable[str], seconds: Metric, errors: Metric, counted: Mapping[str, Counted]
 ) -> type[ClassT]:
     """Wrap the coroutine methods `verbs` of a class: their time, their errors, and what their answers say."""
     for verb in verbs:
-        call = getattr(made, verb)
+        call = getattr(class_, verb)
         if iscoroutinefunction(call):
-            setattr(made, verb, _measured_call(verb, call, seconds, errors, counted.get(verb)))
-    return made
+            setattr(class_, verb, _measured_call(verb, call, seconds, errors, counted.get(verb)))
+    return class_
 
 
 def _measured_call(

@@ -93,8 +93,8 @@ def read_private(path: Path) -> bytes:
     return body
 
 
-def check_owner(path: Path, found: os.stat_result) -> None:
+def check_owner(path: Path, status: os.stat_result) -> None:
     """Raise KeyUnusable for a key file of another user, who could replace the key at any time."""
-    if found.st_uid not in {os.geteuid(), 0}:
-        reason = f"{path} belongs to another user ({found.st_uid}); run: chown {os.geteuid()} {path}"
+    if status.st_uid not in {os.geteuid(), 0}:
+        reason = f"{path} belongs to another user ({status.st_uid}); run: chown {os.geteuid()} {path}"
         raise KeyUnusable(reason=reason)

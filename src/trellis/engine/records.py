@@ -6,9 +6,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.retry_policy import runs_alone
 from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role, Trigger
+from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.leased_job import LEASED_JOB
 
 BEGUN_BY_TIMER = frozenset(
@@ -17,6 +19,8 @@ BEGUN_BY_TIMER = frozenset(
     if any(t.trigger == Trigger.DUE and t.opens is Progress.ATTEMPT for t in one.transitions)
 )
 """Lifecycles in which a closed attempt leads to a pause, and the end of the pause begins the next attempt."""
+NOT_QUEUED = frozenset({ARTIFACT.name})
+"""Lifecycles that are in no queue: nobody works on an artifact, and a finalized one waits for nothing."""
 
 
 class JobPlace(StrEnum):
@@ -212,7 +216,7 @@ class JobFilter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueDepth:
-    """How many jobs of one type are in each place."""
+    """How many jobs of one type are in each place. Artifacts are not counted (`NOT_QUEUED`)."""
 
     type: str
     lifecycle: str
@@ -441,6 +445,20 @@ KEPT_STATES = frozenset({("queue-job", "DEAD"), ("leased-job", "dead_lettered")}
 letter: a person decides about them."""
 
 
+KEEP_DAYS_MIN = 0.05
+"""At least 72 minutes, so that whoever waits for a job can read its result."""
+KEEP_DAYS_MAX = 36_500.0
+DAY_S = 24 * 3600.0
+
+
+def keep_fault(days: float) -> str | None:
+    """Why ended jobs may not be removed after this many days; None if they may."""
+    if KEEP_DAYS_MIN <= days <= KEEP_DAYS_MAX:
+        return None
+    least = f"{KEEP_DAYS_MIN:g} (72 minutes, so that results can be read before they go)"
+    return f"days must be at least {least} and at most {KEEP_DAYS_MAX:g}"
+
+
 @dataclass(frozen=True, slots=True)
 class StateAge:
     """How long jobs that ended in one state are kept."""
@@ -467,6 +485,16 @@ class RetentionOptions:
     """Why, for the administrative act that records what was removed."""
     from_the_start: bool = False
     """Whether this pass begins again with the oldest job, also with jobs that an earlier pass kept for another day."""
+    testing: bool = False
+    """Lifts the bounds of `ended_s` and `states_s`, for a test that removes jobs soon after they ended."""
+
+    def __post_init__(self) -> None:
+        """Raises OptionInvalid for a time after which nobody could have read a result."""
+        kept = {"ended_s": self.ended_s, **{f"states_s {'.'.join(which)}": s for which, s in self.states_s.items()}}
+        for option, keep_s in kept.items():
+            fault = None if keep_s is None or self.testing else keep_fault(keep_s / DAY_S)
+            if fault is not None:
+                raise OptionInvalid(option=option, value=keep_s, expected=f"in {fault}; None keeps jobs for ever")
 
     def ages(self) -> dict[tuple[str, str], StateAge]:
         """How long jobs are kept, for every state in which a job can end."""

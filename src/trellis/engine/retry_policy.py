@@ -173,9 +173,9 @@ def storable(text: str) -> str:
 def _wait_s(job: AttemptFacts, error: BaseException, retry: RetryPolicy, draw: Callable[[], float]) -> float:
     """The policy's wait, or the longer one that the failed dependency asked for (Retry-After)."""
     wait = retry.delay_s(job.attempt, draw())
-    asked = error.data.get("retry_after_s") if isinstance(error, TransientError) else None
-    if isinstance(asked, int | float) and math.isfinite(asked):
-        return min(max(wait, float(asked)), DELAY_S_MAX)
+    retry_after_s = error.data.get("retry_after_s") if isinstance(error, TransientError) else None
+    if isinstance(retry_after_s, int | float) and math.isfinite(retry_after_s):
+        return min(max(wait, float(retry_after_s)), DELAY_S_MAX)
     return wait
 
 

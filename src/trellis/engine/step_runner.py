@@ -70,7 +70,7 @@ class JobDrive(ABC, Generic[WorkT, ErrorT]):
         """Execute the steps that are left. Raises one of `failures`, DriveStopped or LedgerError."""
 
     @abstractmethod
-    async def complete(self, made: WorkT, /) -> str | None:
+    async def complete(self, work: WorkT, /) -> str | None:
         """End the job with what the steps made. This and the other two ends return the job's state after them."""
 
     @abstractmethod

@@ -87,9 +87,13 @@ class FeedSubscriber(Generic[OptionsT]):
         """Whether this process holds the subscription, as far as it knows."""
         return self._following is not None
 
-    async def begin(self) -> bool:
-        """Take the subscription, with the position that was saved last. False while another process holds it."""
-        following = await self.ledger.subscribe(self.actor, self.follows_as, lease_s=self.options.lease_s)
+    async def begin(self, first: str | None = None) -> bool:
+        """Take the subscription, with the position that was saved last. False while another process holds it.
+
+        If none was saved yet, `first` is saved with the subscription; without it the feed is read from its start.
+        """
+        lease_s = self.options.lease_s
+        following = await self.ledger.subscribe(self.actor, self.follows_as, lease_s=lease_s, first=first)
         if following is None:
             return False
         self._following, self._kept_in = following, self._renewal_period()

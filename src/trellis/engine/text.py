@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+NAME_CHARS_COMPARED = 200
+"""How much of a misspelt name is compared with the known ones: a request may hold a name of a million characters."""
+
 
 def storable(text: str | None) -> str | None:
     """The text with NUL characters and lone surrogates, which databases refuse, replaced."""
@@ -29,13 +32,18 @@ def safe_repr(value: Any, how: Callable[[Any], str] = repr) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to a misspelt one, or None."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+    return next(iter(difflib.get_close_matches(name[:NAME_CHARS_COMPARED], list(known), n=1)), None)
+
+
+def no_such(what: str, name: str, known: Iterable[str]) -> str:
+    """That there is nothing of this name, such as a field, with the known name closest to it."""
+    near = nearest(name, known)
+    return f"there is no such {what}" + (f" (did you mean {near}?)" if near else "")
 
 
 def no_such_field(loc: Sequence[int | str], known: Iterable[str], *, separator: str = ".") -> str:
     """That the field at this place does not exist, with the known field closest to its name."""
-    near = nearest(str(loc[-1]), known)
-    return f"{separator.join(map(str, loc))}: there is no such field" + (f" (did you mean {near}?)" if near else "")
+    return f"{separator.join(map(str, loc))}: {no_such('field', str(loc[-1]), known)}"
 
 
 def is_storable(text: str) -> bool:

@@ -218,12 +218,12 @@ async def refusal_answer(request: Request, error: NotAllowed) -> Response:
     rule = error.data.get("rule")
     principal: Principal | None = request.scope.get("trellis.principal")
     path, cause = request.url.path[:PATH_CHARS_MAX], str(error)[:REASON_CHARS_MAX]
-    asked = {"rule": rule, "method": request.method, "path": path}
+    refused = {"rule": rule, "method": request.method, "path": path}
     caller = None if principal is None else principal.name
-    _log.warning("refused", caller=caller, correlation_id=correlation_of(request), cause=cause, **asked)
+    _log.warning("refused", caller=caller, correlation_id=correlation_of(request), cause=cause, **refused)
     if principal is not None:
         await record_refusal(
-            request, principal, event=EVENT, subject=f"{request.method} {path}", cause=cause, facts=asked
+            request, principal, event=EVENT, subject=f"{request.method} {path}", cause=cause, facts=refused
         )
     return problem_response(request, Problem("FORBIDDEN", str(error), rule=rule))
 

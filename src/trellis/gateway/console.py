@@ -51,8 +51,8 @@ class ConsoleFile:
     @cached_property
     def compressed(self) -> bytes | None:
         """The body for browsers that take gzip; None if it would not be smaller."""
-        made = gzip.compress(self.body, mtime=0) if len(self.body) >= GZIP_BYTES_MIN else self.body
-        return made if len(made) < len(self.body) else None
+        body = gzip.compress(self.body, mtime=0) if len(self.body) >= GZIP_BYTES_MIN else self.body
+        return body if len(body) < len(self.body) else None
 
     def response(self, request: Request, headers: Mapping[str, str]) -> Response:
         """The file as a response to this request."""
@@ -65,12 +65,12 @@ class ConsoleFile:
 
 def read_files(folder: Path) -> dict[str, ConsoleFile]:
     """The files of the built console by their path in the folder; without `index.html` if it was not built."""
-    found = sorted(one for one in folder.rglob("*") if one.is_file())[:FILES_MAX] if folder.is_dir() else []
+    paths = sorted(one for one in folder.rglob("*") if one.is_file())[:FILES_MAX] if folder.is_dir() else []
     return {
         one.relative_to(folder).as_posix(): ConsoleFile(
             one.read_bytes(), mimetypes.guess_type(one.name)[0] or "application/octet-stream"
         )
-        for one in found
+        for one in paths
     }
 
 
@@ -89,10 +89,10 @@ def install(app: FastAPI, folder: Path = FILES) -> None:
         return files[PAGE].response(request, PAGE_HEADERS)
 
     async def asset(request: Request) -> Response:
-        found = files.get(f"assets/{request.path_params['name']}")
-        if found is None:
+        file = files.get(f"assets/{request.path_params['name']}")
+        if file is None:
             raise HTTPException(404)
-        return found.response(request, ASSET_HEADERS)
+        return file.response(request, ASSET_HEADERS)
 
     app.add_route("/", page, methods=["GET"], include_in_schema=False)
     app.add_route("/console/{screen:path}", page, methods=["GET"], include_in_schema=False)

@@ -101,9 +101,9 @@ class Tickets:
         return len(over)
 
 
-def _identity(told: dict[str, Any]) -> Identity:
-    rest = {name: value for name, value in told.items() if name != "roles"}
-    return Identity(roles=frozenset(Role(role) for role in told["roles"]), **rest)
+def _identity(claims: dict[str, Any]) -> Identity:
+    rest = {name: value for name, value in claims.items() if name != "roles"}
+    return Identity(roles=frozenset(Role(role) for role in claims["roles"]), **rest)
 
 
 def _key(ticket: str) -> str:

@@ -129,16 +129,16 @@ class StreamView:
         seen = self.whole | self.own
         return next(iter(seen)) if len(seen) == 1 else None
 
-    def shows(self, told: StreamedEvent, *, own: bool = False) -> bool:
+    def shows(self, event: StreamedEvent, *, own: bool = False) -> bool:
         """Whether the listener gets this event; `own` says that its job belongs to the listener."""
         wanted = self.filter
         return (
-            not told.secret
-            and (told.lifecycle in self.whole or (own and told.lifecycle in self.own))
-            and (not wanted.types or told.type in wanted.types)
-            and (wanted.run is None or wanted.run in told.runs)
-            and (wanted.agent is None or wanted.agent == told.agent_slug)
-            and (wanted.job is None or wanted.job == told.job_id)
+            not event.secret
+            and (event.lifecycle in self.whole or (own and event.lifecycle in self.own))
+            and (not wanted.types or event.type in wanted.types)
+            and (wanted.run is None or wanted.run in event.runs)
+            and (wanted.agent is None or wanted.agent == event.agent_slug)
+            and (wanted.job is None or wanted.job == event.job_id)
         )
 
 

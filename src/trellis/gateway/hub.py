@@ -111,10 +111,10 @@ class EventRing:
         self._positions: list[str] = []
         self._told: list[StreamedEvent] = []
 
-    def add(self, told: Sequence[StreamedEvent], position: str) -> None:
+    def add(self, events: Sequence[StreamedEvent], position: str) -> None:
         """Append a page of the feed that ends at `position`."""
-        self._told += told
-        self._positions += [one.position for one in told]
+        self._told += events
+        self._positions += [one.position for one in events]
         self.head = position
         if len(self._told) > 2 * self._size:
             cut = len(self._told) - self._size
@@ -263,11 +263,11 @@ class EventHub:
         return await self._batch(view, events, EventBatch(b"", reached, not page.events), position)
 
     async def _batch(
-        self, view: StreamView, found: Sequence[StreamedEvent], whole: EventBatch, position: str
+        self, view: StreamView, events: Sequence[StreamedEvent], whole: EventBatch, position: str
     ) -> EventBatch:
         """The visible part of these events, up to the first one that readers cannot see yet."""
         frames, held, held_at, held_until = list[bytes](), None, None, math.inf
-        for event in found:
+        for event in events:
             if not view.shows(event, own=bool(view.own) and await self._is_own(view, event)):
                 continue
             seen = Visibility.SHOWN if event.document is None else self.published.visibility(event.document)
@@ -280,15 +280,15 @@ class EventHub:
         body = b"".join(frames)
         if held_at is None:
             return replace(whole, body=body)
-        before = [event.position for event in found if event.position < held_at]
+        before = [event.position for event in events if event.position < held_at]
         return EventBatch(
             body, before[-1] if before else position, False, looks=self._looks, held=held, held_until=held_until
         )
 
-    async def _is_own(self, view: StreamView, told: StreamedEvent) -> bool:
-        if told.lifecycle not in view.own or view.principal is None:
+    async def _is_own(self, view: StreamView, event: StreamedEvent) -> bool:
+        if event.lifecycle not in view.own or view.principal is None:
             return False
-        return owns(view.principal, rule_of(told.lifecycle), told.job_id, await self._submitter(told.job_id))
+        return owns(view.principal, rule_of(event.lifecycle), event.job_id, await self._submitter(event.job_id))
 
     async def wait(self, listener: StreamListener, position: str, wake_at: float) -> None:
         """Return when there may be events after `position`, at `wake_at`, or when the stream ends."""
@@ -468,12 +468,12 @@ def _agent_and_run(payload: bytes | None) -> AgentAndRun:
     return _text(fields, "agent_slug"), _text(_value(fields, "source"), "run_id")
 
 
-def _value(told: Any, name: str) -> Any:
-    return cast("dict[str, Any]", told).get(name) if isinstance(told, dict) else None
+def _value(document: Any, name: str) -> Any:
+    return cast("dict[str, Any]", document).get(name) if isinstance(document, dict) else None
 
 
-def _text(told: Any, name: str) -> str | None:
-    value = _value(told, name)
+def _text(document: Any, name: str) -> str | None:
+    value = _value(document, name)
     return value if isinstance(value, str) else None
 
 

@@ -54,8 +54,8 @@ def mark_replayed(response: Response, *, replayed: bool) -> None:
         response.headers[HEADER] = "true"
 
 
-def _fingerprint(asked: list[Any]) -> bytes:
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()).digest()
+def _fingerprint(parts: list[Any]) -> bytes:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).digest()
 
 
 def _digest(*parts: str) -> str:

@@ -218,8 +218,8 @@ async def list_nlm_jobs(
 ) -> dict[str, Any]:
     """A page of NLM jobs, newest first; raises Problem, NotAllowed."""
     caller.permit(RULE)
-    asked = {**where, "limit": str(limit), "cursor": None if cursor is None else cursor.removeprefix(CURSOR)}
-    given = {name: value for name, value in asked.items() if value is not None}
+    query = {**where, "limit": str(limit), "cursor": None if cursor is None else cursor.removeprefix(CURSOR)}
+    given = {name: value for name, value in query.items() if value is not None}
     page: Any = await _nlm_jobs_read(instance, caller, f"/jobs?{urlencode(given)}") or {
         "items": [],
         "next_cursor": None,

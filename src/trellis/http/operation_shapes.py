@@ -111,7 +111,12 @@ class AlertPage(Page[AlertShape]):
     """Alerts, and whether anybody looks for them."""
 
     evaluated: bool = True
-    """False if no process with the role `alerts` has ever looked: then no alert means nothing."""
+    """False if no process with the role `alerts` evaluates them now: then no alert means nothing.
+
+    It is false three intervals (`alert_interval_s`) after the last round.
+    """
+    evaluated_at: str | None = None
+    """When they were evaluated last; null if they never were."""
 
 
 class RunRequestShape(pydantic.BaseModel):

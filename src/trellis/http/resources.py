@@ -26,6 +26,7 @@ from trellis.http.operation_shapes import (
     WorkerShape,
 )
 from trellis.http.pages import EVENTS_MAX
+from trellis.http.policy_shapes import ExplanationShape, SimulationShape
 from trellis.http.shapes import (
     REPLAYED,
     AgentChanged,
@@ -35,7 +36,6 @@ from trellis.http.shapes import (
     ArtifactStaged,
     CleanedUpShape,
     DeadLetterShape,
-    ExplanationShape,
     InboxEntry,
     InboxStats,
     InboxTaken,
@@ -52,7 +52,6 @@ from trellis.http.shapes import (
     RunManifest,
     RunStarted,
     RunStatus,
-    SimulationShape,
     StepFile,
     Stopped,
 )

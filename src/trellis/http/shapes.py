@@ -262,15 +262,18 @@ class ProposalDiff(pydantic.BaseModel):
 
     id: str
     version: int
-    """Of the proposal."""
     diff: str | None
     """A unified diff; null for what changes no text or will not be applied any more."""
     conflict: str | None = None
     """Why applying it would be refused now; null while it can be applied. Approving it is then refused (409)."""
     rules_out: list[str] = []
-    """Pending proposals for the same version of the same target, which can no longer be applied once this one is."""
+    """Pending proposals for the same version of the same target, which can no longer be applied once this one is.
+
+    Of the 1,000 newest pending proposals; there may be more.
+    """
     ruled_out_by: list[str] = []
-    """Pending proposals after which this one can no longer be applied."""
+    """Pending proposals after which this one can no longer be applied; of the 1,000 newest, so there may be more."""
+    source_warnings: list[str] = pydantic.Field([], description="Quoted sources that are gone or lost those words.")
 
 
 class MemoryRead(pydantic.BaseModel):
@@ -470,7 +473,8 @@ class JobDocument(JobShape):
         "The command line and `ctx.attempt` show the number of the present attempt, which is one more."
     )
     max_attempts: int = pydantic.Field(
-        description="How many attempts the job may have in all. A queue job counts retries here: it has one attempt more."
+        description="How many attempts the job may have in all. A queue job counts retries here: it has one attempt more. "
+        "`attempts_allowed` is the number of attempts of every job."
     )
     created_at: str
     updated_at: str
@@ -483,6 +487,11 @@ class JobDocument(JobShape):
     parent_id: str | None
     compensates: str | None
     epoch: int | None = pydantic.Field(None, description="How often it was claimed.")
+    attempts_made: int | None = pydantic.Field(None, description="Attempts made, with the present or next one.")
+    attempts_allowed: int | None = pydantic.Field(
+        None,
+        description="Attempts that the job may make in all, whatever `max_attempts` counts: `attempts_made` of these.",
+    )
 
 
 class ArtifactShape(pydantic.BaseModel):
@@ -538,6 +547,8 @@ class QueueJob(JobWhole):
                     "status": "NOTEBOOKLM_CALL",
                     "attempt": 0,
                     "max_attempts": 3,
+                    "attempts_made": 1,
+                    "attempts_allowed": 4,
                     "payload": {"query": "Who made the violin?"},
                     "context": {
                         "memory_snapshot_url": "https://gateway.example/jobs/0b9f3c1e-5d0a-4f5e-9a43-0c6f2f1d2a77/context/1",
@@ -624,6 +635,8 @@ class BusJob(JobWhole):
                     "generation": 0,
                     "attempt": 0,
                     "max_attempts": 1,
+                    "attempts_made": 1,
+                    "attempts_allowed": 1,
                     "created_at": "2026-02-14T08:00:00.000Z",
                     "updated_at": "2026-02-14T08:00:01.000Z",
                     "due_at": None,
@@ -750,50 +763,3 @@ class SignalShape(pydantic.BaseModel):
     ts: str
     type: str
     data: Any
-
-
-# --- safety policy ---
-
-
-class LookedShape(pydantic.BaseModel):
-    """One rule that was looked at, and why it fits or does not."""
-
-    rule: str
-    decision: str
-    fits: bool
-    why: str
-
-
-class ExplanationShape(pydantic.BaseModel):
-    """A decision of the safety kernel, and how it came about. A kernel in another process tells it in its reason alone."""
-
-    decision: str
-    rule: str
-    reason: str
-    policy_hash: str
-    job_hash: str
-    delay_s: float | None = None
-    constraints: dict[str, Any] | None = None
-    looked: list[LookedShape]
-    not_looked: list[str]
-
-
-class SimulatedShape(pydantic.BaseModel):
-    """One request under the policy that was tried; `before` is null where nothing was decided yet."""
-
-    job_id: str
-    topic: str
-    before: str | None
-    before_rule: str | None
-    after: str
-    after_rule: str
-    reason: str
-    changes: bool
-
-
-class SimulationShape(pydantic.BaseModel):
-    """What a policy would say, and how many answers would be others."""
-
-    policy_hash: str
-    items: list[SimulatedShape]
-    changed: int

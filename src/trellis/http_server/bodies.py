@@ -27,6 +27,7 @@ from fastapi.routing import APIRoute
 
 from trellis.engine.text import is_storable
 from trellis.http_server.problems import Problem
+from trellis.http_server.query_parameters import declared_names, unknown_parameters
 from trellis.net.targets import one_sender
 
 BODY_BYTES_MAX = 1024 * 1024
@@ -190,8 +191,12 @@ class BodyLimits:
 LIMITS_DEFAULT = BodyLimits()
 
 
+PROBES = frozenset({"/system/live", "/system/ready", "/system/health", "/metrics", "/health"})
+"""Routes that machines ask, which may add a query of their own. They have no filter that could be misspelt."""
+
+
 class StrictRoute(APIRoute):
-    """A route that reads its body strictly."""
+    """A route that reads its body strictly, and refuses query parameters that it does not declare."""
 
     is_large = False
     """Whether the route accepts large bodies (D25)."""
@@ -202,11 +207,16 @@ class StrictRoute(APIRoute):
         handle, takes_body = super().get_route_handler(), self.body_field is not None
         rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, AdmissionCheck)]
 
+        parameters = frozenset(declared_names(self.dependant))
+
         async def strictly(request: Request) -> Response:
             _check_address(request)
             strict = StrictRequest(request, self._bytes_max(request), self.body_s, authenticated=bool(rules))
-            for rule in rules if takes_body else ():
+            problem = None if self.path in PROBES else unknown_parameters(request, parameters)
+            for rule in rules if takes_body or problem else ():
                 await rule.admit(strict)
+            if problem is not None:
+                raise problem
             try:
                 if takes_body and (body := await strict.body()):
                     value = await strict.json()  # parsed here, because FastAPI would hide what is wrong with it

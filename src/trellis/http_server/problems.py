@@ -13,7 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from trellis.engine.errors import IdempotencyMismatch, InvalidTransition, TrellisError
+from trellis.engine.field_names import fields_beside
 from trellis.engine.logs import log_of
+from trellis.engine.text import no_such
 from trellis.http_server.security_headers import SECURITY_HEADERS
 
 # Every error response is application/problem+json (RFC 9457, D27), with one shape that also covers crashes.
@@ -52,6 +54,8 @@ STATUS_OF_CODE: Mapping[str, int] = MappingProxyType(
         "AGENT_TIMEOUT": 504,
     }
 )
+OTHER_WORDS = MappingProxyType({"cause": "reason"})
+"""What the command line and Python call a field of a body, by the name that it has there."""
 _CODE_OF_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "PAYLOAD_TOO_LARGE"}
 
 _log = log_of("trellis.gateway")
@@ -130,9 +134,25 @@ async def _trellis(request: Request, error: TrellisError) -> Response:
 
 async def _invalid(request: Request, error: RequestValidationError) -> Response:
     error_list: Sequence[Any] = error.errors()
-    errors = [{"at": _pointer(one["loc"]), "message": one["msg"]} for one in error_list[:ERRORS_MAX]]
+    body = _body_type(request)
+    errors = [{"at": _pointer(one["loc"]), "message": _message(one, body)} for one in error_list[:ERRORS_MAX]]
     detail = "; ".join(f"{one['at'] or 'body'}: {one['message']}" for one in errors[:3])
     return problem_response(request, Problem("VALIDATION_FAILED", detail, errors=errors))
+
+
+def _body_type(request: Request) -> Any:
+    """The type of the body that the route of this request takes; None if it takes none."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    return None if field is None else field.field_info.annotation
+
+
+def _message(error: Mapping[str, Any], body: Any) -> str:
+    """What is wrong. For a field that does not exist, the one that may be meant."""
+    if error["type"] != "extra_forbidden":
+        return error["msg"]
+    known = fields_beside(body, error["loc"][1:])
+    name = str(error["loc"][-1])
+    return no_such("field", OTHER_WORDS[name] if OTHER_WORDS.get(name) in known else name, known)
 
 
 def _pointer(location: Sequence[str | int]) -> str:
@@ -193,13 +213,13 @@ def _complete_description(app: FastAPI) -> None:
     described = app.openapi
 
     def complete() -> dict[str, Any]:
-        made = described()
-        schemas = made["components"]["schemas"]
+        description = described()
+        schemas = description["components"]["schemas"]
         schemas.setdefault(ProblemShape.__name__, ProblemShape.model_json_schema())
-        for operation in (one for path in made["paths"].values() for one in path.values()):
+        for operation in (one for path in description["paths"].values() for one in path.values()):
             for media in operation.get("requestBody", {}).get("content", {}).values():
                 schemas.update(media.get("schema", {}).pop("$defs", {}))
-        return made
+        return description
 
     app.openapi = complete
 

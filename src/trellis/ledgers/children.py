@@ -36,13 +36,13 @@ class ChildMark(NamedTuple):
         return (many, total) == (self.many, self.total)
 
 
-def children_after(before: ChildMark, found: Sequence[tuple[int, JobId]], *, anew: bool = False) -> ChildPage:
+def children_after(before: ChildMark, children: Sequence[tuple[int, JobId]], *, anew: bool = False) -> ChildPage:
     """The page of these numbers and ids, in order, and its mark.
 
     They follow those of `before`, or with `anew` start the listing again.
     """
     known = ChildMark() if anew else before
-    numbers = [number for number, _ in found]
+    numbers = [number for number, _ in children]
     mark = ChildMark(known.many + len(numbers), known.total + sum(numbers), numbers[-1] if numbers else known.last)
-    ids = tuple(job_id for _, job_id in found)
+    ids = tuple(job_id for _, job_id in children)
     return ChildPage(job_ids=ids, numbers=tuple(numbers), mark=".".join(map(str, mark)), anew=anew)

@@ -220,8 +220,8 @@ def advance_refusal(transition: Transition | None, role: Role, advance: Advance)
     return None
 
 
-def version_refusal(found: int, asked: int | None) -> str:
-    return f"the job has version {found}, not {asked}"
+def version_refusal(current: int, expected: int | None) -> str:
+    return f"the job has version {current}, not {expected}"
 
 
 def check_death(target: State, death: DeadLetterReason | None) -> None:

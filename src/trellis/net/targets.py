@@ -124,10 +124,10 @@ def one_sender(address: str) -> str:
 
     A sender with one IPv6 address has at least a /64, and could use another address every time.
     """
-    found = read_ip(address.partition("%")[0])
-    if not isinstance(found, IPv6Address):
+    ip = read_ip(address.partition("%")[0])
+    if not isinstance(ip, IPv6Address):
         return address
-    return str(found.ipv4_mapped or ip_network((found, 64), strict=False))
+    return str(ip.ipv4_mapped or ip_network((ip, 64), strict=False))
 
 
 # Parsing URLs strictly, so that no other parser can read them differently.

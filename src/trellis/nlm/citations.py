@@ -174,6 +174,12 @@ def is_citable(excerpt: str) -> bool:
     return letters >= EXCERPT_LETTERS_MIN and len(excerpt) <= EXCERPT_CHARS_MAX
 
 
+def has_excerpt(text: str, excerpt: str) -> bool:
+    """Whether a text contains an excerpt, compared as the citation check does."""
+    source = NlmSource("text", text)
+    return isinstance(_located(Citation(source.ref, excerpt), _SourceText(source)), Citation)
+
+
 class _SourceText:
     """A source, and its folded form once it is needed."""
 

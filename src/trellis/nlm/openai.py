@@ -69,8 +69,8 @@ class OpenAiOptions:
             url = httpx2.URL(self.base_url)
         except httpx2.InvalidURL:
             raise NlmSettingInvalid(setting=NAME, detail="its base URL is no address") from None
-        if url.scheme not in {"http", "https"} or not url.host or url.userinfo or url.query or url.fragment:
-            detail = "its base URL must look like https://host/v1, without a password and without `?` or `#`"
+        if url.scheme not in {"http", "https"} or not url.host or url.userinfo or url.fragment:
+            detail = "its base URL must look like https://host/v1, without a password and without `#`"
             raise NlmSettingInvalid(setting=NAME, detail=detail)
         if not self.model.strip():
             raise NlmSettingInvalid(setting=NAME, detail="name a model")
@@ -89,7 +89,7 @@ class OpenAiProvider:
 
     def __init__(self, options: OpenAiOptions) -> None:
         self._options = options
-        self._base_url = options.base_url.rstrip("/")
+        self._base_url = httpx2.URL(options.base_url)
         self._indexes = ExtractiveProvider()
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=CONNECT_S, pool=CONNECT_S),
@@ -126,10 +126,10 @@ class OpenAiProvider:
             async with asyncio.timeout(HEALTH_S):
                 await self._send("GET", "/models", None, accepted=HEALTHY)
         except (NlmUnavailable, NlmRefused, NlmGarbage) as error:
-            return ProviderHealth(ok=False, detail=str(error))
+            return ProviderHealth(ok=False, detail=str(error.data["reason"]))
         except TimeoutError:
-            return ProviderHealth(ok=False, detail=f"NLM provider {NAME} did not answer within {HEALTH_S:g} s.")
-        return ProviderHealth(ok=True, detail=f"{self._options.model} at {httpx2.URL(self._base_url).host}")
+            return ProviderHealth(ok=False, detail=f"no answer within {HEALTH_S:g} s")
+        return ProviderHealth(ok=True, detail=f"{self._options.model} at {self._base_url.host}")
 
     async def release(self, prepared: PreparedCorpus) -> None:
         """Make the corpus's index the first to be dropped."""
@@ -178,9 +178,11 @@ class OpenAiProvider:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._options.key is not None:
             headers["Authorization"] = f"Bearer {self._options.key.get_secret_value()}"
+        # The query of the base URL, such as `?api-version=1`, goes with each request.
+        url = self._base_url.copy_with(path=self._base_url.path.rstrip("/") + path)
         # `from None` below: the library's errors contain the request, and the request contains the key.
         try:
-            async with self._client.stream(method, self._base_url + path, content=content, headers=headers) as response:
+            async with self._client.stream(method, url, content=content, headers=headers) as response:
                 if response.status_code not in accepted:
                     reason = self._scrubbed(_message(await _read(response, ERROR_BYTES_MAX, cut=True)))
                     after_s = retry_after_s(response.headers)

@@ -281,13 +281,13 @@ def _ends(text: str, begin: int, match: re.Match[str], end: int) -> bool:
     return len(word[0]) > 1 and word[0].lower() not in ABBREVIATIONS
 
 
-def _add(made: list[Sentence], text: str, start: int, end: int, *, row: bool) -> None:
+def _add(sentences: list[Sentence], text: str, start: int, end: int, *, row: bool) -> None:
     start, end = _trimmed(text, start, end)
     while start < end:
         cut = _cut(text, start, end)
         if any(letter.isalnum() for letter in text[start:cut]):
             shown = _SPACE.sub(" ", text[start:cut]).strip()
-            made.append(Sentence(start, cut, shown, row, is_citable(text[start:cut])))
+            sentences.append(Sentence(start, cut, shown, row, is_citable(text[start:cut])))
         start, _ = _trimmed(text, cut, end)
 
 
@@ -377,18 +377,18 @@ def _lead(before: list[Sentence]) -> tuple[Sentence, ...]:
     return (before[-1],) if before and before[-1].shown.endswith(":") else ()
 
 
-def _runs(found: list[Sentence]) -> list[list[Sentence]]:
+def _runs(sentences: list[Sentence]) -> list[list[Sentence]]:
     """The sentences, grouped to about a passage's length."""
     runs: list[list[Sentence]] = [[]]
-    for sentence in found:
+    for sentence in sentences:
         if runs[-1] and _size(runs[-1]) >= PASSAGE_CHARS_MAX:
             runs.append([])
         runs[-1].append(sentence)
     return [run for run in runs if run]
 
 
-def _size(found: list[Sentence]) -> int:
-    return sum(sentence.end - sentence.start for sentence in found)
+def _size(sentences: list[Sentence]) -> int:
+    return sum(sentence.end - sentence.start for sentence in sentences)
 
 
 # Ranks passages for a question: BM25 of SQLite's FTS5, in memory, over stems.

@@ -148,7 +148,7 @@ class ProcessRoute(StrictRoute):
 
 jobs = APIRouter(tags=["jobs"], route_class=ProcessRoute)
 questions = APIRouter(tags=["questions"], route_class=LargeBodyRoute)
-system = APIRouter(tags=["system"])
+system = APIRouter(tags=["system"], route_class=StrictRoute)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

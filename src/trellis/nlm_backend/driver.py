@@ -209,9 +209,9 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
         if self._journal[ASKED] != own:
             raise _interrupted()
 
-    async def _stage(self, made: ArtifactDraft) -> bytes:
+    async def _stage(self, draft: ArtifactDraft) -> bytes:
         self._left_s()
-        staged = await self._driver.delivery.stage(self._order, made, self._correlation_id, until=self._works_until)
+        staged = await self._driver.delivery.stage(self._order, draft, self._correlation_id, until=self._works_until)
         return staged.model_dump_json().encode()
 
     def _left_s(self) -> float:

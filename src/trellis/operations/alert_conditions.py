@@ -1,7 +1,7 @@
 """The conditions of alerts that are read from the ledger and the object store. Every read is bounded and has an index."""
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
@@ -47,6 +47,8 @@ CONTEXT_TIMEOUT = "CONTEXT_TIMEOUT"
 STAGING_REFUSED = "STAGING_REFUSED"
 LOST_S = 3_600.0
 """How long a silent worker counts as lost. After that its record only says that it was there."""
+UP = "up@"
+"""How the names of `trellis up` begin."""
 DEAD_WINDOW_S = 3_600.0
 DEAD_MIN = 3
 DEAD, ENDS = "job_dead_lettered", ("job_succeeded", "job_failed", "job_cancelled", "job_timed_out", "job_denied")
@@ -54,11 +56,14 @@ DEAD, ENDS = "job_dead_lettered", ("job_succeeded", "job_failed", "job_cancelled
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerConditions:
-    """Reads the conditions of a ledger. `failing_agents` is None where there are no agents."""
+    """Reads the conditions of a ledger. `failing_agents` and `unserved_agents` are None where there are no agents."""
 
     ledger: Ledger
     thresholds: AlertThresholds
     failing_agents: Callable[[], Awaitable[Sequence[str]]] | None = None
+    """Returns the agents that were stopped because they kept failing."""
+    unserved_agents: Callable[[], Awaitable[Mapping[str, str]]] | None = None
+    """Returns the active agents whose runs fail because a server is away, each with its last error."""
     retention: RetentionOptions = RETENTION_DEFAULT
     steps_read: int = STEPS_READ
 
@@ -132,7 +137,8 @@ class LedgerConditions:
             silent_s = (now - worker.seen_at).total_seconds()
             if worker_presence(worker, now) is WorkerPresence.SILENT and silent_s <= LOST_S:
                 held = f" It held {counted(worker.held, 'job')}." if worker.held else ""
-                text = f"Worker {worker.name} has been silent for {duration(silent_s)}.{held}"
+                who = f"{worker.name} (a process of `trellis up`)" if worker.name.startswith(UP) else worker.name
+                text = f"Worker {who} has been silent for {duration(silent_s)}.{held}"
                 met.append(ConditionMet(subject=worker.name, value=silent_s, text=text))
         return Checked(met={WORKER_LOST: met})
 
@@ -179,12 +185,16 @@ class LedgerConditions:
 
     @decides(AGENT_FAILING)
     async def agents(self, now: datetime) -> Checked:  # noqa: ARG002 - the shape of a check
-        """Agents that were stopped because they kept failing."""
+        """Agents that were stopped because they kept failing, and active ones whose runs a server lets fail."""
         assert self.failing_agents is not None, "checks() leaves this check out"
-        text = "Three runs of agent {} failed in a row. It has the status error, and its runs wait."
-        met = [
-            ConditionMet(subject=slug, value=IN_A_ROW, text=text.format(slug)) for slug in await self.failing_agents()
-        ]
+        stopped = await self.failing_agents()
+        unserved = dict[str, str]() if self.unserved_agents is None else await self.unserved_agents()
+        texts = {
+            slug: f"The last three runs of agent {slug} failed. It stays active: {unserved[slug]}" for slug in unserved
+        }
+        for slug in stopped:
+            texts[slug] = f"Three runs of agent {slug} failed in a row. It has the status error, and its runs wait."
+        met = [ConditionMet(subject=slug, value=IN_A_ROW, text=text) for slug, text in texts.items()]
         return Checked(met={AGENT_FAILING: met})
 
 

@@ -17,6 +17,8 @@ from typing import TypeVar
 
 from trellis.engine.alerts import (
     HOLD_S,
+    INTERVAL_S_DEFAULT,
+    STALE_INTERVALS,
     SUBJECT_CHARS_MAX,
     TEXT_CHARS_MAX,
     Alert,
@@ -32,14 +34,12 @@ from trellis.engine.errors import TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.operations.runbooks import SUFFIX, runbook_command
+from trellis.operations.runbooks import SUFFIX, runbook, runbook_command
 
 SUBJECTS_MAX = 20
 """Most subjects of one alert at a time. What exceeds it is left out until another subject is resolved."""
 COUNT_S = 60.0
 """How often a round also counts what ended in a window."""
-TIDY_S = 3_600.0
-"""How often a round goes to the ledger although nothing is open: it removes alerts that were kept long enough."""
 
 _log = log_of("trellis.alerts")
 
@@ -122,9 +122,9 @@ ALERTS: Mapping[str, AlertDeclaration] = MappingProxyType(
             # What else needs an operator.
             _declared(
                 AGENT_FAILING,
-                "Three runs of an agent failed in a row, and the agent was stopped.",
+                "Three runs of an agent failed in a row: it was stopped, or a server that it needs, as its model's, is away.",
                 "agent",
-                action="Read the error of its last run, mend the cause, and activate the agent.",
+                action="Read the error of its last run and mend the cause; activate the agent if it was stopped.",
                 runbook="agent-failing",
             ),
             _declared(
@@ -186,6 +186,13 @@ ALERTS: Mapping[str, AlertDeclaration] = MappingProxyType(
 """Every alert, by name. Thresholds in the sentences are the defaults; the setting changes them."""
 
 
+def runbook_of(name: str) -> tuple[str, str]:
+    """The name and the text of a runbook, by its own name or by that of an alert. Raises RunbookUnknown."""
+    declared = ALERTS.get(name.removesuffix(SUFFIX))
+    page = name.removesuffix(SUFFIX) if declared is None else declared.page
+    return page, runbook(page, also=ALERTS)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlertThresholds:
     """When the conditions hold. `app/settings.py` has the settings."""
@@ -241,10 +248,15 @@ def decides(*names: str) -> Callable[[CheckT], CheckT]:
 class AlertOptions:
     """How often an evaluator works, how long alerts are kept, and what reports them."""
 
-    interval_s: float = 15.0
+    interval_s: float = INTERVAL_S_DEFAULT
     keep_s: float = 30 * 24 * 3600.0
     report_types: tuple[str, ...] = ()
     """Job types that report changes to people."""
+
+    @property
+    def stale_s(self) -> float:
+        """If no other round follows for this long, nobody evaluates any more."""
+        return STALE_INTERVALS * self.interval_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,7 +280,6 @@ class AlertEvaluator:
     new_id: Callable[[], str]
     options: AlertOptions = field(default_factory=AlertOptions)
     name: str = "alerts"
-    _tidied_at: float = field(default=float("-inf"))
     _counted_at: float = field(default=float("-inf"))
 
     async def run_once(self) -> AlertReport:
@@ -288,7 +299,7 @@ class AlertEvaluator:
                 observed += [self._observation(name, one) for one in await self._first(name, met, began)]
         self._counted_at = now if is_counting else self._counted_at
         has_to_report = not began.unreported.isdisjoint(self.options.report_types)
-        if not (observed or began.has_open or has_to_report) and now - self._tidied_at < TIDY_S:
+        if not (observed or began.has_open or has_to_report or self._is_due(began, read_at)):
             return AlertReport()
         round_ = AlertRound(
             mark=began.mark,
@@ -298,9 +309,9 @@ class AlertEvaluator:
             keep_s=self.options.keep_s,
             unread=tuple(unread),
             hold_s=max(HOLD_S, 3 * self.options.interval_s),
+            stale_s=self.options.stale_s,
         )
         changes = await self.ledger.observe_alerts(self.actor, round_)
-        self._tidied_at = now
         for change in changes:
             _log_change(change)
         return AlertReport(changes=tuple(changes))
@@ -308,6 +319,18 @@ class AlertEvaluator:
     def pause_s(self, report: AlertReport) -> float:  # noqa: ARG002 - the shape of every service
         """The fixed interval."""
         return self.options.interval_s
+
+    def _is_due(self, began: AlertMark, now: datetime) -> bool:
+        """Whether a round in which nothing holds is stored, so that readers see that alerts are evaluated.
+
+        Among several evaluators one round in half an interval is enough. The last one may be of an evaluator with
+        another interval: then this one stores its own, whichever of the two comes due first.
+        """
+        if began.evaluated_at is None or began.stale_at is None:
+            return True
+        age_s = (now - began.evaluated_at).total_seconds()
+        left_s = (began.stale_at - now).total_seconds()
+        return max(age_s, self.options.stale_s - left_s) >= self.options.interval_s / 2
 
     async def _checked(self, check: Check, now: datetime) -> Checked:
         """What a check read. If it fails, none of the alerts that it decides about is known."""

@@ -113,10 +113,10 @@ async def _leased(ledger: Ledger, where: JobFilter, limit: int, begins: str | No
     return await ledger.dead_letters(where, limit=limit, cursor=begins)
 
 
-def _leased_cursor(found: Sequence[DeadLetter], taken: int, begins: str | None) -> str | None:
-    if taken == len(found):
+def _leased_cursor(letters: Sequence[DeadLetter], taken: int, begins: str | None) -> str | None:
+    if taken == len(letters):
         return _LIST_ENDED
-    return found[taken - 1].job_id if taken else begins
+    return letters[taken - 1].job_id if taken else begins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

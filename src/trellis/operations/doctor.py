@@ -158,9 +158,9 @@ def letters_finding(count: int, limit: int) -> Finding:
     )
 
 
-def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime) -> list[Finding]:
+def queue_findings(jobs_by_state: Mapping[str, Sequence[Job]], limit: int, now: datetime) -> list[Finding]:
     """Reports queue jobs by state; empty if there are none. `limit` is how far they were counted."""
-    counts = {state: len(jobs) for state, all_ in found.items() if (jobs := without_cancelled(all_))}
+    counts = {state: len(jobs) for state, all_ in jobs_by_state.items() if (jobs := without_cancelled(all_))}
     if not counts:
         return []
     detail = ", ".join(f"{count}{' or more' if count >= limit else ''} {state}" for state, count in counts.items())
@@ -170,7 +170,7 @@ def queue_findings(found: Mapping[str, Sequence[Job]], limit: int, now: datetime
         if state in counts
     ]
     first = QUEUE_JOB.initial.name
-    if any((now - job.updated_at).total_seconds() > SERVICE_SLOW_S for job in found.get(first, ())):
+    if any((now - job.updated_at).total_seconds() > SERVICE_SLOW_S for job in jobs_by_state.get(first, ())):
         remedies.insert(0, f"nobody takes up what is {first}: start `trellis up`")
     severity = FindingSeverity.WARNING if remedies else FindingSeverity.OK
     return [Finding(check="queue jobs", severity=severity, detail=detail, remedy="; ".join(remedies))]

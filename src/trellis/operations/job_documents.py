@@ -29,6 +29,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "generation": job.generation,
         "attempt": job.attempts_spent,
         "max_attempts": retries_of(job) if job.lifecycle == QUEUE_JOB.name else job.attempts_allowed,
+        "attempts_allowed": job.attempts_allowed,
         "created_at": timestamp(job.created_at),
         "updated_at": timestamp(job.updated_at),
         "due_at": None if job.due_at is None else timestamp(job.due_at),

@@ -4,7 +4,7 @@ Their source is docs/runbooks. A wheel holds a copy in `runbook_pages` beside th
 has none there and reads the source.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -35,11 +35,14 @@ def runbook_names() -> list[str]:
     return list(_pages())
 
 
-def runbook(name: str) -> str:
-    """The page of this name, as Markdown; `jobs-wait.md` means `jobs-wait`. Raises RunbookUnknown."""
+def runbook(name: str, *, also: Iterable[str] = ()) -> str:
+    """The page of this name, as Markdown; `jobs-wait.md` means `jobs-wait`. Raises RunbookUnknown.
+
+    The error suggests the nearest name, among the pages and the names in `also`.
+    """
     path = _pages().get(name.removesuffix(SUFFIX))
     if path is None:
-        near = nearest(name, _pages())
+        near = nearest(name, (*_pages(), *also))
         raise RunbookUnknown(
             name=name, hint=f"did you mean {near}?" if near else f"choose one of {', '.join(_pages())}."
         )

@@ -42,16 +42,25 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Trigger
 from trellis.lifecycles.proposal import PROPOSAL
+from trellis.nlm.citations import CITATIONS_MAX, has_excerpt
 from trellis.proposals import proposal
 from trellis.proposals import proposal as proposals
-from trellis.proposals.proposal import AgentFileChange, apply_change, file_change, is_changed
+from trellis.proposals.proposal import (
+    AgentFileChange,
+    apply_change,
+    file_change,
+    grounds_of,
+    is_changed,
+    quotations_of,
+)
 from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.memory.layout import AlreadyApplied, Committed, VersionConflict
 from trellis.storage.memory.markdown import unified_diff
 from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.canonical_json import sha256
-from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
+from trellis.storage.objects.keys import object_key
+from trellis.storage.objects.store import CREATE, KeyInvalid, ObjectStore, PutStored, StoreUnavailable, if_match
 
 APPLYING = "applying"
 FAILED = "failed"
@@ -335,8 +344,10 @@ READS_AT_ONCE = 8
 PENDING = "pending"
 APPROVED = ("approved", "auto_approved", APPLYING)
 """The states of proposals that will be applied without another decision."""
-PENDING_MAX = 100
-"""Number of proposals in one state that are compared with one, newest first."""
+OTHERS_PAGE = 100
+"""How many proposals in one state one read takes, of those that are compared with one."""
+PENDING_COMPARED_MAX = 1_000
+"""How many pending proposals are compared with one to name those that exclude each other. The newest ones are."""
 
 
 async def diff_of(
@@ -387,6 +398,32 @@ async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore, memo
     return f"{change.key} has changed since this was proposed, {_NO_LONGER}"
 
 
+async def source_warnings(document: Mapping[str, Any], *, objects: ObjectStore) -> list[str]:
+    """Which quoted sources are gone, or no longer have the quoted words. Such a proposal can still be applied.
+
+    A quotation was compared with the source as the run read it; a person decides about it later.
+    """
+    quoted: dict[str, list[str]] = {}
+    grounds = [] if document["status"] in ENDED else grounds_of(document["content"])
+    for citation in [one for ground in grounds for one in quotations_of(ground, "citations")][:CITATIONS_MAX]:
+        quoted.setdefault(citation["ref"], []).append(citation["excerpt"])
+    warnings: list[str] = []
+    for ref, excerpts in quoted.items():
+        try:
+            there = await objects.get(object_key("agents", document["agent_slug"], *ref.split("/")))
+        except KeyInvalid:
+            continue
+        if there is None:
+            warnings.append(f"{ref} is gone: the words quoted from it are from the copy that was read")
+        elif not await asyncio.to_thread(_has_all, _text(there.body), excerpts):
+            warnings.append(f"{ref} has changed: words quoted from it are no longer in it")
+    return warnings
+
+
+def _has_all(text: str, excerpts: Sequence[str]) -> bool:
+    return all(has_excerpt(text, excerpt) for excerpt in excerpts)
+
+
 def _stale_text(conflict: VersionConflict) -> str:
     return f"the memory was at version {conflict.expected} when this was proposed and is at {conflict.current} now"
 
@@ -406,8 +443,8 @@ async def conflicts_of(
             except RepositoryError:  # not known: whoever applies it will see
                 return None
 
-    found = await asyncio.gather(*(look(document) for document in documents))
-    return {document["id"]: told for document, told in zip(documents, found, strict=True) if told is not None}
+    conflicts = await asyncio.gather(*(look(document) for document in documents))
+    return {document["id"]: told for document, told in zip(documents, conflicts, strict=True) if told is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -421,13 +458,13 @@ class Exclusions:
 
 
 async def exclusions_of(ledger: Ledger, document: Mapping[str, Any]) -> Exclusions:
-    """Which of the newest PENDING_MAX pending proposals the proposal rules out, and which rule it out.
+    """Which pending proposals the proposal rules out, and which rule it out, of the PENDING_COMPARED_MAX newest.
 
     A comment or tag is stored beside its target and rules out nothing; a change of the target rules it out.
     """
     if document["status"] != PENDING:
         return Exclusions()
-    others = await _others_of_version(ledger, document, PENDING)
+    others = await _others_of_version(ledger, document, PENDING, newest=PENDING_COMPARED_MAX)
     changing = tuple(body["id"] for body in others if body["action"] not in sources.ANNOTATION_KINDS)
     if document["action"] in sources.ANNOTATION_KINDS:
         return Exclusions(ruled_out_by=changing)
@@ -443,11 +480,27 @@ async def approved_rival(ledger: Ledger, document: Mapping[str, Any]) -> str | N
     return None
 
 
-async def _others_of_version(ledger: Ledger, document: Mapping[str, Any], state: str) -> list[dict[str, Any]]:
-    """The newest other proposals in this state that change the same version of the same target."""
-    newest = (await ledger.jobs(JobFilter(lifecycle=PROPOSAL.name, state=state), limit=PENDING_MAX)).jobs
-    payloads = await ledger.payloads([job.job_id for job in newest if job.job_id != document["id"]])
-    return [body for body in map(json.loads, payloads.values()) if _version_of(body) == _version_of(document)]
+async def _others_of_version(
+    ledger: Ledger, document: Mapping[str, Any], state: str, *, newest: int | None = None
+) -> list[dict[str, Any]]:
+    """The other proposals in this state that change the same version of the same target, newest first.
+
+    `newest` limits how many proposals in this state are read; None reads all.
+    """
+    where, cursor, version = JobFilter(lifecycle=PROPOSAL.name, state=state), None, _version_of(document)
+    others: list[dict[str, Any]] = []
+    read = 0
+    while True:
+        limit = OTHERS_PAGE if newest is None else min(OTHERS_PAGE, newest - read)
+        page = await ledger.jobs(where, limit=limit, cursor=cursor)
+        read += len(page.jobs)
+        ids = [job.job_id for job in page.jobs if job.job_id != document["id"]]
+        payloads = await ledger.payloads(ids)
+        bodies = [json.loads(payloads[job_id]) for job_id in ids if job_id in payloads]
+        others += [body for body in bodies if _version_of(body) == version]
+        cursor = page.cursor
+        if cursor is None or read == newest:
+            return others
 
 
 def _version_of(body: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from trellis.documents import ids
 from trellis.documents.errors import DuplicateProposal, NoteTooShort, ProposalConflict, ProposalNotFound, TargetRefused
@@ -96,6 +96,29 @@ class EqualProposal:
 
     id: JobId
     status: str
+
+
+def grounds_of(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The reasons of a proposal, each with its citations and flags.
+
+    Whoever may propose may write anything into the content: what is no object is left out.
+    """
+    several: Any = content.get("grounds")
+    listed = cast("list[Any]", several) if isinstance(several, list) and several else [content]
+    return [cast("Mapping[str, Any]", one) for one in listed if isinstance(one, Mapping)]
+
+
+def quotations_of(ground: Mapping[str, Any], field: str) -> list[Mapping[str, str]]:
+    """The quotations in a field of a proposal's reasons, without what is none."""
+    listed: Any = ground.get(field)
+    quotations = cast("list[Any]", listed) if isinstance(listed, list) else []
+    return [
+        cast("Mapping[str, str]", one)
+        for one in quotations
+        if isinstance(one, Mapping)
+        and isinstance(cast("Any", one).get("ref"), str)
+        and isinstance(cast("Any", one).get("excerpt"), str)
+    ]
 
 
 def make_proposal(
@@ -199,13 +222,13 @@ async def find_applied_equal(ledger: Ledger, body: Mapping[str, Any]) -> EqualPr
     created = JobFilter(
         lifecycle=PROPOSAL.name, state="applied", concurrency_key=duplicate_digest({**body, "target_hash": None})
     )
-    found = [job.job_id for job in (await ledger.jobs(created, limit=1)).jobs]
-    if not found:
+    equal = [job.job_id for job in (await ledger.jobs(created, limit=1)).jobs]
+    if not equal:
         where = JobFilter(lifecycle=PROPOSAL.name, state="applied")
         newest = [job.job_id for job in (await ledger.jobs(where, limit=EQUALS_MAX)).jobs]
         payloads, change = await ledger.payloads(newest), _change_digest(body)
-        found = [one for one in newest if one in payloads and _change_digest(json.loads(payloads[one])) == change]
-    return EqualProposal(id=found[0] if found else JobId(""), status="applied")
+        equal = [one for one in newest if one in payloads and _change_digest(json.loads(payloads[one])) == change]
+    return EqualProposal(id=equal[0] if equal else JobId(""), status="applied")
 
 
 def _change_digest(body: Mapping[str, Any]) -> str:

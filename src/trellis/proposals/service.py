@@ -80,18 +80,18 @@ class ProposalService:
         Raises AgentNotFound, OutputRefused, IdempotencyMismatch, and DuplicateProposal while an equal proposal waits.
         """
         await self.check(offer)
-        made = await self._store(offer)
-        return OfferedProposal(id=made.job_id, status=await self._status(made.job_id), created=made.created)
+        proposal = await self._store(offer)
+        return OfferedProposal(id=proposal.job_id, status=await self._status(proposal.job_id), created=proposal.created)
 
     async def make_first(self, offer: ProposalOffer, proposal: JobId) -> OfferedProposal:
         """Like `make`, under the given id.
 
         The id is the idempotency key: a repeated call returns the first proposal.
         """
-        made = await self.ledger.job(proposal)
-        if made is not None and made.parent_id != offer.source.inbox_entry_id:
+        existing = await self.ledger.job(proposal)
+        if existing is not None and existing.parent_id != offer.source.inbox_entry_id:
             raise ProposalConflict(proposal=proposal)
-        if made is not None:  # even if it could not be proposed any more
+        if existing is not None:  # even if it could not be proposed any more
             return await self.again(proposal)
         await self.check(offer)
         answer = await self._submit(offer, proposal, id_is_given=True)
@@ -113,14 +113,14 @@ class ProposalService:
 
     async def agent(self, slug: str) -> AgentDefinition:
         """The agent; raises SlugInvalid, AgentNotFound, DefinitionMalformed."""
-        found = await self.catalog.load(slug)
-        match found:
+        definition = await self.catalog.load(slug)
+        match definition:
             case AgentMissing():
                 raise AgentNotFound(slug=slug)
             case AgentMalformed():
-                raise DefinitionMalformed(problems=str(found))
+                raise DefinitionMalformed(problems=str(definition))
             case _:
-                return found
+                return definition
 
     async def about_file(self, slug: str, action: str, target: str, content: Mapping[str, Any]) -> ProposalContent:
         """Proposal content for a file of the agent as it is now.
@@ -147,9 +147,9 @@ class ProposalService:
         job = await self.ledger.job(JobId(run_id))
         if job is None or job.payload is None:
             raise RunNotFound(run_id=run_id)
-        found = RunRequest.read(job.payload).agent_slug
-        if found != slug:
-            raise RunOfAnother(run_id=run_id, found=found, slug=slug)
+        agent = RunRequest.read(job.payload).agent_slug
+        if agent != slug:
+            raise RunOfAnother(run_id=run_id, found=agent, slug=slug)
 
     async def _store(self, offer: ProposalOffer) -> Submitted:
         proposal = ids.make_proposal_id(await self.ledger.now(), self.random_text())
@@ -182,10 +182,12 @@ class ProposalService:
     async def _earlier(self, offer: ProposalOffer) -> Submitted | None:
         """The proposal that the same request created before; None if there is none. Raises IdempotencyMismatch."""
         key = offer.key
-        found = None if key is None else await self.ledger.find_by_idempotency_key(key.scope, key.key, key.fingerprint)
-        if isinstance(found, Mismatch):
-            raise IdempotencyMismatch(key=found.key, job_id=found.job_id)
-        return found
+        earlier = (
+            None if key is None else await self.ledger.find_by_idempotency_key(key.scope, key.key, key.fingerprint)
+        )
+        if isinstance(earlier, Mismatch):
+            raise IdempotencyMismatch(key=earlier.key, job_id=earlier.job_id)
+        return earlier
 
     def _job(self, offer: ProposalOffer, proposal: JobId, *, given: bool) -> NewJob:
         job = proposals.as_job(

@@ -21,14 +21,13 @@ from trellis.artifacts.payloads import (
     ENTITIES_MAX,
     NAME_CHARS_MAX,
     BriefPayload,
-    ResearchPayload,
     Snapshot,
     read_payload,
 )
 from trellis.artifacts.rows import PROJECTS
 from trellis.engine.errors import InputError, Refused
 from trellis.research.errors import ContextUnavailable, StageHopeless
-from trellis.research.queue_job import QueueRequest
+from trellis.research.queue_job import QueueRequest, requested_sources
 from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.memory.layout import ReadMode, TokenCounter, count_tokens
 from trellis.storage.memory.repository import MemoryRepository
@@ -103,7 +102,6 @@ class ContextAssembler:
 
 def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, Any], read: AgentSources) -> bytes:
     payload = read_payload(request.job_type, request.payload)
-    requested = payload.sources if isinstance(payload, ResearchPayload) else ()
     meant = (*request.entity_refs, *(payload.entity_refs if isinstance(payload, BriefPayload) else ()))
     return Snapshot.of(
         job_id=job_id,
@@ -112,22 +110,9 @@ def _snapshot(request: QueueRequest, job_id: str, epoch: int, memory: dict[str, 
         memory=memory,
         entities=_entities(meant, read.items, also_known=request.job_type is JobType.PROPOSAL_PREPROCESS),
         sources=[
-            {"ref": one.ref, "text": one.text, "title": title_of(one.text)} for one in _citable_sources(read, requested)
+            {"ref": one.ref, "text": one.text, "title": title_of(one.text)} for one in requested_sources(request, read)
         ],
     ).to_bytes()
-
-
-def _citable_sources(read: AgentSources, requested: Sequence[str]) -> tuple[AgentSource, ...]:
-    """Returns the sources that may be cited: those requested by name, else all of the agent. Raises StageHopeless."""
-    if not requested:
-        return read.items
-    known = {one.ref: one for one in read.items}
-    left_out = {one.ref: f"{one.reason.value}: {one.detail}" for one in read.left_out}
-    missing = [ref for ref in requested if ref not in known]
-    if missing:
-        why = left_out.get(missing[0], "the agent has no such source")
-        raise StageHopeless(detail=f"source {missing[0]!r} cannot be read: {why}")
-    return tuple(known[ref] for ref in dict.fromkeys(requested))
 
 
 def _entities(meant: Sequence[str], sources: Sequence[AgentSource], *, also_known: bool) -> list[dict[str, Any]]:

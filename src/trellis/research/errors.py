@@ -46,6 +46,10 @@ class SourceNotARef(InputError):
     """payload.sources names the address {source!r}; name files of the agent instead, such as sources/notes.md."""
 
 
+class SourceUnreadable(InputError):
+    """Source {source!r} cannot be read: {why}."""
+
+
 class StageError(QueueError):
     """{detail}"""
 

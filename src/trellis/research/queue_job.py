@@ -1,12 +1,13 @@
 """A queue job: the request that is stored as its payload, the job built from it, and its document."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import pydantic
 
 from trellis.agents.definition import checked_slug
+from trellis.agents.sources import AgentSource, AgentSources
 from trellis.artifacts.content import JobType
 from trellis.artifacts.payloads import ENTITY_REFS_MAX, ResearchPayload, read_payload
 from trellis.documents import ids
@@ -15,10 +16,11 @@ from trellis.engine.event_data import data_of
 from trellis.engine.jobs import JobId, NewJob, Priority
 from trellis.engine.records import Event, Job, SampledEvent
 from trellis.engine.restoration import RELEASED_CAUSE
+from trellis.engine.text import nearest
 from trellis.lifecycles import Role
 from trellis.lifecycles.events import Cause
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.research.errors import RequestUnreadable, SourceNotARef
+from trellis.research.errors import RequestUnreadable, SourceNotARef, SourceUnreadable
 from trellis.research.retry_policy import EXECUTIONS
 from trellis.storage.objects.canonical_json import encode
 
@@ -31,6 +33,7 @@ ENTITY_REF_CHARS_MAX = 200
 KEY_NAMESPACE = "queue-job:"
 """Prefix of the concurrency key that limits an agent to one held job at a time (JQ-7)."""
 SHOWN_CHARS_MAX = 60
+SOURCES_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +88,37 @@ def checked_request(
         payload=body,
         entity_refs=_refs(entity_refs),
     )
+
+
+def requested_sources(request: QueueRequest, read: AgentSources) -> tuple[AgentSource, ...]:
+    """Returns the sources that may be cited: those that the payload names, else all of the agent.
+
+    Raises SourceUnreadable.
+    """
+    payload = read_payload(request.job_type, request.payload)
+    requested = payload.sources if isinstance(payload, ResearchPayload) else ()
+    if not requested:
+        return read.items
+    known = {one.ref: one for one in read.items}
+    missing = next((ref for ref in requested if ref not in known), None)
+    if missing is not None:
+        left_out = {one.ref: f"{one.reason.value}: {one.detail}" for one in read.left_out}
+        why = (
+            left_out.get(missing)
+            or f"agent {request.agent_slug} has no such source ({_nearest_source(missing, known)})"
+        )
+        raise SourceUnreadable(source=missing[:SHOWN_CHARS_MAX], why=why)
+    return tuple(known[ref] for ref in dict.fromkeys(requested))
+
+
+def _nearest_source(missing: str, known: Iterable[str]) -> str:
+    """Suggests the source that was probably meant, or lists the first ones."""
+    refs = list(known)
+    near = nearest(missing, refs)
+    if near is not None:
+        return f"did you mean {near}?"
+    more = ", …" if len(refs) > SOURCES_SHOWN else ""
+    return f"it has {', '.join(refs[:SOURCES_SHOWN])}{more}" if refs else "it has none"
 
 
 def _job_type_of(job_type: str) -> JobType:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import pydantic
-import pydantic_core
 
 from trellis.agents.catalog import AgentMissing, Catalog
+from trellis.agents.definition import AgentMalformed
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
 from trellis.auth.ownership import admitted_submission, within_agent
 from trellis.auth.principals import Principal
@@ -28,7 +28,7 @@ from trellis.bus.requests import (
 )
 from trellis.bus.submitter import BusSubmitter, IdempotencyScopeAndKey
 from trellis.documents import ids
-from trellis.documents.errors import RunError, RunOfAnother
+from trellis.documents.errors import AgentNotRunnable, RunError, RunOfAnother
 from trellis.documents.lookup import find_run
 from trellis.documents.run_documents import RunRequest
 from trellis.engine import tracing
@@ -36,12 +36,13 @@ from trellis.engine.errors import InputError
 from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job
-from trellis.engine.text import no_such_field
+from trellis.engine.text import nearest
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
-from trellis.research.errors import SettingNotForQueue
-from trellis.research.queue_job import checked_request, new_queue_job
+from trellis.research.errors import SettingNotForQueue, SourceUnreadable
+from trellis.research.queue_job import QueueRequest, checked_request, new_queue_job, requested_sources
+from trellis.runs.agent_status import why_not_runnable
 from trellis.worker.app import priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job
@@ -68,7 +69,7 @@ class SettingNotForBus(InputError):
 
 
 class AgentUnknown(InputError):
-    """There is no agent {slug!r}; `trellis agents` lists those there are."""
+    """There is no agent {slug!r}; {hint}`trellis agents` lists those there are."""
 
 
 class RunUnknown(InputError):
@@ -100,20 +101,6 @@ class JobRequestBody(pydantic.BaseModel):
             ]
         },
     )
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _fields_are_known(cls, body: Any) -> Any:
-        """Refuses unknown fields, with the nearest known name.
-
-        If there are more than `PROBLEMS_MAX`, pydantic's own error is used.
-        """
-        if isinstance(body, dict):
-            unknown = [str(name) for name in cast("dict[Any, Any]", body) if name not in cls.model_fields]
-            if 0 < len(unknown) <= PROBLEMS_MAX:
-                problems = "; ".join(no_such_field((name,), cls.model_fields) for name in unknown)
-                raise pydantic_core.PydanticCustomError("extra_forbidden", "{told}", {"told": problems})
-        return cast("Any", body)
 
     type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
     job_type: str | None = pydantic.Field(None, max_length=KEY_CHARS_MAX)
@@ -198,8 +185,11 @@ async def _queue_job(body: JobRequestBody, making: JobFactory) -> NewJob:
         payload=body.payload,
         entity_refs=body.entity_refs or (),
     )
-    if isinstance(await making.catalog.load(request.agent_slug), AgentMissing):
-        raise AgentUnknown(slug=request.agent_slug)
+    try:
+        await _check_agent(request, making)
+    except (AgentUnknown, AgentNotRunnable, SourceUnreadable):
+        if not await _was_asked(making):
+            raise
     settings: dict[str, Any] = {} if body.priority is None else {"priority": priority_of(body.priority)}
     return new_queue_job(
         request,
@@ -225,6 +215,37 @@ async def _bus_job(body: JobRequestBody, making: JobFactory) -> NewJob:
         correlation_id=body.correlation_id,
         asked_as=making.asked_as,
     )
+
+
+async def _check_agent(request: QueueRequest, making: JobFactory) -> None:
+    """Checks that the agent may run and has the sources that the request names, so that the job does not fail at once.
+
+    Raises AgentUnknown, AgentNotRunnable, SourceUnreadable.
+    """
+    agent = await making.catalog.load(request.agent_slug)
+    if isinstance(agent, AgentMissing):
+        raise AgentUnknown(slug=request.agent_slug, hint=await _similar_agent(request.agent_slug, making))
+    if isinstance(agent, AgentMalformed):
+        raise AgentNotRunnable(slug=request.agent_slug, reason=str(agent))
+    if not agent.may_run:
+        raise AgentNotRunnable(slug=agent.slug, reason=await why_not_runnable(making.ledger, agent))
+    if request.payload.get("sources"):
+        requested_sources(request, await making.catalog.sources(agent.slug, agent))
+
+
+async def _was_asked(making: JobFactory) -> bool:
+    """Whether a job was submitted under the request's idempotency key before: its repetition has that one's answer."""
+    if making.asked_as is None:
+        return False
+    return await making.ledger.find_by_idempotency_key(*making.asked_as, b"") is not None
+
+
+async def _similar_agent(slug: str, making: JobFactory) -> str:
+    """Suggests the agent that was probably meant; empty if there is none, or for a tenant, which reads no agents."""
+    if making.principal.tenant is not None:
+        return ""
+    near = nearest(slug, await making.catalog.indexed_slugs())
+    return "" if near is None else f"did you mean {near}? "
 
 
 async def _run(run_id: str, slug: str | None, making: JobFactory) -> Job:

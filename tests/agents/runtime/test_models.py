@@ -51,6 +51,12 @@ async def test_an_openai_compatible_server_runs_an_agent(endpoint):
     assert len(endpoint.received) == 3
 
 
+async def test_the_query_of_the_servers_address_goes_with_each_request(endpoint):
+    endpoint.calls(("finish", {"summary": "Done."}))
+    await Stage(base_url=f"{endpoint.base_url}?api-version=1", key=KEY).run(agent(model="openai:test-1"))
+    assert [one.path for one in endpoint.received] == ["/v1/chat/completions?api-version=1"]
+
+
 async def test_the_model_server_of_the_guide_runs_an_agent():
     page = ROOT / "docs" / "how-to" / "write-an-agent.md"
     (server,) = [text for language, text in blocks(page) if language == "python"]
@@ -123,9 +129,12 @@ async def test_a_model_server_that_is_silent_or_answers_with_a_web_page_is_repor
 
 
 async def test_a_missing_model_server_is_unavailable():
-    stage = Stage(base_url="http://127.0.0.1:9", key=KEY)
-    with pytest.raises(ModelUnavailable):
+    stage = Stage(base_url="http://anna:planted@127.0.0.1:9/v1", key=KEY)
+    with pytest.raises(ModelUnavailable) as caught:
         await stage.run(agent(model="openai:test-1"))
+    assert str(caught.value).startswith("Model 'test-1' at http://127.0.0.1:9/v1 does not answer: no connection")
+    assert "correct TRELLIS_MODEL_BASE_URL; `trellis doctor` asks the server." in str(caught.value)
+    assert "planted" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["gpt", "'openai:'", "scripted:none", "offline:x", "claude-sonnet"])

@@ -220,7 +220,16 @@ async def test_an_annotation_is_shown_apart_from_its_source_and_is_no_evidence()
 async def test_a_comment_that_is_stored_beside_its_source_is_not_proposed_again():
     output = await Stage(annotations=(COMMENT,)).play(READ, [propose(text=COMMENT.text)], [FINISH])
     assert output.proposals == ()
-    assert [one.code for one in output.refused] == [RefusalCode.DUPLICATE]
+    assert [(one.code, one.approved_before) for one in output.refused] == [(RefusalCode.DUPLICATE, True)]
+
+
+async def test_a_repeated_annotation_is_stored_with_a_code_that_older_programs_know():
+    """An orchestrator of the version before may take over a run, and reads what its first steps have stored."""
+    output = await Stage(annotations=(COMMENT,)).play(READ, [propose(text=COMMENT.text)], [FINISH])
+    [stored] = output.to_dict()["refused"]
+    assert (stored["code"], stored["approved_before"]) == ("duplicate", True)
+    from_a_newer_program = {**output.to_dict(), "refused": [{**stored, "unknown": 1}]}
+    assert AgentOutput.from_dict(from_a_newer_program) == output, "a field that is not known is ignored"
 
 
 async def test_proposals_beside_the_final_answer_count():

@@ -21,6 +21,7 @@ from cap.runtime import Agent
 from cap.worker import run_worker
 
 from tests.faults.nursery import tend
+from tests.stopped_tasks import stopped
 from trellis.app.wiring import SystemClock, new_id
 from trellis.bus.messages import JOB_ID_IN_ENV
 from trellis.bus.pointers import make_pointers
@@ -192,7 +193,7 @@ async def be_sdk_worker(orders: Orders, trace: Trace, stop: asyncio.Event) -> No
     trace.note("opened", what=orders.name)
     await stop.wait()
     running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await stopped(running)
 
 
 class Contexts:

@@ -8,6 +8,7 @@ from typing import Any
 from cap import Agent, run_worker
 
 from tests.bus.interop.plane import TOPIC, Plane, pb
+from tests.stopped_tasks import stopped
 
 Handle = Callable[[Any], Awaitable[Any]]
 BEAT_S = 0.05
@@ -31,7 +32,7 @@ async def sdk_worker(plane: Plane, handle: Handle = succeed, topic: str = TOPIC,
         yield
     finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await stopped(running)
 
 
 @asynccontextmanager

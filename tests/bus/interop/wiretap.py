@@ -14,6 +14,7 @@ from cap.packet_boundary import parse_packet
 from cap.validate import validate_bus_packet
 
 from tests.servers.nats import NatsServer
+from tests.stopped_tasks import stopped
 
 LINE_BYTES_MAX = 1 << 20
 CHUNK = 1 << 16
@@ -84,7 +85,7 @@ async def tapped(server: NatsServer) -> AsyncGenerator[Wiretap]:
         listening.close()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await stopped(*tasks, but=(OSError, EOFError))
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,21 +1,14 @@
 """Which bus the settings name, how it comes in, and what it says when they are wrong."""
 
-import ipaddress
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import NameOID
 
-from tests.bus.test_signatures import pem
 from tests.bus.wire.conftest import Heard, net_at, new_id, now, said, until
+from tests.servers.certificates import Authority
 from tests.servers.nats import NatsServer, running_nats
 from trellis.app.wiring import SystemClock
 from trellis.bus.errors import BusError, BusUnavailable
@@ -64,61 +57,10 @@ async def test_bus_connects_to_the_first_server_that_answers(plain_server: NatsS
         await bus.publish(net.subject(), said(""), trace_id="t")
 
 
-def named(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, signer: str, signing: ec.EllipticCurvePrivateKey
-) -> x509.Certificate:
-    """For this machine; whoever signs itself is an authority."""
-    at, of_key = datetime.now(UTC), x509.SubjectKeyIdentifier.from_public_key
-    machine = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    return (
-        x509.CertificateBuilder()
-        .subject_name(named(name))
-        .issuer_name(named(signer))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(at - timedelta(days=1))
-        .not_valid_after(at + timedelta(days=1))
-        .add_extension(machine, critical=False)
-        .add_extension(x509.BasicConstraints(ca=name == signer, path_length=None), critical=True)
-        .add_extension(of_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False)
-        .sign(signing, hashes.SHA256())
-    )
-
-
-@dataclass(frozen=True)
-class Authority:
-    """Signs certificates; the files lie in a folder."""
-
-    folder: Path
-    name: str
-    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
-
-    @property
-    def file(self) -> Path:
-        return self._written(certificate(self.name, self.key, self.name, self.key), self.name)
-
-    @property
-    def server_settings(self) -> str:
-        """Of a server with a certificate that this one signed."""
-        key, key_file = ec.generate_private_key(ec.SECP256R1()), self.folder / "key.pem"
-        key_file.write_bytes(pem(key))
-        file = self._written(certificate("server", key, self.name, self.key), "server")
-        return f'tls {{ cert_file: "{file}", key_file: "{key_file}" }}'
-
-    def _written(self, made: x509.Certificate, name: str) -> Path:
-        file = self.folder / f"{name}.pem"
-        file.write_bytes(made.public_bytes(Encoding.PEM))
-        return file
-
-
 async def test_tls_is_checked_against_the_authority_that_is_given(tmp_path: Path):
     ours, other = Authority(tmp_path, "ours"), Authority(tmp_path, "other")
-    with running_nats(settings=ours.server_settings) as server:
+    certificate, key = ours.pair("server")
+    with running_nats(settings=f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}') as server:
         url = server.url.replace("nats://", "tls://")
         async with net_at(url) as net:
             bus, subject, heard = await net.bus(ca_file=ours.file), net.subject(), Heard()

@@ -18,6 +18,7 @@ from tests.bus.test_cap import FULL
 from tests.bus.test_signatures import OURS, THEIRS, pem, private_file, public_pem
 from tests.bus.wire.conftest import Heard, Net
 from tests.servers.nats import caught_up
+from tests.stopped_tasks import stopped
 from trellis.app.wiring import SystemClock
 from trellis.bus.errors import NoResponders
 from trellis.bus.messages import (
@@ -57,7 +58,7 @@ async def sdk_worker(url: str, topic: str, **keys: Any) -> AsyncIterator[list[An
         yield requests
     finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await stopped(running)
 
 
 def order(topic: str, **fields: Any) -> JobOrder:

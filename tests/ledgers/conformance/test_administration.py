@@ -86,7 +86,7 @@ async def _it_is_handed_out(rig: Rig) -> bool:
     return len(await rig.claim(1)) == 1
 
 
-AT_ONCE = RetentionOptions(ended_s=0.0)
+AT_ONCE = RetentionOptions(ended_s=0.0, testing=True)
 HEAD = AuditHead(number=0, sha256="0" * 64, position=None)
 
 

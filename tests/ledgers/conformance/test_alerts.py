@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from itertools import count
 
 import pytest
@@ -19,6 +20,7 @@ from trellis.lifecycles import Role, Trigger
 from trellis.operations.alert_conditions import LedgerConditions
 from trellis.operations.alerts import SUBJECTS_MAX, AlertEvaluator, AlertOptions, AlertThresholds
 from trellis.operations.doctor import work_findings
+from trellis.operations.runbooks import runbook
 from trellis.testing import FakeClock
 
 WEBHOOK = "trellis.alert.webhook"
@@ -272,6 +274,31 @@ async def test_a_channel_that_was_removed_keeps_no_later_round_busy(rig: Rig):
 
 
 @pytest.mark.requirement("OBS-4")
+async def test_a_round_in_which_nothing_holds_says_until_when_alerts_count_as_evaluated(rig: Rig):
+    evaluating, interval_s = evaluator(rig), AlertOptions().interval_s
+    assert (await rig.ledger.alert_mark()).evaluated_at is None
+    await evaluating.run_once()
+    first, now = await rig.ledger.alert_mark(), await rig.ledger.now()
+    assert (first.evaluated_at, first.stale_at) == (now, now + timedelta(seconds=3 * interval_s))
+    await evaluator(rig, name="another").run_once()
+    assert await rig.ledger.alert_mark() == first, "one round is enough for both"
+    await rig.advance(interval_s)
+    await evaluating.run_once()
+    assert (await rig.ledger.alert_mark()).stale_at == now + timedelta(seconds=4 * interval_s)
+
+
+@pytest.mark.requirement("OBS-4")
+async def test_the_latest_round_says_until_when_alerts_count_as_evaluated(rig: Rig):
+    hourly, usual = evaluator(rig), evaluator(rig, name="after the interval was shortened")
+    hourly.options = AlertOptions(interval_s=HOUR_S)
+    await hourly.run_once()
+    await rig.advance(usual.options.interval_s)
+    await usual.run_once()
+    mark, now = await rig.ledger.alert_mark(), await rig.ledger.now()
+    assert (mark.evaluated_at, mark.stale_at) == (now, now + timedelta(seconds=usual.options.stale_s))
+
+
+@pytest.mark.requirement("OBS-4")
 async def test_a_round_reports_more_changes_than_one_submit_may_hold(rig: Rig):
     channels = tuple(f"{WEBHOOK}.{number}" for number in range(6))
     observed = [met(subject=f"type-{number}") for number in range(ALERTS_MAX)]
@@ -396,17 +423,20 @@ async def test_proposal_that_nobody_decides_for_48_hours_raises_an_alert(rig: Ri
 
 @pytest.mark.requirement("OBS-4")
 async def test_worker_that_falls_silent_raises_an_alert_and_one_that_drains_does_not(rig: Rig):
-    lost, drained = actor(Role.WORKER, "lost"), actor(Role.WORKER, "drained")
+    lost, drained = actor(Role.WORKER, "up@home:1"), actor(Role.WORKER, "drained")
     await rig.ledger.heartbeat_worker(lost, b"{}")
     await rig.ledger.heartbeat_worker(drained, b'{"drained": true}')
     await rig.advance(31.0)
-    assert await changes(evaluator(rig)) == [("raised", "worker-lost", "lost")]
+    assert await changes(evaluator(rig)) == [("raised", "worker-lost", "up@home:1")]
+    (alert,) = await opened(rig)
+    assert "(a process of `trellis up`) has been silent" in alert.text
+    assert "`up@…` is `trellis up`" in runbook("worker-lost"), "its page says how to start it again"
     await rig.ledger.heartbeat_worker(lost, b"{}")
-    assert await changes(evaluator(rig)) == [("resolved", "worker-lost", "lost")]
+    assert await changes(evaluator(rig)) == [("resolved", "worker-lost", "up@home:1")]
     await rig.advance(31.0)
     await changes(evaluator(rig))
     await rig.advance(HOUR_S)
-    assert await changes(evaluator(rig)) == [("resolved", "worker-lost", "lost")], "it will not come back"
+    assert await changes(evaluator(rig)) == [("resolved", "worker-lost", "up@home:1")], "it will not come back"
 
 
 @pytest.mark.requirement("OBS-4")

@@ -30,8 +30,10 @@ async def test_a_job_completes_together_with_the_artifact_it_names(rig: Rig):
     lease = await rig.writing()
     artifact = await rig.artifact_of(lease.job_id)
     assert await rig.state(artifact) == "staged"
+    assert [depth.lifecycle for depth in await rig.ledger.queues()] == ["queue-job"], "an artifact is in no queue"
     assert isinstance(await rig.complete(lease, artifact, data=b'{"n": 1}', result=b'"made"'), StepApplied)
     assert (await rig.state(lease.job_id), await rig.state(artifact)) == ("COMPLETE", "finalized")
+    assert sum(depth.scheduled for depth in await rig.ledger.queues()) == 0
     assert await rig.ledger.result(lease.job_id) == b'"made"'
     final, done = await rig.last_event(artifact), await rig.last_event(lease.job_id)
     assert (final.type, final.role, final.actor) == ("artifact.finalized", Role.ORCHESTRATOR, ORCHESTRATOR.name)

@@ -195,7 +195,10 @@ async def test_the_payloads_and_events_of_several_jobs_are_those_of_each(rig: Ri
     jobs = await rig.submit(2, payload=b'{"n": 1}')
     await rig.cancel(jobs[0], CancelMode.HARD)
     asked = [*jobs, JobId("nobody's")]
-    assert await rig.ledger.events_of(asked) == {job_id: await rig.ledger.events(job_id) for job_id in jobs}
+    events = {job_id: await rig.ledger.events(job_id) for job_id in jobs}
+    assert await rig.ledger.events_of(asked) == events
+    assert len(events[jobs[0]]) == 2
+    assert await rig.ledger.events_of(asked, last=1) == {job_id: one[-1:] for job_id, one in events.items()}
     assert await rig.ledger.payloads(asked) == {job_id: (await rig.job(job_id)).payload for job_id in jobs}
 
 

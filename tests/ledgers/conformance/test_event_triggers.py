@@ -15,6 +15,7 @@ from trellis.agents.catalog import Catalog
 from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher
 from trellis.documents.run_documents import RunRequest
+from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import JobId
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import Role
@@ -163,6 +164,28 @@ async def test_an_event_begins_one_run_of_each_agent_that_names_it(listeners: Li
 
 
 @pytest.mark.requirement("RUN-9", "D24")
+async def test_a_process_that_dies_right_after_the_first_subscription_loses_no_event(
+    listeners: Listeners, monkeypatch: pytest.MonkeyPatch
+):
+    await listeners.agent("reader", RECEIVED)
+    await listeners.entry()
+    process = listeners.process("first@test")
+    begin = process.begin
+
+    async def begin_and_die(first: str | None = None) -> bool:
+        assert await begin(first)
+        raise LedgerUnavailable(reason="the process was killed")
+
+    monkeypatch.setattr(process, "begin", begin_and_die)
+    with pytest.raises(LedgerUnavailable):
+        await process.run_once()
+    after = await listeners.entry()
+    await listeners.rig.advance(process.options.lease_s + 1)
+    assert len((await listeners.process("next@test").run_once()).runs) == 1
+    assert [one.params["job_id"] for one in await listeners.runs()] == [after]
+
+
+@pytest.mark.requirement("RUN-9", "D24")
 async def test_an_event_right_after_the_first_subscription_begins_a_run(
     listeners: Listeners, monkeypatch: pytest.MonkeyPatch
 ):
@@ -170,8 +193,8 @@ async def test_an_event_right_after_the_first_subscription_begins_a_run(
     process = listeners.process()
     begin = process.begin
 
-    async def begin_and_receive() -> bool:
-        following = await begin()
+    async def begin_and_receive(first: str | None = None) -> bool:
+        following = await begin(first)
         await listeners.entry()
         return following
 

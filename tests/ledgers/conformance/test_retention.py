@@ -61,7 +61,7 @@ async def test_job_that_has_not_ended_is_retained(rig: Rig):
     held = await rig.running()
     resting = await rig.submit_one(delay_s=1000 * DAY_S / 3)
     await rig.advance(365 * DAY_S)
-    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0))).jobs == 0
+    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0, testing=True))).jobs == 0
     for job_id in (waiting, held.lease.job_id, resting):
         assert await rig.ledger.job(job_id) is not None
         assert await rig.ledger.events(job_id)
@@ -103,7 +103,7 @@ async def test_a_key_is_kept_at_least_a_day_and_leaves_with_its_job(rig: Rig):
     held = await rig.claim_one()
     await rig.pull(held, Trigger.COMPLETE)
     await rig.advance(DAY_S - 60)
-    await rig.ledger.retain(RetentionOptions(ended_s=1.0))
+    await rig.ledger.retain(RetentionOptions(ended_s=1.0, testing=True))
     again = await rig.offer(rig.new_job(idempotency_key="k", fingerprint=b"x"))
     assert again == Submitted(job_id=first.job_id, created=False), "the promise of 24 hours"
     await rig.advance(40 * DAY_S)
@@ -138,14 +138,14 @@ async def test_a_job_kept_for_its_key_that_lives_again_has_its_time_anew(rig: Ri
     await rig.offer(first)
     await rig.pull(await rig.claim_one(), Trigger.FAIL)
     await rig.advance(60)
-    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0))).jobs == 0
+    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0, testing=True))).jobs == 0
     await rig.ledger.requeue(ADMIN, [first.job_id], rig.request(), limit=1, cause=None)
     await rig.advance(2 * DAY_S)
-    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0))).jobs == 0
+    assert (await rig.ledger.retain(RetentionOptions(ended_s=1.0, testing=True))).jobs == 0
     await rig.pull(await rig.claim_one(), Trigger.COMPLETE)
-    assert sum(await _retain_all(rig, RetentionOptions(ended_s=5.0))) == 0
+    assert sum(await _retain_all(rig, RetentionOptions(ended_s=5.0, testing=True))) == 0
     await rig.advance(6)
-    assert sum(await _retain_all(rig, RetentionOptions(ended_s=5.0))) == 1
+    assert sum(await _retain_all(rig, RetentionOptions(ended_s=5.0, testing=True))) == 1
 
 
 async def test_the_feed_goes_on_after_retention(rig: Rig):
@@ -221,7 +221,7 @@ async def test_a_key_that_a_job_refers_to_stays(rig: Rig, phase: str):
 async def test_a_limit_that_an_operator_set_outlives_every_job(rig: Rig):
     await rig.ledger.limit_key(ADMIN, "user:k", 3)
     for _ in range(2):
-        await rig.ledger.retain(RetentionOptions(ended_s=1.0))
+        await rig.ledger.retain(RetentionOptions(ended_s=1.0, testing=True))
     jobs = await rig.submit(4, concurrency_key="user:k", concurrency_limit=1)
     assert (await _places(rig, jobs)).count("ready") == 3
 
@@ -359,7 +359,7 @@ async def test_a_job_kept_for_its_key_and_ended_anew_is_kept_for_its_follower_to
     first = rig.new_job(idempotency_key="k", fingerprint=b"x")
     await rig.offer(first)
     await rig.pull(await rig.claim_one(), Trigger.FAIL)
-    options = RetentionOptions(ended_s=1.0, unread_s=20 * DAY_S)
+    options = RetentionOptions(ended_s=1.0, unread_s=20 * DAY_S, testing=True)
     await rig.advance(60)
     assert (await rig.ledger.retain(options)).jobs == 0, "its key answers"
     following = await _following(rig, position=await rig.ledger.feed_end())

@@ -42,6 +42,7 @@ from trellis.testing import FakeClock
 from trellis.worker.schedules import (
     POLL_S_DEFAULT,
     JobScheduleFirer,
+    JobScheduleReport,
     JobSchedules,
     declare_schedules,
     scheduled_job,
@@ -268,11 +269,11 @@ class DyingProcess:
         if name not in {"submit", "advance_schedule"}:
             return real
 
-        async def call(*args: Any) -> Any:
+        async def call(*args: Any, **options: Any) -> Any:
             draw = self._rng.random()
             if draw < self._rate:
                 raise LedgerUnavailable(reason="killed before")
-            answer = await real(*args)
+            answer = await real(*args, **options)
             if draw > 1 - self._rate:
                 raise LedgerUnavailable(reason="killed after")
             return answer
@@ -291,7 +292,8 @@ async def _play(rig: Rig, specs: list[ScheduleSpec], begin: datetime, days: int,
     processes = [firer(rig, DyingProcess(ledger, rng, dying)) for ledger in (rig.ledger, *others)]  # type: ignore[arg-type]
     while (now := await rig.ledger.now()) < end:
         await rig.advance(min(step_s, (end - now).total_seconds() + 1))
-        await asyncio.gather(*(process.run_once() for process in processes), return_exceptions=True)
+        passes = await asyncio.gather(*(process.run_once() for process in processes), return_exceptions=True)
+        assert {type(one) for one in passes} <= {JobScheduleReport, LedgerUnavailable}, passes
     for _ in range(3):
         await firer(rig).run_once()
     now, expected = await rig.ledger.now(), Counter[str]()

@@ -131,6 +131,24 @@ async def test_what_older_programs_use_is_unchanged(postgres_url: str):
     assert lost == {"functions": [], "columns": []}
 
 
+@pytest.mark.requirement("OBS-4")
+@pytest.mark.parametrize("more", ["", "'{}', '{}', '{}', 180, "])
+async def test_a_round_of_an_older_program_counts_until_its_next_one(more: str, postgres_url: str):
+    """Before version 31 a program stored a round in which nothing holds once an hour."""
+    connection = await asyncpg.connect(postgres_url, server_settings={"search_path": "trellis"})
+    try:
+        actor = await connection.fetchval("SELECT register_actor('o', $1, 'n')", Role.CONTROL_PLANE.code)
+        lists = ", ".join(["'{}'"] * 7)
+        await connection.execute(f"SELECT * FROM observe_alerts({actor}, 0, {lists}, {more}3600, 3600)")
+        after_s = await connection.fetchval(
+            "SELECT (SELECT value::float8 FROM meta WHERE name = 'alert_stale_at')"
+            " - (SELECT value::float8 FROM meta WHERE name = 'alert_evaluated_at')"
+        )
+    finally:
+        await connection.close()
+    assert after_s > 3600
+
+
 async def test_a_database_that_is_not_there_is_named(postgres_server: PostgresServer):
     with pytest.raises(LedgerUrlInvalid, match="nowhere"):
         await PostgresLedger.open(postgres_server.url("nowhere"))

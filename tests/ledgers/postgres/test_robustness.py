@@ -53,7 +53,7 @@ async def test_positions_of_the_feed_are_never_given_twice(rig: Rig):
         await rig.pull(held, Trigger.COMPLETE)
     position = await rig.ledger.feed_end()
     await rig.advance(40 * 24 * 3600.0)
-    while (await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=100))).more:
+    while (await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=100, testing=True))).more:
         pass
     assert await _sql(rig, "SELECT 1 FROM trellis.feed") == []
     new = await rig.submit_one()
@@ -65,7 +65,7 @@ async def test_the_feed_keeps_the_events_of_jobs_that_are_kept(rig: Rig):
     old = await rig.submit_one(delay_s=90 * 24 * 3600.0)
     await rig.ledger.feed_end()
     await rig.advance(40 * 24 * 3600.0)
-    await rig.ledger.retain(RetentionOptions(ended_s=3600.0))
+    await rig.ledger.retain(RetentionOptions(ended_s=3600.0, testing=True))
     assert [event.job_id for event in (await rig.ledger.feed(None, limit=10)).events] == [old]
 
 
@@ -128,7 +128,7 @@ async def test_retention_reports_more_for_the_feed(rig: Rig):
     await rig.ledger.feed_end()
     await rig.advance(40 * 24 * 3600.0)
     passes = 0
-    while (await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=2))).more:
+    while (await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=2, testing=True))).more:
         passes += 1
     assert passes >= 10
     assert await _sql(rig, "SELECT 1 FROM trellis.feed") == []
@@ -311,7 +311,7 @@ async def test_job_that_waits_forever_holds_back_no_position_of_the_feed(rig: Ri
     await rig.ledger.feed_end()
     await rig.advance(40 * 24 * 3600.0)
     for _ in range(8):
-        await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=1))
+        await rig.ledger.retain(RetentionOptions(ended_s=3600.0, batch=1, testing=True))
     assert await _sql(rig, "SELECT count(*) FROM trellis.feed") == [(12,)]
     assert len((await rig.ledger.feed(None, limit=50)).events) == 12
 
@@ -330,7 +330,7 @@ async def test_a_job_that_is_requeued_while_retention_chose_it_is_not_removed(ri
             number = await connection.fetchval("select id from actor where name = $1", ADMIN.name)
             await connection.fetch("select * from requeue($1, $2, $3, $4)", number, [job_id], "again", None)
             async with asyncio.timeout(30):
-                report = await rig.ledger.retain(RetentionOptions(ended_s=3600.0))
+                report = await rig.ledger.retain(RetentionOptions(ended_s=3600.0, testing=True))
     finally:
         await connection.close()
     assert report.jobs == 0
@@ -342,7 +342,7 @@ async def test_a_job_that_is_requeued_while_retention_chose_it_is_not_removed(ri
 async def test_a_key_given_to_a_job_that_retention_has_just_chosen_never_means_nothing(rig: Rig):
     """A transaction of somebody's own may have found the old job and not have committed yet."""
     asked = "select trellis.submit_job('work', '{}', p_job_id => 'order-7', p_idempotency_key => $1)"
-    options = RetentionOptions(ended_s=3600.0)
+    options = RetentionOptions(ended_s=3600.0, testing=True)
     await rig.submit_one()
     await rig.cancel(JobId("job-1"))
     connection = await asyncpg.connect(rig.app_url)

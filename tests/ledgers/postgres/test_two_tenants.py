@@ -446,7 +446,7 @@ async def test_a_login_that_holds_advisory_locks_stops_nobody(tenants: Tenants):
     page = await tenants.ledger.feed(None, limit=10)
     assert {event.job_id for event in page.events} == {job_id}
     assert await tenants.ledger.annotate(Actor(role=Role.SCHEDULER, name="s"), job_id, "job_result_refused", b"{}")
-    removed = await tenants.ledger.retain(RetentionOptions(ended_s=0.0))
+    removed = await tenants.ledger.retain(RetentionOptions(ended_s=0.0, testing=True))
     assert (removed.jobs, await tenants.ledger.job(job_id)) == (1, None)
     asks = await tenants.acme.fetch(
         "SELECT proname FROM pg_proc WHERE pronamespace = 'trellis'::regnamespace AND prosrc ~ 'pg_(try_)?advisory'"

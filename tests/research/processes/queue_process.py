@@ -213,9 +213,9 @@ class QueueInstance(Instance):
     orders: Orders
     watch: Watch
 
-    def services(self, *, alerts: bool = True) -> list[Service[Any]]:
+    def services(self, *, alerts: bool = True, runs: bool = True) -> list[Service[Any]]:
         orders = self.orders
-        kept = [service for service in super().services(alerts=alerts) if service.name in SERVICES]
+        kept = [service for service in super().services(alerts=alerts, runs=runs) if service.name in SERVICES]
         assert {service.name for service in kept} == SERVICES, "a service was renamed"
         for service in kept:
             match service:

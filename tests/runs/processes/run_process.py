@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from pydantic_ai.messages import ModelResponse
@@ -68,6 +69,8 @@ class Orders:
     runs: int = 10
     hold_s: float | None = None
     """Instead of a real agent: steps that take so long and do nothing."""
+    orchestrator: str = "builtin"
+    """What drives runs, as in the setting of this name."""
     retry_delays_s: tuple[float, ...] = DRIVER.retry_delays_s
     upstream_wait_s: float = DRIVER.upstream_wait_s
     wait_noted_s: float = DRIVER.wait_noted_s
@@ -257,10 +260,10 @@ class ShortInstance(Instance):
     orders: Orders
     watch: Watch
 
-    def services(self, *, alerts: bool = True) -> list[Service[Any]]:
+    def services(self, *, alerts: bool = True, runs: bool = True) -> list[Service[Any]]:
         orders = self.orders
         kept: list[Service[Any]] = []
-        for service in super().services(alerts=alerts):
+        for service in super().services(alerts=alerts, runs=runs):
             match service:
                 case Orchestrator():
                     service.options = OrchestratorOptions(
@@ -301,8 +304,9 @@ async def main(orders: Orders) -> int:
     watch, stop = Watch(orders), asyncio.Event()
     watch_model(watch)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    settings = Settings.model_validate({"objects": orders.objects, "memory": orders.memory, "runs": orders.runs})
-    async with open_instance(settings, orders.url, name=orders.name) as instance:
+    settings = {"objects": orders.objects, "memory": orders.memory, "runs": orders.runs}
+    settings |= {"orchestrator": orders.orchestrator, "temporal_queue": Path(orders.trace).parent.name}
+    async with open_instance(Settings.model_validate(settings), orders.url, name=orders.name) as instance:
         watch.note("opened", orders.name)
         await watched(instance, orders, watch).serve(stop)
     return 0

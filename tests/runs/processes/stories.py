@@ -67,6 +67,8 @@ class Story:
 
     fleet: Fleet
     instance: Instance
+    patience_s: float = PATIENCE_S
+    """How long a death or an end may take."""
     _run_id: JobId | None = None
 
     async def begin(self, slug: str = VIOLIN) -> None:
@@ -93,7 +95,7 @@ class Story:
     async def until_dead(self) -> bool:
         """Until the first process is dead, True, or has finished without meeting its point, False."""
         (worker,) = self.fleet.alive
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + self.patience_s
         while worker.is_alive:
             if await self.is_over():
                 return False
@@ -120,7 +122,7 @@ class Story:
 
     async def finish(self) -> None:
         """Until the run is over, by whoever is alive."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + self.patience_s
         while not await self.is_over():
             assert self.fleet.alive, f"everybody died\n{self.last_words()}"
             assert all(worker.is_alive for worker in self.fleet.alive), self.last_words()

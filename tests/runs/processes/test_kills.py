@@ -9,8 +9,11 @@ import asyncio
 import random
 import re
 import statistics
-from collections.abc import Iterable
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from tests.faults.conftest import SEED
 from tests.faults.fleet import Nursery
 from tests.runs.processes.run_process import AFTER
 from tests.runs.processes.stories import PATIENCE_S, Story, a_story
+from tests.servers.temporal import TemporalServer, running_temporal
 from trellis.documents import ids
 
 AT_ONCE = 6
@@ -41,8 +45,8 @@ class Golden:
     form: dict[str, bytes]
 
 
-async def undisturbed(template: Path, nursery: Nursery, folder: Path) -> Golden:
-    async with a_story(template, folder / f"golden-{next(_folders)}", nursery) as story:
+async def undisturbed(template: Path, nursery: Nursery, folder: Path, **orders: str) -> Golden:
+    async with a_story(template, folder / f"golden-{next(_folders)}", nursery, **orders) as story:
         await story.begin()
         story.fleet.start(1)
         await story.finish()
@@ -77,6 +81,12 @@ async def killed_at(point: str, golden: Golden, story: Story) -> Killed:
     return Killed(point, int(died), story.recovery_s(), story.lost_while_alive())
 
 
+async def killed_at_with_its_server(point: str, golden: Golden, story: Story) -> Killed:
+    """As `killed_at`. After each death of the server it takes up to ten seconds until a process asks it again."""
+    story.patience_s = 3 * PATIENCE_S
+    return await killed_at(point, golden, story)
+
+
 async def killed_again_and_again(seed: int, golden: Golden, story: Story) -> Killed:
     rng, deaths = random.Random(seed), 0
     await story.begin()
@@ -92,14 +102,16 @@ async def killed_again_and_again(seed: int, golden: Golden, story: Story) -> Kil
     return Killed(f"seed {seed}", deaths, story.recovery_s(), story.lost_while_alive())
 
 
-async def all_of(told: Iterable, one, golden: Golden, template: Path, nursery: Nursery, folder: Path) -> list[Killed]:
+async def all_of(
+    told: Iterable, one, golden: Golden, template: Path, nursery: Nursery, folder: Path, **orders: str
+) -> list[Killed]:
     """Many stories, some at once. One that goes wrong is told with its point, and the others are told too."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def tell(what) -> Killed:
-        async with slots, asyncio.timeout(4 * PATIENCE_S):
+        async with slots, asyncio.timeout(6 * PATIENCE_S):
             try:
-                async with a_story(template, folder / f"story-{next(_folders)}", nursery) as story:
+                async with a_story(template, folder / f"story-{next(_folders)}", nursery, **orders) as story:
                     return await one(what, golden, story)
             except AssertionError as error:
                 return Killed(str(what), 0, [], 0, problem=f"{what}: {error}")
@@ -185,3 +197,56 @@ async def test_fifty_runs_whose_every_process_dies_somewhere(
     stories = await all_of(seeds, killed_again_and_again, golden, template, orchestrators, tmp_path)
     report(stories, figures)
     assert sum(story.deaths for story in stories) > 3 * len(seeds)
+
+
+@pytest.mark.prove
+@pytest.mark.requirement("PIPE-2", "D16")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("server_alive_s", [None, 20.0], ids=["the server lives", "the server dies too"])
+async def test_a_run_on_temporal_goes_on_after_a_death_and_leaves_what_a_builtin_run_leaves(
+    template: Path,
+    orchestrators: Nursery,
+    tmp_path: Path,
+    figures,
+    own_server: TemporalServer,
+    server_alive_s: float | None,
+):
+    expected = await undisturbed(template, orchestrators, tmp_path)
+    where = f"temporal://{own_server.address}/default"
+    golden = await undisturbed(template, orchestrators, tmp_path, orchestrator=where)
+    assert golden.form == expected.form
+    chosen = representatives(golden.points, every=1)
+    one = killed_at if server_alive_s is None else killed_at_with_its_server
+    async with dying(own_server, server_alive_s) as kills:
+        stories = await all_of(chosen, one, golden, template, orchestrators, tmp_path, orchestrator=where)
+    report(stories, partial(figures, server_deaths=len(kills)))
+    assert sum(story.deaths for story in stories) >= 0.8 * len(chosen)
+    assert (len(kills) > 5) == (server_alive_s is not None)
+
+
+@pytest.fixture
+def own_server() -> Iterator[TemporalServer]:
+    """A Temporal server that may be killed, and keeps its data."""
+    with running_temporal(keeps_data=True) as server:
+        yield server
+
+
+@asynccontextmanager
+async def dying(server: TemporalServer, alive_s: float | None) -> AsyncGenerator[list[float]]:
+    """Kill the server each time it has lived for so long, and start it again. The list grows with each kill."""
+    kills, over = list[float](), asyncio.Event()
+
+    async def again_and_again(alive_s: float) -> None:
+        while not over.is_set():
+            await asyncio.wait({asyncio.ensure_future(over.wait())}, timeout=alive_s)
+            kills.append(time.monotonic())
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+
+    killing = None if alive_s is None else asyncio.create_task(again_and_again(alive_s))
+    try:
+        yield kills
+    finally:
+        over.set()
+        if killing is not None:
+            await killing

@@ -216,12 +216,13 @@ def _name_different_items(first: Statement, second: Statement) -> bool:
     return bool(first.names) and bool(second.names) and first.names.isdisjoint(second.names)
 
 
-def _without_shared_statements(found: list[StatementConflict]) -> list[StatementConflict]:
+def _without_shared_statements(conflicts_found: list[StatementConflict]) -> list[StatementConflict]:
     """The weightiest pairs, such that no statement is in two."""
     kept: list[StatementConflict] = []
     seen: set[tuple[str, str]] = set()
     order = sorted(
-        found, key=lambda one: (-one.weight, one.first.ref, one.first.excerpt, one.second.ref, one.second.excerpt)
+        conflicts_found,
+        key=lambda one: (-one.weight, one.first.ref, one.first.excerpt, one.second.ref, one.second.excerpt),
     )
     for pair in order:
         both = {(pair.first.ref, pair.first.excerpt), (pair.second.ref, pair.second.excerpt)}

@@ -64,8 +64,8 @@ def questions(owner: str, sources: Mapping[str, str], memory: Mapping[str, str])
     return list({asked.text: asked for asked in reversed(candidates)}.values())[::-1][:QUESTIONS_MAX]
 
 
-def _first(origin: Origin, found: Iterator[QuestionToAsk]) -> list[QuestionToAsk]:
-    fitting = (asked for asked in found if asked.text and len(asked.text) <= QUESTION_CHARS_MAX)
+def _first(origin: Origin, questions_found: Iterator[QuestionToAsk]) -> list[QuestionToAsk]:
+    fitting = (asked for asked in questions_found if asked.text and len(asked.text) <= QUESTION_CHARS_MAX)
     return [asked for asked, _ in zip(fitting, range(_QUESTIONS_MAX_BY_ORIGIN[origin]), strict=False)]
 
 

@@ -262,9 +262,9 @@ class SourceMaterial:
         """Returns which of the stems a sentence itself contains."""
         return self._index.entries[sentence.passage].sentence_stems[sentence.at].intersection(wanted)
 
-    def weight(self, found: Iterable[str]) -> float:
+    def weight(self, stems: Iterable[str]) -> float:
         """Returns the total weight of stems. Rarer stems weigh more."""
-        return sum(self._index.weight(stem) for stem in found)
+        return sum(self._index.weight(stem) for stem in stems)
 
     def share(self, sentence: SourceSentence, part: str) -> float:
         """Returns which share of a part one sentence contains, including its headings: from 0 to 1."""

@@ -14,8 +14,8 @@ def _read() -> dict[str, Any]:
     return tomllib.loads(folder.joinpath("words.toml").read_text(encoding="utf-8"))
 
 
-def _phrases(found: list[str]) -> re.Pattern[str]:
-    longest = sorted(found, key=lambda phrase: (-len(phrase), phrase))
+def _phrases(phrases: list[str]) -> re.Pattern[str]:
+    longest = sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)")
 
 

@@ -199,12 +199,12 @@ def _text_issues(path: str, text: str, language: Language) -> Iterator[Issue]:
 
 
 def _citations(
-    found: Mapping[str, object], sources: tuple[NlmSource, ...], language: Language
+    draft: Mapping[str, object], sources: tuple[NlmSource, ...], language: Language
 ) -> tuple[tuple[Citation, ...], list[Issue]]:
     """Returns the draft's citations that occur in their sources, and issues for the others."""
     kept: list[Citation] = []
     issues: list[Issue] = []
-    for path, value in found.items():
+    for path, value in draft.items():
         if not isinstance(value, list):
             if not is_empty(value):
                 issues.append(_issue(path, IssueSeverity.WARNING, language, "citation_shape"))

@@ -121,14 +121,14 @@ def build_research_brief(
 
 
 def _chosen(
-    material: SourceMaterial, found: list[PartFindings], named: NamedItems, grounded: GroundedAnswer
+    material: SourceMaterial, findings: list[PartFindings], named: NamedItems, grounded: GroundedAnswer
 ) -> list[RankedSentence]:
     """Returns the sentences a model cited, then those the sources hold about each part; each sentence once."""
-    best = max((one.score for part in found for one in part.chosen), default=1.0)
+    best = max((one.score for part in findings for one in part.chosen), default=1.0)
     by_model = material.cited(grounded.citations) if grounded.by_model else []
     first: dict[tuple[str, int], RankedSentence] = {}
     cited = [RankedSentence(one, best, material.nearness(one, named)) for one in by_model]
-    for one in (*cited, *(one for part in found for one in part.chosen[: _each_max(part)])):
+    for one in (*cited, *(one for part in findings for one in part.chosen[: _each_max(part)])):
         known = first.get(one.source.place)
         if known is None or known.order > one.order:
             first[one.source.place] = one
@@ -143,14 +143,14 @@ def _each_max(part: PartFindings) -> int:
 
 def _conclusions(
     material: SourceMaterial,
-    found: list[PartFindings],
+    findings: list[PartFindings],
     chosen: list[RankedSentence],
     disputed: set[tuple[str, int]],
     named: NamedItems,
 ) -> list[SourceSentence]:
     """Returns concluding sentences about the question, best first, without those that another source denies."""
-    parts = [one.part for one in found]
-    fitting = [*chosen, *(one for part in found for one in part.chosen)]
+    parts = [one.part for one in findings]
+    fitting = [*chosen, *(one for part in findings for one in part.chosen)]
     fitting.sort(key=lambda one: one.order)
     first = {
         one.source.shown: one.source
@@ -239,7 +239,7 @@ def _unanswered_parts(
     prompt: StructuringPrompt,
     payload: ResearchPayload,
     parts: list[str],
-    found: list[PartFindings],
+    findings: list[PartFindings],
     grounded: GroundedAnswer,
 ) -> list[str]:
     """Lists what the sources lack: requested sources, parts of the question, and words of parts."""
@@ -250,7 +250,7 @@ def _unanswered_parts(
     if grounded.refused:
         what = "unproven" if grounded.unproven else "unanswered"
         return [*missing, *(filled_sentence(prompt.language, what, part=part) for part in parts)]
-    for one in found:
+    for one in findings:
         answered = grounded.says(one.part)
         if not one.answered and not answered:
             missing.append(filled_sentence(prompt.language, "unanswered", part=one.part))
@@ -316,12 +316,12 @@ class _ConflictingSentences:
     second: SourceSentence
 
 
-def _disputes(found: list[PartFindings], near: Iterable[SourceSentence]) -> list[_ConflictingSentences]:
+def _disputes(findings: list[PartFindings], near: Iterable[SourceSentence]) -> list[_ConflictingSentences]:
     """Returns pairs of relevant sentences that may conflict."""
     compared = [one for one in {one.place: one for one in near}.values() if not one.is_open][:COMPARED_MAX]
     by_excerpt = {(one.ref, one.excerpt): one for one in compared}
     statements = [comparison.statement(one.ref, one.excerpt) for one in compared]
-    pairs = [pair for one in found for pair in comparison.denials(_PROPER.sub(" ", one.part), statements, ())]
+    pairs = [pair for one in findings for pair in comparison.denials(_PROPER.sub(" ", one.part), statements, ())]
     pairs += comparison.conflicts([one for one in statements if one.figures])
     first = {frozenset((pair.first.excerpt, pair.second.excerpt)): pair for pair in reversed(pairs)}
     return [
@@ -346,5 +346,5 @@ def _quoted(prompt: StructuringPrompt, sentence: SourceSentence) -> str:
     return filled_sentence(prompt.language, "quoted", text=sentence.shown, ref=sentence.ref)
 
 
-def _lines(found: Iterable[str]) -> list[str]:
-    return [clipped(line, LINE_CHARS_MAX) for line in dict.fromkeys(found)]
+def _lines(texts: Iterable[str]) -> list[str]:
+    return [clipped(line, LINE_CHARS_MAX) for line in dict.fromkeys(texts)]

@@ -184,8 +184,8 @@ async def _print_story(cli: Cli, trellis: Trellis, watch: DemoWatch, crashed: Jo
     report = await verify(ledger)
     letters = [letter for letter in await ledger.dead_letters(JobFilter(), limit=50) if letter.job_id in watch.types]
     ends = Counter(watch.states.values())
-    told = Text("\n").join([Text(), Text("What happened", style="bold")])
-    out.console.print(told)
+    story = Text("\n").join([Text(), Text("What happened", style="bold")])
+    out.console.print(story)
     out.console.print(
         Text(", ").join(Text.assemble(f"{n} ", state_text("leased-job", state)) for state, n in ends.items())
     )

@@ -58,9 +58,9 @@ async def agent_demo(cli: Cli, slug: str, *, serve: bool) -> int:
 
 
 async def _show(cli: Cli, instance: Instance, slug: str, status: dict[str, Any]) -> None:
-    found = await instance.objects.get(ids.output_key(slug, status["run_id"]))
-    assert found is not None, "a completed run has its output"
-    output = json.loads(found.body)
+    stored = await instance.objects.get(ids.output_key(slug, status["run_id"]))
+    assert stored is not None, "a completed run has its output"
+    output = json.loads(stored.body)
     cli.out.line()
     cli.out.prose(output["summary"])
     for body in output["proposals"]:

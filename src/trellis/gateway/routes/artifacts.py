@@ -83,7 +83,7 @@ async def stage(
     body: ArtifactAsked,
     instance: InstanceOf,
     caller: Annotated[Caller, requires(WRITE)],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Stage the artifact of a job that waits for one. If the job already has an artifact, that artifact is returned."""
@@ -92,8 +92,8 @@ async def stage(
     job = await instance.ledger.job(JobId(body.job_id))
     if job is None:
         raise JobNotFound(job_id=body.job_id)
-    await asked.changed_before(instance.ledger)
-    key = asked.change(body.job_id)
+    await request_key.changed_before(instance.ledger)
+    key = request_key.change(body.job_id)
     staged = await instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch, request=key)
     response.status_code = 201 if staged.created else 200
     response.headers["Location"] = f"/artifacts/{staged.artifact_id}"
@@ -165,7 +165,7 @@ async def discard(
 async def cleanup(
     instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.cleanup")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
     body: CleanupAsked | None = None,
 ) -> dict[str, Any]:
@@ -175,7 +175,7 @@ async def cleanup(
     """
     wish = body or CleanupAsked(older_than_days=None, limit=CLEANUP_DEFAULT)
     done = await api_for(instance, caller).artifacts.cleanup_once(
-        asked, older_than_days=wish.older_than_days, dry_run=wish.dry_run, limit=wish.limit
+        request_key, older_than_days=wish.older_than_days, dry_run=wish.dry_run, limit=wish.limit
     )
     mark_replayed(response, replayed=done.replayed)
     return done.answer.model_dump()

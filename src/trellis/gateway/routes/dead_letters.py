@@ -94,7 +94,7 @@ async def requeue(
     body: DeadLetterRequeue,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.requeue")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> Requeued:
     """Requeue dead-lettered jobs. Only an operator may. Each job has its own answer.
@@ -102,7 +102,7 @@ async def requeue(
     The jobs of one lifecycle are requeued in one transaction.
     """
     done = await api_for(instance, caller).dead_letters.requeue_once(
-        asked,
+        request_key,
         job_ids=body.job_ids or (),
         where=None if body.filter is None else body.filter.to_filter(),
         limit=body.limit,

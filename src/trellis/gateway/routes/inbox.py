@@ -108,7 +108,7 @@ async def submit(
     request: Request,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("inbox.submit")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Submit an inbox entry. It is checked at once, and its run, job or proposal is created once.
@@ -119,14 +119,14 @@ async def submit(
         caller.permit(RULES[body.intent.action])
     within_agent(caller.principal, "inbox.submit", _agent(body.intent))
     inbox = instance.inbox(_gateway(caller))
-    earlier = await asked.earlier(instance.ledger)
+    earlier = await request_key.earlier(instance.ledger)
     if earlier is not None:
         mark_replayed(response, replayed=True)
         return _inbox_answer(await inbox.settle(earlier))
     gateway_of(request).inbox_limits.take(request, caller.principal)
     entry = _entry(body, caller, await instance.ledger.now())
     given = body.id is not None
-    stored = await inbox.submit(entry, key=asked.key, fingerprint=asked.fingerprint, given=given)
+    stored = await inbox.submit(entry, key=request_key.key, fingerprint=request_key.fingerprint, given=given)
     mark_replayed(response, replayed=not stored.created)
     settled = await inbox.settle(stored.job_id)
     if body.intent.action == "job":

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
-from trellis.api.jobs import LocalJobs
+from trellis.api.jobs import WORK, LocalJobs
 from trellis.app.instance import Instance
 from trellis.artifacts.payloads import Snapshot
 from trellis.auth.ownership import acting_or_gateway, within_scope
@@ -31,6 +31,7 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter, JobPlace
+from trellis.engine.text import nearest
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_job_agent
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
@@ -57,9 +58,6 @@ from trellis.research.queue_job import QueueRequest, snapshot_digest
 from trellis.research.queue_job import document as queue_document
 from trellis.storage.objects.canonical_json import sha256
 from trellis.worker.kinds import JobRequestBody, make_job
-
-WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
-"""The lifecycles that these routes serve."""
 
 _log = log_of("trellis.gateway.routes.jobs")
 
@@ -122,7 +120,7 @@ async def submit(
     body: JobRequestBody,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.create")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Submit a job.
@@ -130,10 +128,10 @@ async def submit(
     It is stored in the ledger before the answer is sent. The answer shows the job as it was created.
     """
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
-        asked_as = None if asked.key is None else (asked.key.scope, asked.key.key)
+        asked_as = None if request_key.key is None else (request_key.key.scope, request_key.key.key)
         factory = instance.job_factory(caller.principal)
         making = replace(factory, asked_as=asked_as, correlation_id=caller.given_correlation_id)
-        job = _keyed(await make_job(body, making), asked)
+        job = _keyed(await make_job(body, making), request_key)
         job = replace(
             job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here() or job.trace
         )
@@ -143,7 +141,7 @@ async def submit(
         span.note({**about, "trellis.correlation_id": job.correlation_id or ""})
     if isinstance(answer, Mismatch):
         by_id = answer.key == answer.job_id  # the id is taken, whatever the key
-        raise IdempotencyMismatch(key=answer.key if by_id else asked.given or answer.key, job_id=answer.job_id)
+        raise IdempotencyMismatch(key=answer.key if by_id else request_key.given or answer.key, job_id=answer.job_id)
     if answer.created and job.lifecycle == BUS_JOB.name:
         instance.wake_bus()
     mark_replayed(response, replayed=not answer.created)
@@ -152,12 +150,12 @@ async def submit(
     return {"job_id": answer.job_id, "lifecycle": job.lifecycle, "status": first, "type": job.type, "version": 1}
 
 
-def _keyed(job: NewJob, asked: IdempotentRequest) -> NewJob:
+def _keyed(job: NewJob, request_key: IdempotentRequest) -> NewJob:
     """The job with the request's idempotency key.
 
     A job on a topic defines itself when two requests are the same, and may have its own key (DJ-5, BUS-11).
     """
-    key = asked.key
+    key = request_key.key
     if key is None:
         return job
     if job.lifecycle != BUS_JOB.name:
@@ -166,7 +164,7 @@ def _keyed(job: NewJob, asked: IdempotentRequest) -> NewJob:
         )
     if job.idempotency_key is None:
         return replace(job, idempotency_key=key.key, idempotency_scope=key.scope)
-    if job.idempotency_key != asked.given:
+    if job.idempotency_key != request_key.given:
         detail = "Idempotency-Key and meta.idempotency_key name the same thing; send one of them, or the same in both."
         raise Problem("VALIDATION_FAILED", detail)
     return job
@@ -197,7 +195,11 @@ async def listing(
     jobs = _jobs(instance, caller)
     page = await jobs.list(lifecycle=lifecycle, type_=type, limit=limit, cursor=cursor, **filters)
     waits = await jobs.waits(page.items, await instance.ledger.now())
-    documents = [{**job_document(job), "waits_for": waits.get(job.job_id)} for job in page.items]
+    attempts = await jobs.attempts_made(page.items)
+    documents = [
+        {**job_document(job), "attempts_made": attempts[job.job_id], "waits_for": waits.get(job.job_id)}
+        for job in page.items
+    ]
     return page_document(documents, page.next_cursor)
 
 
@@ -215,7 +217,9 @@ def _state(status: str | None) -> str | None:
     """A state of one of the lifecycles served here; raises Problem."""
     known = {state.name for name in WORK for state in LIFECYCLES[name].states}
     if status is not None and status not in known:
-        raise Problem("VALIDATION_FAILED", f"No job is {status!r}; choose one of {', '.join(sorted(known))}.")
+        near = nearest(status, sorted(known))
+        hint = "" if near is None else f"did you mean {near}? "
+        raise Problem("VALIDATION_FAILED", f"No job is {status!r}; {hint}Choose one of {', '.join(sorted(known))}.")
     return status
 
 
@@ -232,6 +236,7 @@ async def one(
     jobs = _jobs(instance, caller)
     job = await jobs.find(job_id)
     whole = whole_document(job, await instance.ledger.result(job.job_id))
+    whole |= {"attempts_made": (await jobs.attempts_made([job]))[job.job_id]}
     if job.lifecycle == LEASED_JOB.name and job.place is JobPlace.ENDED:
         whole["artifacts"] = [asdict(one) for one in artifacts_of(await instance.ledger.events(job.job_id))]
     if job.lifecycle == BUS_JOB.name:
@@ -358,7 +363,7 @@ async def cancel(
     job_id: JobIdPath,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.cancel")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
     body: JobCancelRequest | None = None,
 ) -> JobShape:
@@ -367,7 +372,7 @@ async def cancel(
     A job that has ended stays as it is: 409 with its status, and with the job that retries it if there is one.
     """
     stop = body or JobCancelRequest(mode=CancelMode.SOFT, reason=None)
-    done = await _jobs(instance, caller).cancel_once(job_id, asked, mode=stop.mode, reason=stop.reason)
+    done = await _jobs(instance, caller).cancel_once(job_id, request_key, mode=stop.mode, reason=stop.reason)
     mark_replayed(response, replayed=done.replayed)
     return done.answer
 
@@ -377,7 +382,7 @@ async def requeue(
     job_id: JobIdPath,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.requeue")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
     body: JobRequeue | None = None,
 ) -> JobShape:
@@ -386,7 +391,7 @@ async def requeue(
     Only an operator may.
     """
     cause = None if body is None else body.reason
-    done = await api_for(instance, caller).jobs.requeue_once(job_id, asked, reason=cause)
+    done = await api_for(instance, caller).jobs.requeue_once(job_id, request_key, reason=cause)
     mark_replayed(response, replayed=done.replayed)
     if done.answer.lifecycle == BUS_JOB.name:
         instance.wake_bus()
@@ -400,12 +405,12 @@ async def bury(
     body: JobDeadLetter,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.dead-letter")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> JobShape:
     """End a job that has not ended with a dead letter, without a retry. Only an operator may."""
     done = await _jobs(instance, caller).dead_letter_once(
-        job_id, asked, reason=body.reason, reason_code=body.reason_code
+        job_id, request_key, reason=body.reason, reason_code=body.reason_code
     )
     mark_replayed(response, replayed=done.replayed)
     return done.answer
@@ -417,7 +422,7 @@ async def approval(
     body: Approval,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.approve")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> JobShape:
     """Approve or deny a job that the safety kernel held.
@@ -428,7 +433,7 @@ async def approval(
     is held again.
     """
     done = await api_for(instance, caller).jobs.decide_once(
-        job_id, asked, approve=body.decision == "approve", note=body.note, policy_hash=body.policy_hash
+        job_id, request_key, approve=body.decision == "approve", note=body.note, policy_hash=body.policy_hash
     )
     instance.wake_bus()
     mark_replayed(response, replayed=done.replayed)

@@ -181,14 +181,14 @@ async def propose(
     body: MemoryProposal,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.propose")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Propose a change of memory. With normal priority it is approved at once and applied before the answer is sent."""
     await within_reach(instance, caller, "memory.propose", agent_id)
     offering = instance.proposal_service(_gateway(caller))
     proposal = await _proposal_made_once(
-        offering, asked, response, lambda: _memory_offer(instance, caller, asked, agent_id, body)
+        offering, request_key, response, lambda: _memory_offer(instance, caller, request_key, agent_id, body)
     )
     return {"proposalId": proposal.id, "status": proposal.status}
 
@@ -199,14 +199,14 @@ async def propose_logic(
     body: LogicProposal,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.propose")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Propose a new logic of the agent. A person decides, whatever the priority."""
     await within_reach(instance, caller, "memory.propose", agent_id)
     offering = instance.proposal_service(_gateway(caller))
     proposal = await _proposal_made_once(
-        offering, asked, response, lambda: _logic_offer(offering, caller, asked, agent_id, body)
+        offering, request_key, response, lambda: _logic_offer(offering, caller, request_key, agent_id, body)
     )
     return {"proposalId": proposal.id, "status": proposal.status, "requiresHumanReview": True}
 
@@ -225,12 +225,12 @@ async def _there(instance: Instance, caller: Caller, agent_id: str) -> None:
 
 async def _proposal_made_once(
     offering: ProposalService,
-    asked: IdempotentRequest,
+    request_key: IdempotentRequest,
     response: Response,
     offer: Callable[[], Awaitable[ProposalOffer]],
 ) -> OfferedProposal:
     """The proposal that this request made, now or earlier. `offer` is called only to make a new one."""
-    earlier = await asked.earlier(offering.ledger)
+    earlier = await request_key.earlier(offering.ledger)
     proposal = await offering.make(await offer()) if earlier is None else await offering.again(earlier)
     mark_replayed(response, replayed=not proposal.created)
     response.headers["Location"] = f"/proposals/{proposal.id}"
@@ -238,7 +238,7 @@ async def _proposal_made_once(
 
 
 async def _memory_offer(
-    instance: Instance, caller: Caller, asked: IdempotentRequest, agent_id: str, body: MemoryProposal
+    instance: Instance, caller: Caller, request_key: IdempotentRequest, agent_id: str, body: MemoryProposal
 ) -> ProposalOffer:
     version = body.expected_version
     if version is None:
@@ -251,7 +251,7 @@ async def _memory_offer(
     }
     files = "+".join(sorted({update.file for update in body.updates}))
     draft = ProposalContent(action=MEMORY_UPDATE, target=files, content=content)
-    return _offer(caller, asked, agent_id, draft, body)
+    return _offer(caller, request_key, agent_id, draft, body)
 
 
 def _summary(updates: Sequence[MemoryUpdate]) -> str:
@@ -261,13 +261,13 @@ def _summary(updates: Sequence[MemoryUpdate]) -> str:
 
 
 async def _logic_offer(
-    offering: ProposalService, caller: Caller, asked: IdempotentRequest, agent_id: str, body: LogicProposal
+    offering: ProposalService, caller: Caller, request_key: IdempotentRequest, agent_id: str, body: LogicProposal
 ) -> ProposalOffer:
     await offering.agent(agent_id)
     change = {"type": body.change, "text": body.text}
     content: dict[str, Any] = {"summary": body.summary, "change": change, **_grounds(body.reasoning)}
     draft = await offering.about_file(agent_id, LOGIC_UPDATE, LOGIC_FILE, content)
-    return _offer(caller, asked, agent_id, draft, body)
+    return _offer(caller, request_key, agent_id, draft, body)
 
 
 def _grounds(reasoning: str) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def _grounds(reasoning: str) -> dict[str, Any]:
 
 def _offer(
     caller: Caller,
-    asked: IdempotentRequest,
+    request_key: IdempotentRequest,
     agent_id: str,
     draft: ProposalContent,
     body: MemoryProposal | LogicProposal,
@@ -286,6 +286,6 @@ def _offer(
         draft=draft,
         source=ProposalSource(type=caller.actor.role.value, identity=caller.principal.name, run_id=body.run_id),
         priority=body.priority,
-        key=asked.key,
+        key=request_key.key,
         correlation_id=caller.correlation_id,
     )

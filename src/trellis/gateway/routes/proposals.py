@@ -104,7 +104,7 @@ async def decide(
     body: ProposalDecision,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("proposals.decide")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
     if_match: Annotated[str | None, Header(description="Decide only about this version.")] = None,
 ) -> ProposalShape:
@@ -114,7 +114,7 @@ async def decide(
     """
     try:
         done = await api_for(instance, caller).proposals.decide_once(
-            proposal_id, asked, approve=body.decision == "approve", note=body.note, version=expected(if_match)
+            proposal_id, request_key, approve=body.decision == "approve", note=body.note, version=expected(if_match)
         )
     except ProposalHasOtherVersion as error:
         raise Problem(error.code, str(error), headers={"ETag": etag(int(str(error.data["version"])))}) from error
@@ -132,7 +132,7 @@ async def apply(
     proposal_id: ProposalId,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("proposals.apply")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> ProposalShape:
     """Apply an approved proposal now, or retry a failed one. It is applied once, however often the request is repeated.
@@ -140,7 +140,7 @@ async def apply(
     The answer is its current status. While another process applies it for longer than a few seconds, that is
     `applying`: ask again after `Retry-After`. An approved job goes by itself: there the answer is its current status.
     """
-    done = await api_for(instance, caller).proposals.apply_once(proposal_id, asked)
+    done = await api_for(instance, caller).proposals.apply_once(proposal_id, request_key)
     mark_replayed(response, replayed=done.replayed)
     response.headers["ETag"] = etag(done.answer.version)
     if done.answer.status in OPEN and done.answer.action != HELD_ACTION:

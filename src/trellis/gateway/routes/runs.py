@@ -65,14 +65,14 @@ async def begin(
     body: RunStartRequest,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("runs.trigger")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
 ) -> Begun:
     """Start a run of an agent. The run is stored before the answer is sent. Read its status at `Location`."""
     begun = await api_for(instance, caller).runs.start(
         body.agent_slug,
         body.params,
-        idempotency_key=None if asked.key is None else f"http:{asked.key.key}",
+        idempotency_key=None if request_key.key is None else f"http:{request_key.key.key}",
         correlation_id=body.correlation_id or caller.given_correlation_id,
     )
     mark_replayed(response, replayed=not begun.created)
@@ -168,12 +168,12 @@ async def cancel(
     run_id: RunId,
     instance: InstanceOf,
     caller: Annotated[Caller, requires("runs.cancel")],
-    asked: IdempotentRequestOf,
+    request_key: IdempotentRequestOf,
     response: Response,
     body: RunCancelRequest | None = None,
 ) -> Stopped:
     """Cancel a run: soft asks it to stop, hard ends it now. A run that has ended is 409 with its status."""
     stop = body or RunCancelRequest(mode=CancelMode.SOFT, reason=None)
-    done = await api_for(instance, caller).runs.cancel_once(run_id, asked, mode=stop.mode, reason=stop.reason)
+    done = await api_for(instance, caller).runs.cancel_once(run_id, request_key, mode=stop.mode, reason=stop.reason)
     mark_replayed(response, replayed=done.replayed)
     return done.answer

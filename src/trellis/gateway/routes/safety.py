@@ -10,7 +10,7 @@ from trellis.bus.safety.evaluation import JOBS_MAX
 from trellis.bus.safety.policy import FILE_BYTES_MAX
 from trellis.engine.jobs import JOB_ID_PATTERN
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
-from trellis.http.shapes import ExplanationShape, SimulationShape
+from trellis.http.policy_shapes import ExplanationShape, SimulationShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS
 

@@ -88,6 +88,11 @@ class RequiresStreamPass(RequiresRule):
             gateway_of(request).limits.take(request, principal)
         return await super().__call__(request, (principal, identity)), allowed
 
+    async def admit(self, request: Request) -> None:
+        """Raise the error of a token; a ticket works once, so it is not used up for a request that is refused anyway."""
+        if "ticket" not in request.query_params:
+            await super().__call__(request, await authenticate(request, await bearer(request)))
+
 
 async def stream_filter(
     run: Annotated[

@@ -26,8 +26,8 @@ from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.health import INSTANCE_HEADER, ProcessHealth
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
+from trellis.operations.alerts import runbook_of
 from trellis.operations.job_documents import event_document
-from trellis.operations.runbooks import runbook
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
 
@@ -72,8 +72,8 @@ async def metrics(request: Request, _: Annotated[Caller, requires("system.read")
 
 
 async def _readiness(request: Request, response: Response) -> dict[str, Any]:
-    asked: ProcessHealth = request.app.state.health
-    readiness = await asked.ready()
+    health: ProcessHealth = request.app.state.health
+    readiness = await health.ready()
     response.headers[INSTANCE_HEADER] = request.app.state.instance_name
     response.status_code = 200 if readiness.is_ready else 503
     status = "ok" if readiness.is_ready else "degraded"
@@ -143,7 +143,7 @@ async def read_runbook(
     name: Annotated[str, Path(max_length=100, examples=["jobs-wait"])], _: Annotated[Caller, requires("system.read")]
 ) -> Response:
     """The page of an alert or of an alerting rule, with the commands that help. 404 for a name without a page."""
-    return Response(runbook(name), media_type=MARKDOWN)
+    return Response(runbook_of(name)[1], media_type=MARKDOWN)
 
 
 @router.get("/slo", responses=PROBLEMS)

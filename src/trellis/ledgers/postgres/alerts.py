@@ -6,7 +6,7 @@ from trellis.engine.alerts import Alert, AlertChange, AlertChangeKind, AlertRoun
 from trellis.engine.jobs import NewJob
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 
-OBSERVE = "select * from observe_alerts($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)"
+OBSERVE = "select * from observe_alerts($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
 REPORT = "report "
 """How a row begins that is about a report, not a change."""
 
@@ -37,6 +37,7 @@ async def observe(
             checked.hold_s,
             checked.unseen_s,
             checked.keep_s,
+            checked.stale_s,
         )
         reports = [
             job

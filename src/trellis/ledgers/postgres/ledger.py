@@ -137,7 +137,7 @@ class PostgresLedger(PostgresReads):
             self._move_batch, lambda item: 1 + len(item[0].data or b"") // CARRIED_BYTES, BATCH_MAX
         )
         self._steps: Batcher[turns.StepsCall, list[PostgresRow]] = Batcher(
-            self._steps_batch, lambda asked: asked.steps + len(asked.told) // CARRIED_BYTES, BATCH_MAX
+            self._steps_batch, lambda call: call.steps + len(call.told) // CARRIED_BYTES, BATCH_MAX
         )
 
     @classmethod
@@ -287,7 +287,7 @@ class PostgresLedger(PostgresReads):
         connection: PostgresConnection,
         plain: dict[int, list[NewJob]],
         keyed: dict[int, list[NewJob]],
-        told: dict[int, Submitted | Mismatch],
+        outcomes: dict[int, Submitted | Mismatch],
         *,
         repeat: bool,
     ) -> None:
@@ -295,7 +295,7 @@ class PostgresLedger(PostgresReads):
             await submit.submit_plain(connection, actor, jobs, self._types, repeat=repeat)
         for actor, jobs in keyed.items():
             answers = await submit.submit_keyed(connection, actor, jobs, self._types, repeat=repeat) or []
-            told.update((id(job), answer) for job, answer in zip(jobs, answers, strict=True))
+            outcomes.update((id(job), answer) for job, answer in zip(jobs, answers, strict=True))
 
     async def turn(self, turn: Turn) -> TurnResult:
         steps = turns.sort_steps(turn.advances, turn.claim, turn.actor.role)
@@ -314,8 +314,8 @@ class PostgresLedger(PostgresReads):
             self._notifier.notify_events()
         return turns.turn_answers(turn.advances, steps, rows, self._type_names, claim)
 
-    async def _steps_batch(self, asked: Sequence[turns.StepsCall]) -> list[list[PostgresRow]]:
-        return await self._steps_lane.call("turn", f"{len(asked)} turns", lambda c, _: turns.run_turns(c, asked))
+    async def _steps_batch(self, calls: Sequence[turns.StepsCall]) -> list[list[PostgresRow]]:
+        return await self._steps_lane.call("turn", f"{len(calls)} turns", lambda c, _: turns.run_turns(c, calls))
 
     async def renew(self, actor: Actor, leases: Sequence[Lease]) -> list[Renewed | LeaseLost]:
         # If a caller has two epochs of a job, only the newest counts: the older lease is lost.
@@ -372,22 +372,22 @@ class PostgresLedger(PostgresReads):
         return LeaseLost(lease) if rows[0][0] is None else StepApplied(rows[0][0])
 
     async def move(self, actor: Actor, move: Move) -> Moved | NotMoved:
-        asked = moves.move_arguments(await self._actor(actor), move)
+        arguments = moves.move_arguments(await self._actor(actor), move)
         if move.key is not None:
             answer = await self._move_lane.call(
-                "move", move.request_id, lambda c, _: moves.move_with_key(c, move, asked, actor.role)
+                "move", move.request_id, lambda c, _: moves.move_with_key(c, move, arguments, actor.role)
             )
             self._notifier.notify()
             return answer
         try:
-            row = await self._moves.put((move, asked))
+            row = await self._moves.put((move, arguments))
         except OutcomeUnknown as error:  # unknown for the whole batch; this caller repeats its own call
             raise OutcomeUnknown(verb="move", request=move.request_id) from error
         self._notifier.notify()
         return moves.move_answer(move, row, actor.role)
 
-    async def _move_batch(self, asked: Sequence[tuple[Move, tuple[object, ...]]]) -> list[PostgresRow]:
-        calls = [arguments for _, arguments in asked]
+    async def _move_batch(self, moved: Sequence[tuple[Move, tuple[object, ...]]]) -> list[PostgresRow]:
+        calls = [arguments for _, arguments in moved]
         return await self._move_lane.call("move", f"{len(calls)} moves", lambda c, _: moves.run_moves(c, calls))
 
     async def cancel(
@@ -401,12 +401,12 @@ class PostgresLedger(PostgresReads):
         cause: str | None,
         key: RequestKey | None = None,
     ) -> Moved | NotMoved | CancelRequested:
-        asked = (await self._actor(actor), job_id, mode is CancelMode.SOFT, request_id, grace_s, storable(cause))
+        arguments = (await self._actor(actor), job_id, mode is CancelMode.SOFT, request_id, grace_s, storable(cause))
         answer = await self._admin_lane.call(
             "cancel",
             request_id,
             lambda c, _: request_keys.answer_once(
-                c, key, CANCEL_ANSWERS, lambda: moves.cancel(c, job_id, asked, actor.role, key)
+                c, key, CANCEL_ANSWERS, lambda: moves.cancel(c, job_id, arguments, actor.role, key)
             ),
         )
         if not isinstance(answer, CancelRequested):
@@ -423,12 +423,12 @@ class PostgresLedger(PostgresReads):
         cause: str | None,
         key: RequestKey | None = None,
     ) -> list[Moved | NotMoved]:
-        asked = (await self._actor(actor), request_id, storable(cause))
+        arguments = (await self._actor(actor), request_id, storable(cause))
         answers = await self._admin_lane.call(
             "requeue",
             request_id,
             lambda c, _: request_keys.answer_once(
-                c, key, REQUEUE_ANSWERS, lambda: moves.requeue(c, asked, jobs, actor.role, limit=limit, key=key)
+                c, key, REQUEUE_ANSWERS, lambda: moves.requeue(c, arguments, jobs, actor.role, limit=limit, key=key)
             ),
         )
         self._notifier.notify()
@@ -476,8 +476,8 @@ class PostgresLedger(PostgresReads):
 
     async def pause(self, actor: Actor, type_: str, *, paused: bool, cause: str | None = None) -> None:
         require(actor, "pause")
-        asked = (await self._actor(actor), type_, paused, reason(cause))
-        await self._admin("pause", "select set_paused($1, $2, $3, $4)", *asked)
+        arguments = (await self._actor(actor), type_, paused, reason(cause))
+        await self._admin("pause", "select set_paused($1, $2, $3, $4)", *arguments)
         self._notifier.notify()
 
     async def limit_rate(
@@ -486,8 +486,8 @@ class PostgresLedger(PostgresReads):
         require(actor, "limit_rate")
         if per_second is not None and per_second <= 0:
             raise OptionInvalid(option="per_second", value=per_second, expected="above 0, or None for no limit")
-        asked = (await self._actor(actor), type_, per_second, burst, reason(cause))
-        await self._admin("limit_rate", "select set_rate($1, $2, $3, $4, $5)", *asked)
+        arguments = (await self._actor(actor), type_, per_second, burst, reason(cause))
+        await self._admin("limit_rate", "select set_rate($1, $2, $3, $4, $5)", *arguments)
         self._notifier.notify_events()
 
     async def declare_types(self, actor: Actor, types: Sequence[TypeOptions], *, only_new: bool = False) -> None:
@@ -525,33 +525,36 @@ class PostgresLedger(PostgresReads):
         require(actor, "limit_key")
         if limit < 0:
             raise OptionInvalid(option="limit", value=limit, expected="0 or more; 0 hands out nothing")
-        asked = (await self._actor(actor), key, limit, reason(cause))
-        await self._admin("limit_key", "select set_key_limit($1, $2, $3, $4)", *asked)
+        arguments = (await self._actor(actor), key, limit, reason(cause))
+        await self._admin("limit_key", "select set_key_limit($1, $2, $3, $4)", *arguments)
         self._notifier.notify()
 
     async def limit_held(self, actor: Actor, type_: str, limit: int | None, *, cause: str | None = None) -> None:
         require(actor, "limit_held")
         check_held_limit(limit)
-        asked = (await self._actor(actor), type_, limit, reason(cause))
-        await self._admin("limit_held", "select set_held_max($1, $2, $3, $4)", *asked)
+        arguments = (await self._actor(actor), type_, limit, reason(cause))
+        await self._admin("limit_held", "select set_held_max($1, $2, $3, $4)", *arguments)
         self._notifier.notify()
 
-    async def subscribe(self, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
+    async def subscribe(
+        self, actor: Actor, name: str, *, lease_s: float, reads: bool = True, first: str | None = None
+    ) -> Subscription | None:
         require(actor, "follow")
         number = await self._actor(actor)
+        arguments = (number, name, lease_s, reads, first)
         rows = await self._admin_lane.call(
-            "follow", name, lambda c, _: c.fetch("select * from follow($1, $2, $3, $4)", number, name, lease_s, reads)
+            "follow", name, lambda c, _: c.fetch("select * from follow($1, $2, $3, $4, $5)", *arguments)
         )
         return Subscription(name=name, epoch=Epoch(rows[0]["epoch"]), position=rows[0]["place"]) if rows else None
 
     async def ack(self, following: Subscription, position: str | None, *, lease_s: float) -> bool:
-        asked = (following.name, following.epoch, position, lease_s)
-        return await self._admin("followed", "select followed($1, $2, $3, $4)", *asked)
+        arguments = (following.name, following.epoch, position, lease_s)
+        return await self._admin("followed", "select followed($1, $2, $3, $4)", *arguments)
 
     async def release_retention(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "leave_behind")
-        asked = (await self._actor(actor), name, reason(cause))
-        done = await self._admin("leave_behind", "select leave_behind($1, $2, $3)", *asked)
+        arguments = (await self._actor(actor), name, reason(cause))
+        done = await self._admin("leave_behind", "select leave_behind($1, $2, $3)", *arguments)
         self._notifier.notify_events()
         return done
 
@@ -566,8 +569,10 @@ class PostgresLedger(PostgresReads):
 
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
-        asked = rows.act_arguments(await self._actor(actor), checked_act(act))
-        act_id = await self._admin("record_act", "select record_act($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)", *asked)
+        arguments = rows.act_arguments(await self._actor(actor), checked_act(act))
+        act_id = await self._admin(
+            "record_act", "select record_act($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)", *arguments
+        )
         self._notifier.notify_events()
         return act_id
 

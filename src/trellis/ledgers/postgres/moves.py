@@ -63,12 +63,12 @@ async def run_moves(
 
 
 async def move_with_key(
-    connection: PostgresConnection, move: Move, asked: tuple[object, ...], role: Role
+    connection: PostgresConnection, move: Move, arguments: tuple[object, ...], role: Role
 ) -> Moved | NotMoved:
     """Make one move in the transaction that stores its request key. Raises IdempotencyMismatch, JobNotFound."""
     assert move.key is not None
     async with connection.transaction():
-        (row,) = await run_moves(connection, [asked], move.key)
+        (row,) = await run_moves(connection, [arguments], move.key)
         answer = move_answer(move, row, role)
         if move.key.answer is not None and isinstance(answer, Moved):
             await request_keys.store_answer(connection, move.key, move.key.answer)
@@ -156,7 +156,7 @@ async def cancel(
 
 async def requeue(
     connection: PostgresConnection,
-    asked: tuple[int, RequestId, str | None],
+    arguments: tuple[int, RequestId, str | None],
     jobs: Sequence[JobId] | JobFilter,
     role: Role,
     *,
@@ -164,7 +164,7 @@ async def requeue(
     key: RequestKey | None,
 ) -> list[Moved | NotMoved] | None:
     """The answer for each selected job; None when an answer is stored with the key. Raises JobNotFound."""
-    number, request_id, cause = asked
+    number, request_id, cause = arguments
     filtered = isinstance(jobs, JobFilter)
     chosen = await _requeueable(connection, jobs, limit, request_id) if filtered else list(jobs)
     argument = request_keys.key_argument(key)

@@ -130,7 +130,8 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
 
 -- name: events_of_jobs
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
-  from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = any($1::text[]) order by e.id, e.version
+  from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = any($1::text[])
+   and e.version > coalesce((select max(x.version) from event x where x.id = j.id) - $2::int, 0) order by e.id, e.version
 
 -- name: payloads
 select j.job_id, j.payload from job j where j.job_id = any($1::text[])
@@ -363,7 +364,9 @@ limit $1
 -- name: alert_mark
 select coalesce((select m.value::bigint from meta m where m.name = 'alert_round'), 0) as mark,
        exists (select from alert o where o.resolved_at is null) as has_open,
-       array(select distinct unnest(o.report_types) from alert o where o.resolved_at is not null and o.report_types <> '{}') as unreported
+       array(select distinct unnest(o.report_types) from alert o where o.resolved_at is not null and o.report_types <> '{}') as unreported,
+       (select to_timestamp(m.value::float8) from meta m where m.name = 'alert_evaluated_at') as evaluated_at,
+       (select to_timestamp(m.value::float8) from meta m where m.name = 'alert_stale_at') as stale_at
 
 -- name: alert
 select o.* from alert o where o.id = $1

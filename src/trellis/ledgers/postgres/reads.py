@@ -10,6 +10,7 @@ from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, RequestKey, Submitted, TypeOptions
 from trellis.engine.records import (
     DEAD_LETTERS_COUNTED_MAX,
+    NOT_QUEUED,
     AuditHead,
     ChildPage,
     DeadLetter,
@@ -222,8 +223,17 @@ class PostgresReads:
             raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
         after, type_id = 0 if cursor is None else _cursor(cursor), await self._type_of(where)
         lifecycles, states = [lc.code for lc, _ in pairs], [code for _, code in pairs]
-        asked = (after, limit, lifecycles, type_id, where.correlation_id, where.concurrency_key, states, _move(pairs))
-        return _page(await self.fetch(READ_QUERIES.jobs_oldest, *asked, rows.STORED_PLACES[where.place]), limit)
+        arguments = (
+            after,
+            limit,
+            lifecycles,
+            type_id,
+            where.correlation_id,
+            where.concurrency_key,
+            states,
+            _move(pairs),
+        )
+        return _page(await self.fetch(READ_QUERIES.jobs_oldest, *arguments, rows.STORED_PLACES[where.place]), limit)
 
     async def _jobs_of_parent(
         self,
@@ -309,9 +319,9 @@ class PostgresReads:
     async def events(self, job_id: JobId) -> list[Event]:
         return [rows.event(row) for row in await self.fetch(READ_QUERIES.events, job_id)]
 
-    async def events_of(self, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
+    async def events_of(self, job_ids: Sequence[JobId], *, last: int | None = None) -> dict[JobId, list[Event]]:
         by_job: dict[JobId, list[Event]] = {}
-        for row in await self.fetch(READ_QUERIES.events_of_jobs, list(job_ids)):
+        for row in await self.fetch(READ_QUERIES.events_of_jobs, list(job_ids), last):
             by_job.setdefault(JobId(row["job_id"]), []).append(rows.event(row))
         return by_job
 
@@ -474,7 +484,8 @@ class PostgresReads:
         return rows.figures(await self.fetch(READ_QUERIES.figures, DEAD_LETTERS_COUNTED_MAX))
 
     async def queues(self) -> list[QueueDepth]:
-        return [rows.queue_depth(row) for row in await self.fetch(READ_QUERIES.queues)]
+        depths = [rows.queue_depth(row) for row in await self.fetch(READ_QUERIES.queues)]
+        return [depth for depth in depths if depth.lifecycle not in NOT_QUEUED]
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
         return [rows.type_options(row) for row in await self.fetch(READ_QUERIES.declared_types, type_, DECLARED_MAX)]
@@ -521,7 +532,13 @@ class PostgresReads:
 
     async def alert_mark(self) -> AlertMark:
         (stored,) = await self.fetch(READ_QUERIES.alert_mark)
-        return AlertMark(mark=stored["mark"], has_open=stored["has_open"], unreported=frozenset(stored["unreported"]))
+        return AlertMark(
+            mark=stored["mark"],
+            has_open=stored["has_open"],
+            unreported=frozenset(stored["unreported"]),
+            evaluated_at=stored["evaluated_at"],
+            stale_at=stored["stale_at"],
+        )
 
     async def alert(self, alert_id: str) -> Alert | None:
         stored = await self.fetch(READ_QUERIES.alert, alert_id)
@@ -614,9 +631,10 @@ def _move(pairs: list[tuple[Lifecycle, int]]) -> bool:
     return any(lc.state_of(code).claimable or lc.state_of(code).phase is Phase.HELD for lc, code in pairs)
 
 
-def _page(found: list[PostgresRow], limit: int) -> JobPage:
+def _page(page_rows: list[PostgresRow], limit: int) -> JobPage:
     return JobPage(
-        jobs=tuple(rows.job(row) for row in found), cursor=str(found[-1]["id"]) if len(found) == limit else None
+        jobs=tuple(rows.job(row) for row in page_rows),
+        cursor=str(page_rows[-1]["id"]) if len(page_rows) == limit else None,
     )
 
 

@@ -33,20 +33,20 @@ class RestoreBatch:
     def add(self, job: JobToRestore) -> None:
         """Add a job. Raises HistoryBroken."""
         lifecycle = check_restorable(job)
-        asked = job.records[0].submission
-        assert asked is not None, "a checked job says what was asked"
-        self._payloads.append(asked.payload)
+        submission = job.records[0].submission
+        assert submission is not None, "a checked job says what was asked"
+        self._payloads.append(submission.payload)
         self._jobs.append(
             {
                 "n": len(self._payloads),
                 "lifecycle": lifecycle.code,
-                **_submission_json(job, asked),
+                **_submission_json(job, submission),
                 **self._standing(job),
             }
         )
         for one in job.records:
             self._add_event(job, one)
-        for key in asked.keys:
+        for key in submission.keys:
             self._fingerprints.append(key.fingerprint)
             named = {"job_id": job.job_id, "scope": key.scope, "key": key.key}
             self._keys.append({"n": len(self._fingerprints), **named})
@@ -121,22 +121,22 @@ class RestoreBatch:
             self._letters.append(_letter(job, event, one.dead_letter))
 
 
-def _submission_json(job: JobToRestore, asked: Submission) -> dict[str, Any]:
+def _submission_json(job: JobToRestore, submission: Submission) -> dict[str, Any]:
     first = job.records[0].event
     return {
         "job_id": first.job_id,
         "created_at": _iso(first.ts),
         "correlation_id": None if first.correlation_id == first.job_id else first.correlation_id,
-        "type_name": asked.type,
-        "prio": int(asked.priority),
-        "asked_attempts": asked.max_attempts,
-        "max_deaths": asked.max_deaths,
-        "key_name": asked.concurrency_key,
-        "key_cap": None if asked.concurrency_key is None else asked.concurrency_limit,
-        "trace": asked.trace,
-        "parent_id": asked.parent_id,
-        "deadline_us": asked.deadline_us,
-        "compensates": asked.compensates,
+        "type_name": submission.type,
+        "prio": int(submission.priority),
+        "asked_attempts": submission.max_attempts,
+        "max_deaths": submission.max_deaths,
+        "key_name": submission.concurrency_key,
+        "key_cap": None if submission.concurrency_key is None else submission.concurrency_limit,
+        "trace": submission.trace,
+        "parent_id": submission.parent_id,
+        "deadline_us": submission.deadline_us,
+        "compensates": submission.compensates,
     }
 
 
@@ -171,7 +171,7 @@ def _iso(at: datetime | None) -> str | None:
 def recorded(
     events: Sequence[Event],
     beside: list[PostgresRow],
-    asked: list[PostgresRow],
+    submitted_rows: list[PostgresRow],
     keys: list[PostgresRow],
     letters: list[PostgresRow],
 ) -> list[RecordedEvent]:
@@ -181,7 +181,7 @@ def recorded(
     for row in keys:
         key = IdempotencyKey(scope=row["scope"], key=row["key"], fingerprint=row["fingerprint"])
         keys_of.setdefault(row["job_id"], []).append(key)
-    submissions = {row["job_id"]: _submission(row, keys_of.get(row["job_id"], [])) for row in asked}
+    submissions = {row["job_id"]: _submission(row, keys_of.get(row["job_id"], [])) for row in submitted_rows}
     letter_at = {(row["job_id"], row["version"]): rows.dead_letter(row) for row in letters}
     return [
         RecordedEvent(

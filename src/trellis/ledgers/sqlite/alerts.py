@@ -34,6 +34,7 @@ _ALERT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/alerts.sql")
 def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertChange]:
     """Store what a round observed. Returns the alerts that it raised or resolved."""
     ((number,),) = tx.db.execute(_ALERT_QUERIES.next_round).fetchall()
+    tx.db.execute(_ALERT_QUERIES.evaluated, {"now": tx.now, "stale": int(checked.stale_s * US)})
     observers = {id_: _Observer(*seen) for id_, *seen in tx.db.execute(_ALERT_QUERIES.observers)}
     opened = {(one.name, one.subject): one for one in _alerts(tx, _ALERT_QUERIES.open_alerts, OPEN_MAX)}
     observed = {(one.name, one.subject): one for one in checked.observed}
@@ -115,8 +116,14 @@ def _is_over(tx: Transaction, actor: Actor, alert: Alert, checked: AlertRound, s
 
 
 def mark(tx: Transaction) -> AlertMark:
-    ((number, has_open, unreported),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
-    return AlertMark(mark=number, has_open=bool(has_open), unreported=frozenset(unreported.split()))
+    ((number, has_open, unreported, evaluated_at, stale_at),) = tx.db.execute(_ALERT_QUERIES.mark).fetchall()
+    return AlertMark(
+        mark=number,
+        has_open=bool(has_open),
+        unreported=frozenset(unreported.split()),
+        evaluated_at=rows.moment_or_none(evaluated_at),
+        stale_at=rows.moment_or_none(stale_at),
+    )
 
 
 def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:

@@ -160,9 +160,11 @@ def limit_held(tx: Transaction, actor: Actor, type_: str, limit: int | None, *, 
     tx.woke = True
 
 
-def subscribe(tx: Transaction, actor: Actor, name: str, *, lease_s: float, reads: bool = True) -> Subscription | None:
-    until = tx.now + int(lease_s * US)
-    values = {"name": name, "actor": tx.names.actor_id(actor.name), "now": tx.now, "until": until, "reads": int(reads)}
+def subscribe(
+    tx: Transaction, actor: Actor, name: str, *, lease_s: float, reads: bool = True, first: str | None = None
+) -> Subscription | None:
+    until, by = tx.now + int(lease_s * US), tx.names.actor_id(actor.name)
+    values = {"name": name, "actor": by, "now": tx.now, "until": until, "reads": int(reads), "first": first}
     rows = tx.db.execute(_CONTROL_QUERIES.follow, values).fetchall()
     return Subscription(name=name, epoch=Epoch(rows[0][0]), position=rows[0][1]) if rows else None
 

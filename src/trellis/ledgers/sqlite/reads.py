@@ -11,6 +11,7 @@ from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
 from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId, Priority
 from trellis.engine.records import (
     DEAD_LETTERS_COUNTED_MAX,
+    NOT_QUEUED,
     ChildPage,
     DeadLetter,
     DeadLetterCount,
@@ -136,9 +137,9 @@ def events(tx: Transaction, job_id: JobId) -> list[Event]:
     return [] if key is None else [rows.event(row) for row in tx.db.execute(_READ_QUERIES.events, (key,))]
 
 
-def events_of(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, list[Event]]:
+def events_of(tx: Transaction, job_ids: Sequence[JobId], *, last: int | None = None) -> dict[JobId, list[Event]]:
     by_job: dict[JobId, list[Event]] = {}
-    for row in tx.db.execute(_READ_QUERIES.events_of, (json.dumps(job_ids),)):
+    for row in tx.db.execute(_READ_QUERIES.events_of, {"jobs": json.dumps(job_ids), "last": last}):
         event = rows.event(row)
         by_job.setdefault(event.job_id, []).append(event)
     return by_job
@@ -284,6 +285,7 @@ def queues(tx: Transaction) -> list[QueueDepth]:
             rate_limit=rate,
         )
         for type_, lifecycle, name, paused, rate, oldest in tx.db.execute(_READ_QUERIES.types)
+        if BY_CODE[lifecycle].name not in NOT_QUEUED
     ]
 
 
@@ -433,14 +435,14 @@ def recorded(tx: Transaction, events: Sequence[Event]) -> list[RecordedEvent]:
         return []
     wanted = _pairs(events)
     beside = {(job_id, version): rest for job_id, version, *rest in tx.db.execute(_RECORD_QUERIES.beside, (wanted,))}
-    asked = _submissions(tx, [event.job_id for event in events if event.version == 1])
+    submissions = _submissions(tx, [event.job_id for event in events if event.version == 1])
     letters = _dead_letters(tx, [event for event in events if may_have_letter(event)])
     return [
         RecordedEvent(
             event=event,
             type=beside[event.job_id, event.version][0],
             submitted_at=rows.moment(beside[event.job_id, event.version][3]),
-            submission=asked.get(event.job_id) if event.version == 1 else None,
+            submission=submissions.get(event.job_id) if event.version == 1 else None,
             due_at=rows.moment_or_none(beside[event.job_id, event.version][1]),
             request=beside[event.job_id, event.version][2],
             dead_letter=letters.get(event.id),

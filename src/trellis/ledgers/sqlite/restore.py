@@ -77,18 +77,22 @@ class _UnlimitedKeys:
 def _put_back(
     tx: Transaction, keys: _UnlimitedKeys, job: JobToRestore, lifecycle: Lifecycle, number: int, there: dict[JobId, int]
 ) -> None:
-    first, asked = job.records[0].event, job.records[0].submission
-    assert asked is not None, "a checked job says what was asked"
+    first, submission = job.records[0].event, job.records[0].submission
+    assert submission is not None, "a checked job says what was asked"
     now = restored_place(job, rows.moment(tx.now))
-    ckey = None if asked.concurrency_key is None else keys.number(asked.concurrency_key, asked.concurrency_limit)
-    type_id = tx.names.type_id(lifecycle.code, asked.type)
-    original = None if asked.compensates is None else _number_of(tx, asked.compensates, there)
+    ckey = (
+        None
+        if submission.concurrency_key is None
+        else keys.number(submission.concurrency_key, submission.concurrency_limit)
+    )
+    type_id = tx.names.type_id(lifecycle.code, submission.type)
+    original = None if submission.compensates is None else _number_of(tx, submission.compensates, there)
     deadline = None if now.deadline_at is None else rows.microseconds(now.deadline_at)
     tx.db.execute(
         _RESTORE_QUERIES.add_job,
-        (number, lifecycle.code, type_id, int(asked.priority), now.max_attempts, deadline, ckey, original),
+        (number, lifecycle.code, type_id, int(submission.priority), now.max_attempts, deadline, ckey, original),
     )
-    tx.db.execute(SUBMIT_QUERIES.insert_submission, _submission(job, asked, number))
+    tx.db.execute(SUBMIT_QUERIES.insert_submission, _submission(job, submission, number))
     tx.db.execute(_RESTORE_QUERIES.begin_history, (number,))
     tx.appended = True
     for one in job.records:
@@ -96,7 +100,7 @@ def _put_back(
     tx.db.execute(_RESTORE_QUERIES.end_history, (number,))
     at = rows.microseconds(first.ts)
     tx.db.executemany(
-        _RESTORE_QUERIES.add_key, [(key.scope, key.key, number, key.fingerprint, at) for key in asked.keys]
+        _RESTORE_QUERIES.add_key, [(key.scope, key.key, number, key.fingerprint, at) for key in submission.keys]
     )
     last = job.records[-1].event
     kept = [(number, entry, last.epoch, rows.microseconds(last.ts), body) for entry, body in job.journal.items()]
@@ -116,22 +120,22 @@ def _number_of(tx: Transaction, job_id: JobId, there: dict[JobId, int]) -> int |
     return there.get(job_id) or existing(tx, [job_id]).get(job_id)
 
 
-def _submission(job: JobToRestore, asked: Submission, number: int) -> tuple[object, ...]:
+def _submission(job: JobToRestore, submission: Submission, number: int) -> tuple[object, ...]:
     first = job.records[0].event
     correlation = None if first.correlation_id == first.job_id else first.correlation_id
     return (
         number,
         first.job_id,
         rows.microseconds(first.ts),
-        asked.max_attempts,
-        asked.max_deaths,
+        submission.max_attempts,
+        submission.max_deaths,
         correlation,
-        asked.trace,
-        asked.parent_id,
-        asked.payload,
-        asked.deadline_us,
-        None if asked.concurrency_key is None else asked.concurrency_limit,
-        asked.compensates,
+        submission.trace,
+        submission.parent_id,
+        submission.payload,
+        submission.deadline_us,
+        None if submission.concurrency_key is None else submission.concurrency_limit,
+        submission.compensates,
     )
 
 

@@ -72,8 +72,8 @@ def sampled_event(row: SqliteRow, lifecycle: Lifecycle) -> SampledEvent:
 
 def job(row: SqliteRow) -> Job:
     """A row of the queries that select `job_columns`."""
-    (job_id, lifecycle, kind, state, place, prio, generation, attempt, max_attempts, asked, version) = row[:11]
-    (epoch, deaths, created_at, updated_at, due_at, deadline_at, owner, until, cancel_at) = row[11:20]
+    (job_id, lifecycle, kind, state, place, prio, generation, attempt, max_attempts, max_attempts_given) = row[:10]
+    (version, epoch, deaths, created_at, updated_at, due_at, deadline_at, owner, until, cancel_at) = row[10:20]
     (key, correlation, trace, parent, compensates, payload, progress) = row[20:27]
     held = place == HELD
     where = PLACES[int(place)]
@@ -88,7 +88,7 @@ def job(row: SqliteRow) -> Job:
         generation=generation,
         attempt=attempt,
         max_attempts=max_attempts,
-        spared=max_attempts - asked,
+        spared=max_attempts - max_attempts_given,
         version=version,
         epoch=Epoch(epoch),
         deaths=deaths,

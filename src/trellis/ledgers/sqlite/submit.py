@@ -250,10 +250,10 @@ def _used(tx: Transaction, scope: str, key: str) -> tuple[bytes, JobId] | None:
     return (rows[0][1], rows[0][2]) if rows else None
 
 
-def _repeated_answer(key: str, found: tuple[bytes, JobId], fingerprint: bytes) -> Submitted | Mismatch:
-    if found[0] != fingerprint:
-        return Mismatch(key=key, job_id=found[1])
-    return Submitted(job_id=found[1], created=False)
+def _repeated_answer(key: str, earlier: tuple[bytes, JobId], fingerprint: bytes) -> Submitted | Mismatch:
+    if earlier[0] != fingerprint:
+        return Mismatch(key=key, job_id=earlier[1])
+    return Submitted(job_id=earlier[1], created=False)
 
 
 def _by_id(tx: Transaction, job: NewJob, key: int) -> Submitted | Mismatch:
@@ -289,7 +289,7 @@ def _take_in(
     alike = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline, ckey, original)
     new.jobs.setdefault(alike, []).append(key)
     correlation = None if job.correlation_id == job.job_id else job.correlation_id
-    asked = (
+    row = (
         tx.now,
         options.max_attempts,
         options.max_deaths,
@@ -300,7 +300,7 @@ def _take_in(
         length,
     )
     key_limit = None if ckey is None else options.concurrency_limit
-    new.submissions.append((key, job.job_id, *asked, key_limit, job.compensates))
+    new.submissions.append((key, job.job_id, *row, key_limit, job.compensates))
     place, wait = target_place(step, keyed=ckey is not None, delay_us=_delay_us(job, tx.now) or step.timer_us)
     new.acts.setdefault(StepWrite(step, who, place, wait), []).append(key)
     _remember(new, job, key, tx.now)

@@ -220,9 +220,9 @@ def _make_folder(folder: Path, top: int) -> None:
     folder.chmod(folder_mode(top))
 
 
-def restrict_tree(made: Path, top: int) -> None:
+def restrict_tree(tree: Path, top: int) -> None:
     """Set the modes of a folder and everything in it as in a repository whose top folder has the mode `top`."""
-    for folder, _, names in os.walk(made):
+    for folder, _, names in os.walk(tree):
         Path(folder).chmod(folder_mode(top))
         for name in names:
             (Path(folder) / name).chmod(file_mode(top))
@@ -236,9 +236,9 @@ def _sync_tree(top: Path) -> None:
         sync_folder(Path(folder))
 
 
-def _rename_unless_taken(made: Path, path: Path) -> None:
+def _rename_unless_taken(source: Path, path: Path) -> None:
     try:
-        made.replace(path)
+        source.replace(path)
     except OSError as error:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
             raise

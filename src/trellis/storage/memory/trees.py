@@ -150,36 +150,36 @@ def _rebuilt(
     objects: BaseObjectStore,
     root: ObjectID | None,
     changes: Mapping[tuple[str, ...], bytes | None],
-    made: list[ShaFile],
+    new_objects: list[ShaFile],
 ) -> Tree:
     entries = {} if root is None else _entries(objects, root)
     for first in sorted({path[0] for path in changes}):
         below = {path[1:]: content for path, content in changes.items() if path[0] == first}
         if () in below:
-            _place_file(entries, first, below[()], made)
+            _place_file(entries, first, below[()], new_objects)
             continue
         mode, inner = entries.get(first, (FOLDER_MODE, None))
         if not stat.S_ISDIR(mode):
             raise MemoryDamaged(where=first, reason="a folder was expected and something else is there")
-        tree = _rebuilt(objects, inner, below, made)
+        tree = _rebuilt(objects, inner, below, new_objects)
         entries[first] = (FOLDER_MODE, tree.id)
         if not len(tree):
             del entries[first]
     tree = Tree()
     for name, (mode, object_id) in entries.items():
         tree.add(name.encode(), mode, object_id)
-    made.append(tree)
+    new_objects.append(tree)
     return tree
 
 
 def _place_file(
-    entries: dict[str, tuple[int, ObjectID]], name: str, content: bytes | None, made: list[ShaFile]
+    entries: dict[str, tuple[int, ObjectID]], name: str, content: bytes | None, objects: list[ShaFile]
 ) -> None:
     if content is None:
         entries.pop(name, None)
         return
     blob = Blob.from_string(content)
-    made.append(blob)
+    objects.append(blob)
     entries[name] = (FILE_MODE, blob.id)
 
 

@@ -256,24 +256,24 @@ class _Etags:
         self._kept: OrderedDict[tuple[int, ...], str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def known(self, found: os.stat_result) -> str | None:
+    def known(self, status: os.stat_result) -> str | None:
         """The cached etag of an unchanged file; None if there is none."""
-        identity = _identity(found)
+        identity = _identity(status)
         with self._lock:
             if identity in self._kept:
                 self._kept.move_to_end(identity)
             return self._kept.get(identity)
 
-    def of(self, fd: int, found: os.stat_result) -> str:
+    def of(self, fd: int, status: os.stat_result) -> str:
         """The etag of an open file."""
-        known = self.known(found)
+        known = self.known(status)
         if known is not None:
             return known
-        settled = self._now_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > FOLDER_SETTLED_NS
-        etag = _digest_of(fd, found.st_size)
+        settled = self._now_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > FOLDER_SETTLED_NS
+        etag = _digest_of(fd, status.st_size)
         if settled:
             with self._lock:
-                self._kept[_identity(found)] = etag
+                self._kept[_identity(status)] = etag
                 while len(self._kept) > ETAGS_KEPT:
                     self._kept.popitem(last=False)
         return etag
@@ -316,12 +316,12 @@ def _digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _time(found: os.stat_result) -> datetime:
-    return datetime.fromtimestamp(found.st_mtime, UTC)
+def _time(status: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(status.st_mtime, UTC)
 
 
 def _store_error(error: OSError, verb: str, key: str) -> StoreError:

@@ -2,7 +2,8 @@
 -- empty place means that the subscriber has read nothing yet. Retention does not wait for a place that begins with !,
 -- until the subscriber reads on from there.
 
-create or replace function follow(p_actor int, p_name text, p_lease_s float8, p_reads boolean) returns table (epoch int, place text)
+create or replace function follow(p_actor int, p_name text, p_lease_s float8, p_reads boolean, p_first text)
+returns table (epoch int, place text)
 language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
 declare
@@ -12,9 +13,9 @@ begin
   perform _require(a.role, 'follow');
   return query
   insert into follower as f (name, epoch, actor, until, place)
-  values (p_name, 1, p_actor, now_at + p_lease_s * interval '1 s', case when p_reads then '' end)
+  values (p_name, 1, p_actor, now_at + p_lease_s * interval '1 s', case when p_reads then coalesce(p_first, '') end)
   on conflict (name) do update set epoch = f.epoch + 1, actor = p_actor, until = excluded.until,
-    place = case when p_reads then ltrim(coalesce(f.place, ''), '!') else f.place end
+    place = case when p_reads then coalesce(nullif(ltrim(f.place, '!'), ''), p_first, '') else f.place end
    where f.until <= now_at or f.actor = p_actor
   returning f.epoch, nullif(ltrim(f.place, '!'), '');
 end $$;

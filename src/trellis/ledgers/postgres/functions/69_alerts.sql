@@ -4,7 +4,7 @@
 create or replace function observe_alerts(p_actor int, p_mark bigint, p_ids text[], p_names text[], p_subjects text[],
                                           p_values float8[], p_texts text[], p_scope_names text[], p_scope_prefixes text[],
                                           p_unread_names text[], p_unread_prefixes text[], p_report_types text[],
-                                          p_hold_s float8, p_unseen_s float8, p_keep_s float8)
+                                          p_hold_s float8, p_unseen_s float8, p_keep_s float8, p_stale_s float8)
 returns table (change text, id text, name text, subject text, value float8, text text, raised_at timestamptz, last_seen_at timestamptz,
                resolved_at timestamptz, report_types text[])
 language plpgsql security definer set search_path from current as $$
@@ -25,6 +25,13 @@ begin
   lock table alert in share row exclusive mode;
   insert into meta as m (name, value) values ('alert_round', '1')
     on conflict (name) do update set value = (m.value::bigint + 1)::text returning value::bigint into this_round;
+  -- The latest round says when it is out of date, also if a round before it has named a later time.
+  if not exists (select from meta m where m.name = 'alert_evaluated_at' and m.value::numeric > extract(epoch from now_at)) then
+    insert into meta as m (name, value)
+    values ('alert_evaluated_at', extract(epoch from now_at)::text),
+           ('alert_stale_at', extract(epoch from now_at + p_stale_s * interval '1 s')::text)
+    on conflict (name) do update set value = excluded.value;
+  end if;
   update alert o set value = w.value, text = w.text, last_seen_at = greatest(o.last_seen_at, now_at), seen_in = this_round, seen_by = p_actor
     from unnest(p_names, p_subjects, p_values, p_texts) w(name, subject, value, text)
    where o.name = w.name and o.subject = w.subject and o.resolved_at is null;

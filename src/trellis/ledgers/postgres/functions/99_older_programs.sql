@@ -90,5 +90,24 @@ returns table (change text, id text, name text, subject text, value float8, text
 language sql set search_path from current as $$
   select o.change, o.id, o.name, o.subject, o.value, o.text, o.raised_at, o.last_seen_at, o.resolved_at
     from observe_alerts(p_actor, p_mark, p_ids, p_names, p_subjects, p_values, p_texts, p_scope_names, p_scope_prefixes,
-                        '{}', '{}', '{}', 180, p_unseen_s, p_keep_s) o
+                        '{}', '{}', '{}', 180, p_unseen_s, p_keep_s, 3645) o
+$$;
+
+-- Until version 30: an evaluator that does not say when its round is out of date. It stores a round in which nothing holds once an hour, so
+-- its round is out of date after an hour and three times the interval of 15 s: 3645 s, also in the function above.
+create or replace function observe_alerts(p_actor int, p_mark bigint, p_ids text[], p_names text[], p_subjects text[],
+                                          p_values float8[], p_texts text[], p_scope_names text[], p_scope_prefixes text[],
+                                          p_unread_names text[], p_unread_prefixes text[], p_report_types text[],
+                                          p_hold_s float8, p_unseen_s float8, p_keep_s float8)
+returns table (change text, id text, name text, subject text, value float8, text text, raised_at timestamptz, last_seen_at timestamptz,
+               resolved_at timestamptz, report_types text[])
+language sql set search_path from current as $$
+  select * from observe_alerts(p_actor, p_mark, p_ids, p_names, p_subjects, p_values, p_texts, p_scope_names, p_scope_prefixes,
+                               p_unread_names, p_unread_prefixes, p_report_types, p_hold_s, p_unseen_s, p_keep_s, 3645)
+$$;
+
+-- Until version 31: without the position at which a subscriber begins that has read nothing.
+create or replace function follow(p_actor int, p_name text, p_lease_s float8, p_reads boolean) returns table (epoch int, place text)
+language sql set search_path from current as $$
+  select * from follow(p_actor, p_name, p_lease_s, p_reads, null)
 $$;

@@ -15,10 +15,18 @@ SELECT id, name, subject, value, text, raised_at, last_seen_at, resolved_at FROM
 SELECT coalesce((SELECT value FROM trellis_meta WHERE key = 'alert_round'), 0),
   EXISTS (SELECT 1 FROM trellis_alert WHERE resolved_at IS NULL),
   (SELECT coalesce(group_concat(report_types, ' '), '') FROM
-    (SELECT DISTINCT report_types FROM trellis_alert WHERE resolved_at IS NOT NULL AND report_types <> ''));
+    (SELECT DISTINCT report_types FROM trellis_alert WHERE resolved_at IS NOT NULL AND report_types <> '')),
+  (SELECT value FROM trellis_meta WHERE key = 'alert_evaluated_at'), (SELECT value FROM trellis_meta WHERE key = 'alert_stale_at');
 
 -- name: next_round
 INSERT INTO trellis_meta (key, value) VALUES ('alert_round', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value;
+
+-- The latest round says when it is out of date, also if a round before it has named a later time.
+-- name: evaluated
+INSERT INTO trellis_meta (key, value)
+SELECT key, value FROM (SELECT 'alert_evaluated_at' AS key, :now AS value UNION ALL SELECT 'alert_stale_at', :now + :stale)
+WHERE NOT EXISTS (SELECT 1 FROM trellis_meta WHERE key = 'alert_evaluated_at' AND value > :now)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
 -- name: observers
 SELECT id, seen_in, seen_by, unread_at FROM trellis_alert WHERE resolved_at IS NULL;

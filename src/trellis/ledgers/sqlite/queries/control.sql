@@ -20,9 +20,9 @@ ON CONFLICT (name) DO UPDATE SET held_max = excluded.held_max, changed_by = excl
 -- An empty place means that the subscriber has read nothing yet. Retention does not wait for a place that begins with
 -- !, until the subscriber reads on from there.
 -- name: follow
-INSERT INTO trellis_follower (name, epoch, actor, until, place) VALUES (:name, 1, :actor, :until, iif(:reads, '', NULL))
+INSERT INTO trellis_follower (name, epoch, actor, until, place) VALUES (:name, 1, :actor, :until, iif(:reads, coalesce(:first, ''), NULL))
 ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1, actor = excluded.actor, until = excluded.until,
-  place = iif(:reads, ltrim(coalesce(place, ''), '!'), place)
+  place = iif(:reads, coalesce(nullif(ltrim(place, '!'), ''), :first, ''), place)
 WHERE trellis_follower.until <= :now OR trellis_follower.actor = :actor
 RETURNING epoch, nullif(ltrim(place, '!'), '');
 

@@ -169,8 +169,9 @@ JOIN trellis_actor a ON a.id = e.actor WHERE e.job = ? ORDER BY e.version;
 -- name: events_of
 SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
   e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
-FROM json_each(?) AS wanted CROSS JOIN trellis_submission s ON s.job_id = wanted.value
+FROM json_each(:jobs) AS wanted CROSS JOIN trellis_submission s ON s.job_id = wanted.value
 JOIN trellis_job j ON j.id = s.id JOIN trellis_event e ON e.job = s.id
+  AND e.version > coalesce((SELECT max(x.version) FROM trellis_event x WHERE x.job = s.id) - :last, 0)
 JOIN trellis_actor a ON a.id = e.actor ORDER BY e.job, e.version;
 
 -- name: payloads
