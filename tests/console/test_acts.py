@@ -33,7 +33,7 @@ async def go_to(page: Page, text: str) -> None:
     await page.get_by_role("combobox", name="Search").press_sequentially(text)
     await expect(page.get_by_role("option", name=text).first).to_be_visible()
     await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name=text)).to_be_visible()
+    await expect(page.get_by_role("heading", name=text, exact=True)).to_be_visible()
 
 
 @pytest.mark.requirement("RUN-4", "DJ-12", "D22")
@@ -71,7 +71,7 @@ async def test_acts_are_done_by_keyboard_alone_and_in_ukrainian(server: ConsoleS
     assert server.status(waiting) == "cancelled"
 
     await page.keyboard.press("5")
-    await expect(page.get_by_role("heading", name="Dead letters")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Dead letters", exact=True)).to_be_visible()
     await page.keyboard.press("/")
     await page.keyboard.type("type:keys.only")
     await press(page, "Requeue (2)")

@@ -217,13 +217,13 @@ async def test_sign_in_by_token_by_link_and_out(server: ConsoleServer, open_scre
     await screen.shot("sign-in")
     await page.get_by_label("Token").fill(server.token(Role.OWNER))
     await page.get_by_role("button", name="Sign in").click()
-    await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
     await page.get_by_role("button", name="Sign out").click()
     await expect(page.get_by_label("Token")).to_be_visible()
 
     code = server.codes.new_code()
     await page.goto(f"{server.url}/console/proposals#code={code}")
-    await expect(page.get_by_role("heading", name="Proposals")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Proposals", exact=True)).to_be_visible()
     assert "code" not in page.url
     await expect(page.locator(".who")).to_have_text("iryna: owner, control-plane")
     await page.get_by_role("button", name="Sign out").click()
@@ -363,7 +363,7 @@ async def test_every_dialog_passes_axe_keeps_the_focus_and_closes_by_keyboard(se
         await expect(dialog).to_have_count(0)
     for path in (f"runs/{server.run_id}", f"jobs/{dead}"):
         await visit(page, f"/console/{path}")
-        await expect(page.get_by_role("heading", name=path.partition("/")[2])).to_be_visible()
+        await expect(page.get_by_role("heading", name=path.partition("/")[2], exact=True)).to_be_visible()
         assert await serious(page) == [], path
 
 

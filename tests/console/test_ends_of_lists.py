@@ -35,7 +35,7 @@ async def test_newest_events_of_a_job_are_shown_first_and_older_ones_on_demand(
     job_id = restless_job(server)
     screen = await open_screen(f"/console/jobs/{job_id}", Role.OWNER, Role.CONTROL_PLANE)
     page = screen.page
-    rows = page.locator("section.card", has=page.get_by_role("heading", name="Events")).locator("tbody tr")
+    rows = page.locator("section.card", has=page.get_by_role("heading", name="Events", exact=True)).locator("tbody tr")
     await expect(rows).to_have_count(200)
     await expect(rows.last).to_contain_text(f"queued {DEATHS - 1}")
     await expect(page.get_by_text("3 older events are not shown.")).to_be_visible()

@@ -21,6 +21,9 @@ HIDE = """
     Object.defineProperty(document, 'visibilityState', {get: () => window.away ? 'hidden' : 'visible', configurable: true});
     document.dispatchEvent(new Event('visibilitychange'));
 """
+ANSWERED = "fetch('/system/live').then(r => r.text())"
+"""Ends when the gateway has answered what the page asked before."""
+REFUSALS_MAX = 4
 SHOW = "window.away = false; document.dispatchEvent(new Event('visibilitychange'))"
 
 
@@ -41,7 +44,7 @@ class Requests:
         self.paths.clear()
         for _ in range(0, seconds, STEP_S):
             await page.clock.run_for(STEP_S * 1_000)
-            await page.evaluate("fetch('/system/live').then(r => r.text())")  # what was asked before is answered
+            await page.evaluate(ANSWERED)
         return sum(one.startswith(path) and one != "/system/live" for one in self.paths)
 
 
@@ -64,10 +67,19 @@ async def fragile_stream(page: Page) -> None:
 
 
 async def breakable_stream(page: Page) -> None:
-    """The gateway's own stream of events: `cutStream()` breaks it off, and none begins until `mended` is true."""
+    """The gateway's own stream of events: `cutStream()` breaks it off, and none begins until `mended` is true.
+
+    `toastTexts` keeps every message that was shown: on the test's clock one is gone after a step.
+    """
     await page.clock.install()
     await page.add_init_script(
         """
+        window.toastTexts = '';
+        new MutationObserver((changes) => {
+            for (const change of changes)
+                for (const node of change.addedNodes)
+                    if (node.classList?.contains('toast') || node.querySelector?.('.toast')) window.toastTexts += node.textContent;
+        }).observe(document, {childList: true, subtree: true});
         const fetched = window.fetch.bind(window);
         window.mended = true;
         window.fetch = async (address, options) => {
@@ -104,13 +116,17 @@ async def test_event_that_was_missed_while_the_stream_was_broken_arrives_when_it
     await expect(page.locator(STATE)).to_contain_text("Polling")
     with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
         run_id = client.runs.wait(client.runs.start(VIOLIN).run_id, timeout_s=PATIENCE_S).run_id
-    assert await page.locator(".toast", has_text=run_id).count() == 0
+    assert run_id not in await page.evaluate("toastTexts")
     await page.evaluate("window.mended = true")
-    await page.clock.run_for(RETRY_S_MAX * 1_000)
-    # Only an event says in the list of runs that one has ended.
-    await expect(page.locator(".toast", has_text=run_id)).to_be_visible()
+    # Only an event says in the list of runs that one has ended. A gateway under load may refuse the first stream.
+    for _ in range(0, REFUSALS_MAX * RETRY_S_MAX, STEP_S):
+        await page.clock.run_for(STEP_S * 1_000)
+        await page.evaluate(ANSWERED)
+        if run_id in await page.evaluate("toastTexts"):
+            break
+    assert run_id in await page.evaluate("toastTexts")
+    assert len(set(positions)) == 1, "each stream was asked to go on where the first ended"
     assert None not in positions
-    assert len(positions) == 1, "one stream went on where the other ended"
     await page.clock.run_for(1_000)
     await expect(page.locator(".grid-row", has_text=run_id)).to_contain_text("completed")
     await expect(page.locator(STATE)).to_contain_text("Live")
@@ -132,7 +148,7 @@ async def test_console_without_a_stream_polls_what_moves_and_what_rests_and_noth
     assert 3 <= await requests.within(page, 20, "/runs?") <= 4, "runs move: every 5 seconds"
 
     await page.get_by_role("link", name="Dead letters").click()
-    await expect(page.get_by_role("heading", name="Dead letters")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Dead letters", exact=True)).to_be_visible()
     await expect(page.locator(".loading")).to_have_count(0)
     assert 1 <= await requests.within(page, 60, "/dlq?") <= 2, "dead letters rest: every 30 seconds"
 

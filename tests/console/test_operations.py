@@ -169,7 +169,7 @@ async def test_search_finds_ids_agents_errors_and_screens_by_keyboard(server: Co
     await page.wait_for_url(f"**/console/agents/{VIOLIN}")
     await search(page, "authority")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name="Authority")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Authority", exact=True)).to_be_visible()
     await search(page, "nothing has these words")
     await expect(page.get_by_text("Nothing fits.")).to_be_visible()
     await page.keyboard.press("Escape")
@@ -247,7 +247,7 @@ async def test_job_or_screen_that_is_not_there_leads_to_the_list(server: Console
     await expect(page.get_by_role("alert")).to_contain_text("There is no job 'no-such-job'")
     assert await serious(page) == []
     await page.get_by_role("link", name="Show the list").click()
-    await expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
     await visit(page, "/console/no-such-screen")
     await expect(page.get_by_role("heading", name="There is no such screen")).to_be_visible()
     assert await serious(page) == []

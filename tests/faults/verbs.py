@@ -31,7 +31,7 @@ from trellis.engine.jobs import (
     TypeOptions,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import AuditHead, JobFilter, RetentionOptions, SweepOptions
+from trellis.engine.records import AuditHead, JobFilter, RetentionOptions, SweepOptions, SweepReport
 from trellis.engine.schedules import ScheduleRecord, ScheduleSpec, new_record
 from trellis.lifecycles import Role
 
@@ -430,6 +430,22 @@ async def _expired(rig: Rig) -> JobId:
     return lease.job_id
 
 
+SWEEPS_MAX = 1_000
+
+
+async def _sweep(ledger: Ledger, _: JobId) -> SweepReport:
+    """Sweeps as a sweeper does: again and again, until no other sweep of the instance is under way.
+
+    The server may still work on a sweep whose caller was cut off. A second one is then not elected and does nothing.
+    """
+    report = await ledger.sweep(SWEEPER, SweepOptions(elect=False))
+    sweeps = 1
+    while not report.elected and sweeps < SWEEPS_MAX:
+        report = await ledger.sweep(SWEEPER, SweepOptions(elect=False))
+        sweeps += 1
+    return report
+
+
 async def _depth(rig: Rig, type_: str) -> Any:
     return next(depth for depth in await rig.ledger.queues() if depth.type == type_)
 
@@ -536,7 +552,7 @@ REST = (
         name="sweep",
         sql="from sweep(",
         arrange=_expired,
-        act=lambda ledger, _: ledger.sweep(SWEEPER, SweepOptions(elect=False)),
+        act=_sweep,
         effects=lambda rig, job_id: count_events(rig, job_id, "job_lease_expired"),
         accepts=lambda report: report.elected,
     ),

@@ -91,8 +91,8 @@ JOB_QUEUE: dict[str, Mutant] = {
     # A job for an agent that is not there is taken.
     "JQ-11": Mutant(
         file="worker/kinds.py",
-        old="if isinstance(agent, AgentMissing):",
-        new="if isinstance(agent, AgentMissing) and not request.agent_slug:",
+        old="raise AgentUnknown(slug=request.agent_slug, hint=await _similar_agent(request.agent_slug, making))",
+        new="return",
         tests=("tests/research/test_gate.py::test_invalid_queue_job_is_refused_with_a_reason_and_stores_no_row",),
     ),
     # The job that an inbox entry makes does not name the entry.

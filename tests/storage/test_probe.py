@@ -1,7 +1,9 @@
 """The probe finds the stores that only look as if they kept conditions."""
 
+import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,13 +32,23 @@ class IgnoresIfMatch(LocalObjects):
 
 
 class ChecksAndThenWrites(LocalObjects):
-    """Right for one writer at a time, wrong for two."""
+    """Right for one writer at a time, wrong for two: the first looks and waits until the second has looked, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._creators = 0
+        self._second_looked = asyncio.Event()
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
-        info = await self.head(key)
-        if when == CREATE and info:
+        if when != CREATE:
+            return await super().put(key, body, when=when)
+        self._creators += 1
+        if info := await self.head(key):
             return PutRefused(info.etag)
-        return await super().put(key, body, when=OVERWRITE if when == CREATE else when)
+        if self._creators > 1:
+            self._second_looked.set()
+        await self._second_looked.wait()
+        return await super().put(key, body)
 
 
 class ResurrectsWhatIsGone(LocalObjects):
