@@ -46,7 +46,7 @@ test: ## Run the default suite (ARGS='-k lease' narrows it)
 	$(bootstrap) dev
 	$(console) build
 	$(browser)
-	@$(pytest) -n $(TEST_WORKERS) $(ARGS)
+	@$(pytest) -n $(TEST_WORKERS) $(ARGS) || $(BIN)/python -m tests.second_run
 
 check: ## Format, lint, types, layers, locks for every platform; types and unit tests of the console
 	$(bootstrap) dev

@@ -30,7 +30,7 @@ from tests.servers.temporal import TemporalServer, running_temporal
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.requirement_report", "tests.quiet"]
+pytest_plugins = ["tests.requirement_report", "tests.quiet", "tests.second_run"]
 
 os.environ.setdefault("TRELLIS_PORT", "0")  # several gateways run at the same time
 # Servers start as another user, so through a real fork(). gRPC's handlers of a fork can abort or block the child.

@@ -83,6 +83,21 @@ FIRST = """
 """
 
 
+SOMETIMES = """
+    import os, pathlib, pytest
+
+    runs = pathlib.Path(os.environ["RUNNING"]) / "runs"
+
+    @pytest.mark.parametrize("number", range(int(os.environ["TESTS"])))
+    def test_fails(number):
+        with runs.open("a") as noted:
+            noted.write(f"{number} ")
+        assert runs.read_text().count(f"{number} ") >= int(os.environ["PASSES_AT"])
+
+    def test_passes(): pass
+"""
+
+
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     """Runs a small suite with the plugins, in processes of its own."""
@@ -92,7 +107,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(source)
-        plugins = ["-p", "xdist", "-p", "tests.requirement_report", "-p", "tests.quiet"]
+        plugins = ["-p", "xdist", "-p", "tests.requirement_report", "-p", "tests.quiet", "-p", "tests.second_run"]
         return pytester.runpytest_subprocess(*plugins, *options)
 
     return run
@@ -134,6 +149,27 @@ def test_quiet_tests_come_last(suite):
     result = suite(FIRST, "-n", "1", "-v")
     order = [line.partition("::")[2].strip() for line in result.outlines if "PASSED" in line and "::" in line]
     assert order == ["test_b", "test_d", "test_a", "test_c"]
+
+
+@pytest.mark.parametrize(
+    "tests,passes_at,ends,runs",
+    [(2, 2, 0, "0 0 1 1"), (2, 3, 1, "0 0 1 1"), (3, 2, 0, "0 0 1 1 2 2"), (4, 2, 1, "0 1 2 3"), (2, 1, 1, "0 1")],
+    ids=["pass alone", "fail again", "as many as may be", "too many", "none failed"],
+)
+def test_the_few_tests_that_failed_run_once_more_and_are_named(
+    suite, pytester: pytest.Pytester, tmp_path: Path, monkeypatch, tests: int, passes_at: int, ends: int, runs: str
+):
+    for name, value in {"RUNNING": tmp_path, "TESTS": tests, "PASSES_AT": passes_at}.items():
+        monkeypatch.setenv(name, str(value))
+    suite(SOMETIMES, "-n", "2")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p tests.requirement_report")
+    second = pytester.run(sys.executable, "-m", "tests.second_run")
+    assert second.ret == ends
+    assert sorted((tmp_path / "runs").read_text().split()) == runs.split()
+    named = [line.strip() for line in second.outlines if line.startswith("  test_")]
+    file = "test_the_few_tests_that_failed_run_once_more_and_are_named.py"
+    assert named == ([f"{file}::test_fails[{number}]" for number in range(tests)] if ends == 0 else [])
+    assert pytester.run(sys.executable, "-m", "tests.second_run").ret == 1, "what failed is run again once"
 
 
 def test_bytecode_compiled_by_a_test_process_is_kept():
