@@ -51,7 +51,8 @@ def test_explain_and_show_say_what_a_run_waits_for(planted: Terminal):
     assert f"(3 min): {REASON}." in told
     assert "No projector is at work: projector@gone was the last, until" in told
     assert "The projector has still to publish or record what happened since" in told
-    assert f"trellis job cancel {run_id}" in told
+    assert f"trellis runs cancel {run_id}" in told
+    assert "attempt" not in told, "a run goes on where it was; it has no attempts"
     record = planted("runs", "show", run_id, "--json").record
     assert record["waits"]["reason"] == REASON
     assert f"{record['waits']['since']}: {REASON}" in " ".join(planted("runs", "show", run_id).out.split())

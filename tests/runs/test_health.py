@@ -24,6 +24,7 @@ from trellis.engine.records import Event
 from trellis.lifecycles import Role
 from trellis.operations.alert_conditions import LedgerConditions
 from trellis.operations.alerts import AlertEvaluator, AlertThresholds
+from trellis.runs import agent_status
 from trellis.runs.agent_status import (
     AgentHealth,
     HealthOptions,
@@ -93,6 +94,13 @@ class Ward:
             self.stand.clock.advance(10.0)
             runs.append(await self._ran(end, number))
         return runs
+
+    async def completes_one_of(self, slug: str) -> None:
+        """Another agent has a completed run."""
+        self.stand.clock.advance(10.0)
+        await self.stand.run_of(slug)
+        self.stand.steps.acts["execute-agent"] = self._usual
+        assert (await self.stand.drive(retry_delays_s=())).state == COMPLETED
 
     async def _ran(self, end: str, number: int) -> JobId:
         async def breaks(context: StepContext, /) -> StepResult:
@@ -481,6 +489,19 @@ async def test_an_agent_whose_upstream_is_away_stays_active_and_raises_an_alert_
     assert await alert_changes(ward) == []
     await ward.ran(COMPLETED)
     assert await alert_changes(ward) == [("resolved", "agent-failing", SLUG)]
+
+
+async def test_an_agent_that_completed_a_run_long_ago_is_found_behind_a_page_of_other_agents_runs(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(agent_status, "PAGE", 4)
+    unserved = UnservedAgents(ledger=ward.stand.ledger, catalog=ward.catalog)
+    await ward.ran(UPSTREAM, UPSTREAM, COMPLETED, UPSTREAM)
+    for _ in range(4):
+        await ward.completes_one_of("other")
+    assert await unserved() == {}, "two of its three failures are older than its completed run"
+    await ward.ran(UPSTREAM, UPSTREAM)
+    assert list(await unserved()) == [SLUG]
 
 
 async def test_errors_of_ended_runs_are_read_once(ward: Ward, monkeypatch: pytest.MonkeyPatch):

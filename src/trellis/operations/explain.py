@@ -8,12 +8,14 @@ from enum import StrEnum
 from typing import Any, cast
 
 from trellis.bus.documents import context_pointer, decision_of, dispatch_of, hold_of, report_of, worker_of
+from trellis.engine.attempts import has_attempts
 from trellis.engine.event_data import cause_of, data_of
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Progress, Role, State, Transition, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.lifecycles.run import RUN
 
 # Jobs on a topic: which worker has the job, what it waits for, and what the safety kernel decided.
 
@@ -293,7 +295,8 @@ def _where(job: Job, state: State, last: Event | None, around: JobSurroundings) 
     if state.phase is not Phase.ENDED:
         times = "once" if job.generation == 1 else f"{job.generation} times"
         requeued = f", requeued {times}" if job.generation else ""
-        yield f"This is attempt {job.attempts_spent + 1} of {job.attempts_allowed}{requeued}; it was submitted {_ago(job.created_at, around.now)}."
+        attempt = f"This is attempt {job.attempts_spent + 1} of {job.attempts_allowed}{requeued}; it"
+        yield f"{attempt if has_attempts(job.lifecycle) else 'It'} was submitted {_ago(job.created_at, around.now)}."
     if job.place is JobPlace.LEASED and job.lease_expires_at is not None:
         yield _lease(job, job.lease_expires_at, around.now)
 
@@ -655,9 +658,10 @@ def _you_can(
 
 
 def _cancel_command(job: Job) -> str:
+    command = f"trellis {'runs' if job.lifecycle == RUN.name else 'job'} cancel {job.job_id}"
     if job.cancel_requested:
-        return f"trellis job cancel {job.job_id} --hard\tend it now, without its holder; what that returns is refused"
-    return f"trellis job cancel {job.job_id}\tend it" + (" (--hard: at once)" if job.place is JobPlace.LEASED else "")
+        return f"{command} --hard\tend it now, without its holder; what that returns is refused"
+    return f"{command}\tend it" + (" (--hard: at once)" if job.place is JobPlace.LEASED else "")
 
 
 def _artifact(lifecycle: Lifecycle, last: Event) -> str | None:

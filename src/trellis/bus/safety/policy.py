@@ -36,6 +36,8 @@ import pydantic
 from trellis.bus.errors import KernelUnavailable
 from trellis.bus.requests import JobRequest
 from trellis.engine.errors import InputError, Refused
+from trellis.engine.field_names import fields_beside
+from trellis.engine.text import no_such_field
 
 # Errors.
 
@@ -375,20 +377,19 @@ def _problem_texts(error: pydantic.ValidationError) -> str:
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     inner = [one["loc"] for one in problems]
     deepest = [one for one in problems if not any(_is_within(loc, one["loc"]) for loc in inner)]
-    return "; ".join(f"{_location_prefix(one['loc'])}{_problem_text(one['type'], one['msg'])}" for one in deepest[:3])
+    return "; ".join(_problem_text(one["loc"], one["type"], one["msg"]) for one in deepest[:3])
 
 
-def _problem_text(kind: str, message: str) -> str:
-    return "it must be a list: [ … ]" if kind == "tuple_type" else message.removeprefix("Value error, ")
+def _problem_text(location: tuple[int | str, ...], kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return no_such_field(location, fields_beside(SafetyPolicy, location))
+    text = "it must be a list: [ … ]" if kind == "tuple_type" else message.removeprefix("Value error, ")
+    return f"{'.'.join(map(str, location))}: {text}" if location else text
 
 
 def _is_within(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
     """Whether a location lies within another. A list with an invalid item is also reported as too short."""
     return len(location) > len(outer) and location[: len(outer)] == outer
-
-
-def _location_prefix(location: tuple[int | str, ...]) -> str:
-    return f"{'.'.join(map(str, location))}: " if location else ""
 
 
 MAX_RUNTIME_FIELD = "max_runtime_ms"
