@@ -27,6 +27,7 @@ from trellis.app.roles import role_of
 from trellis.app.settings import Settings
 from trellis.app.wiring import (
     SystemClock,
+    check_encrypted,
     elapsed_s,
     lazy_token,
     limited_token,
@@ -142,6 +143,7 @@ class Instance:
         """Agents' memory as the steps of runs and queue jobs read it."""
         if self.repository is not None:
             return RepositoryReader(self.repository)
+        check_encrypted(self.settings, "gateway", self.gateway_url)
         return GatewayReader(
             url=self.gateway_url,
             token=self._token_as(Role.ORCHESTRATOR, to="gateway"),

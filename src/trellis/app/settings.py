@@ -214,7 +214,8 @@ class Settings(pydantic.BaseModel):
     gateway_ca_file: Path | None = None
     """The CA that signed the certificates of the gateway and the NLM backend. Default: the system's CAs."""
     gateway_plain_http: bool = False
-    """Whether a token may be sent unencrypted (`http://`) to a gateway on another machine. Environment only."""
+    """Whether a token may be sent unencrypted (`http://`) to a gateway on another machine, or with `TRELLIS_NLM=backend` to
+    the NLM backend there. Environment only."""
     token: pydantic.SecretStr | None = None
     """The token to act with, as text. Environment only."""
     token_file: Path | None = None

@@ -27,7 +27,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.private_files import check_owner, read_private, write_private
-from trellis.http.address import is_gateway_url
+from trellis.http.address import is_gateway_url, is_readable_on_the_way
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.worker.app import App
@@ -412,6 +412,13 @@ def lazy_token(url: str, settings: Settings, role: Role, *, to: str = "nlm_backe
         return source()()
 
     return token
+
+
+def check_encrypted(settings: Settings, setting: str, url: str) -> None:
+    """Raises SettingsInvalid if this process's tokens would go unencrypted to another machine at `url`."""
+    if is_readable_on_the_way(url) and not settings.gateway_plain_http:
+        detail = f"tokens would go unencrypted to {url}: use https://; in a network of your own set TRELLIS_GATEWAY_PLAIN_HTTP=1"
+        raise SettingsInvalid(source=settings.source_of(setting), detail=detail)
 
 
 def outgoing_tls(settings: Settings) -> ssl.SSLContext | None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -208,3 +209,16 @@ async def test_only_the_orchestrator_can_do_without_a_repository(apart: Instance
             apart.services_of(roles)
     with pytest.raises(SettingsInvalid, match="no memory of its own"):
         _ = apart.memory
+
+
+async def test_tokens_go_unencrypted_to_another_machine_only_where_it_is_allowed(hosts: Hosts):
+    for name, address in (
+        ("TRELLIS_GATEWAY", "http://10.77.0.9:8420"),
+        ("TRELLIS_NLM_BACKEND", "http://10.77.0.9:8421"),
+    ):
+        with pytest.raises(SettingsInvalid, match=f"{name}.*unencrypted to {re.escape(address)}"):
+            async with open_instance(hosts.settings(**{name: address}), hosts.url) as refused:
+                refused.services_of(frozenset({"orchestrator"}))
+        allowed = hosts.settings(**{name: address, "TRELLIS_GATEWAY_PLAIN_HTTP": "1"})
+        async with open_instance(allowed, hosts.url) as instance:
+            assert instance.services_of(frozenset({"orchestrator"}))
