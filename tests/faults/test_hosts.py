@@ -15,7 +15,6 @@ from typing import IO
 import pytest
 
 from tests.faults.platform import (
-    APPLICATION,
     BUS_WORKER,
     PATIENCE_S,
     POLL_S,
@@ -35,10 +34,9 @@ from trellis.cli.up_process import GATEWAY, NLM, ROLES, SAFETY_KERNEL
 from trellis.engine.jobs import JobId
 from trellis.ledgers.postgres.migrate import migrate
 
-LEASE_S = 5
-"""The lease of plain jobs in this test. That of runs and queue jobs is the platform's own."""
-RUN_LEASE_S = 30
-CUT_S = 1.5 * RUN_LEASE_S
+LEASE_S = 30
+"""The lease of jobs, runs and queue jobs."""
+CUT_S = 1.5 * LEASE_S
 PORT, NLM_PORT, SAFETY_PORT = 8420, 8421, 8422
 DATA, GATE, GATE_2, CONTROL = "data", "gate", "gate-2", "control"
 HOMES = {
@@ -116,7 +114,6 @@ async def running_platform(folder: Path, network: Network) -> AsyncGenerator[Hos
             "TRELLIS_POLICY": f"grpc://{network.hosts[CONTROL].address}:{SAFETY_PORT}",
             "TRELLIS_BUS": nats.url.replace("127.0.0.1", data.address),
         }
-        (folder / "shop.py").write_text(APPLICATION.replace("lease_s=30", f"lease_s={LEASE_S}"))
         with HostedPlatform(folder, environment, network=network) as platform:
             yield platform
         for one in forwarders:

@@ -160,7 +160,8 @@ async def forward(host: Host, port: int) -> asyncio.Server:
         except OSError:
             writer.transport.abort()
             return
-        await asyncio.gather(pump(reader, back), pump(there, writer))
+        with contextlib.suppress(asyncio.CancelledError):  # the end of the loop
+            await asyncio.gather(pump(reader, back), pump(there, writer))
 
     return await asyncio.start_server(serve, host.address, port)
 
