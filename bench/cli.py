@@ -25,6 +25,14 @@ def main(arguments: list[str]) -> int:
             from bench.large import run_large
 
             return run_large(ready=options.ready, finished=options.finished, json_file=options.json)
+        if options.day:
+            from bench.day import run_days
+
+            return run_days(options.day)
+        if options.cost:
+            from bench.cost import run_cost
+
+            return run_cost(small=options.small, json_file=options.json)
         return _run(options)
     except ChildFailed as error:
         print(error, file=sys.stderr)
@@ -43,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
         "--small", action="store_true", help="a few jobs each: proves that the program runs, measures nothing"
     )
     parser.add_argument("--large", action="store_true", help="pages per claim on big tables, with a snapshot held open")
+    parser.add_argument("--cost", action="store_true", help="what one job costs over its whole life, on PostgreSQL")
+    parser.add_argument("--day", type=int, nargs="+", metavar="JOBS", help="simulate days with so many jobs")
     parser.add_argument("--ready", type=int, default=READY_DEFAULT, help="--large: jobs that wait (default 1,000,000)")
     parser.add_argument(
         "--finished", type=int, default=FINISHED_DEFAULT, help="--large: jobs that ended (default 10,000,000)"

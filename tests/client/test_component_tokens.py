@@ -9,7 +9,7 @@ from trellis.app.settings import Settings
 from trellis.app.wiring import (
     ComponentToken,
     component_token,
-    job_token,
+    limited_token,
     make_development_key,
     outgoing_tls,
     token_key,
@@ -66,11 +66,13 @@ def test_a_configured_token_is_used_for_the_roles_it_gives_and_no_others(url: st
 def test_a_token_for_a_job_is_signed_for_it_and_never_the_configured_one(url: str):
     shown = issue(token_key(url, settings()), name="b", roles=[Role.NLM_BACKEND], ttl_s=600.0, now=time.time())
     configured = settings(token=shown)
-    made = verify(job_token(url, configured, Role.NLM_BACKEND)("job-1"), trusted_keys(url, configured), now=time.time())
+    made = verify(
+        limited_token(url, configured, Role.NLM_BACKEND)("job-1"), trusted_keys(url, configured), now=time.time()
+    )
     assert (made.roles, made.job_id) == (frozenset({Role.NLM_BACKEND}), "job-1")
     only_verifies = settings(token=shown, token_jwks_file="keys.json", token_issuer="https://tokens.example")
     with pytest.raises(KeyUnusable, match=r"for each job.*TRELLIS_TOKEN_SIGNING_KEY_FILE"):
-        job_token(url, only_verifies, Role.NLM_BACKEND)
+        limited_token(url, only_verifies, Role.NLM_BACKEND)
 
 
 def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path):

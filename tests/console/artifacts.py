@@ -50,7 +50,7 @@ async def _finalized(server: ConsoleServer, made: ArtifactDraft, job_type: JobTy
     claim = Claim(claim_id=ClaimId(new_id()), types=(TypeClaim(type=new.type),), lifecycle=QUEUE_JOB.name)
     (claimed,) = (await ledger.turn(Turn(actor=ORCHESTRATOR, claim=claim))).claimed
     lease = claimed.lease
-    assembler = ContextAssembler(objects=instance.objects, memory=instance.memory, cid=instance.artifacts.cid)
+    assembler = ContextAssembler(objects=instance.objects, memory=instance.memory_reader, cid=instance.artifacts.cid)
     request = QueueRequest.read(job_id, new.payload or b"")
     assert request.agent_slug == SLUG
     digest = await assembler.assemble(request, job_id, lease.epoch)

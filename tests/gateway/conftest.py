@@ -120,7 +120,7 @@ async def opened(folder: Path, clock: FakeClock) -> AsyncGenerator[Instance]:
             places=found,
             ledger=ledger,
             objects=objects,
-            memory=open_memory(found.memory),
+            repository=open_memory(found.memory or folder),
             provider=provider,
             settings=settings,
             name="gateway@test",

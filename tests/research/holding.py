@@ -70,7 +70,7 @@ class Unreadable:
 class NoMemory:
     """A memory backend that does not answer."""
 
-    def read(self, *_: Any) -> None:
+    async def read(self, *_: Any) -> None:
         raise MemoryUnavailable(reason="timed out")
 
 

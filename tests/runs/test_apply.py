@@ -338,7 +338,8 @@ async def test_waiting_for_a_proposal_waits_for_the_apply_engine_that_holds_it(
     if other == "dead":
         applying.cancel()
         await stopped(applying)
-    waiting = asyncio.ensure_future(apply_until_settled(workshop.engine("second"), stand.clock, proposal.id, 300.0))
+    settling = apply_until_settled(stand.ledger, workshop.engine("second"), stand.clock, proposal.id, 300.0)
+    waiting = asyncio.ensure_future(settling)
     await stand.until(lambda: stand.clock.sleeping > 0)
     assert not waiting.done(), "another engine has it, and nobody knows yet what becomes of it"
     go_on.set()

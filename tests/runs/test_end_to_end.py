@@ -29,6 +29,7 @@ from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal as proposals
 from trellis.proposals.apply import ApplyEngine, ApplyOptions
+from trellis.runs.memory_readers import RepositoryReader
 from trellis.runs.orchestrator import RunDriver, RunDriverOptions, StepContext
 from trellis.runs.pipeline import RunSteps
 from trellis.runs.projector import Projector
@@ -63,7 +64,7 @@ class Garden:
             orchestrator=ORCHESTRATOR,
             gateway=GATEWAY,
             objects=objects,
-            memory=memory,
+            memory=RepositoryReader(memory),
             asking=RetryingProvider(ExtractiveProvider(), clock=stand.clock),
             models=ModelOptions(),
             apply_engine=self.engine,
@@ -175,7 +176,7 @@ async def test_a_memory_over_its_limit_is_not_compared_and_the_run_goes_on_and_s
     def counter(text: str) -> int:
         return 13_000 if fact in text else count_tokens(text)
 
-    garden.work = replace(garden.work, memory=open_memory(tmp_path / "memory", counter=counter))
+    garden.work = replace(garden.work, memory=RepositoryReader(open_memory(tmp_path / "memory", counter=counter)))
     second, outcome = await garden.run(slug)
     status = await garden.document(ids.status_key(slug, second))
     assert (outcome.state, len(status["proposals_created"])) == ("completed", 1)

@@ -208,7 +208,7 @@ class LocalProposals:
         if state in APPLICABLE and not replayed:
             state = await engine.apply_now(proposal, request.request_id, key=request.change(proposal))
         if state in OPEN:
-            await apply_until_settled(engine, SystemClock(), proposal, APPLY_PATIENCE_S)
+            await apply_until_settled(engine.ledger, engine, SystemClock(), proposal, APPLY_PATIENCE_S)
         elif state not in {"applied", FAILED} and not replayed:
             raise ProposalNotApproved(job_id=proposal_id, source=state, target=APPLYING, actor=actor.role.value)
         now = await proposal_document(self._context.ledger, proposal_id)

@@ -8,8 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from pydantic import SecretStr
-
 from trellis.app.settings import LOCAL_BUS, Settings
 from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.port import Bus
@@ -20,9 +18,6 @@ from trellis.bus.topics import FILE_NAME, Topics, read_topics
 from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
-from trellis.nlm.open import DEFAULT as DEFAULT_NLM
-from trellis.nlm.open import open_provider
-from trellis.nlm.provider import NlmProvider
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
@@ -107,7 +102,8 @@ class StorageLocations:
 
     ledger: str
     objects: str
-    memory: Path
+    memory: Path | None
+    """The repository of agents' memory; None in a process that reads memory through the gateway."""
 
 
 def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
@@ -119,9 +115,8 @@ def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
             source=missing, detail=f"set TRELLIS_{missing.upper()}: only an SQLite ledger has a folder"
         )
     objects = settings.objects or f"file://{(folder or Path()) / OBJECTS_FOLDER}"
-    return StorageLocations(
-        ledger=ledger, objects=objects, memory=settings.memory or (folder or Path()) / MEMORY_FOLDER
-    )
+    memory = None if settings.reads_memory_at_gateway else settings.memory or (folder or Path()) / MEMORY_FOLDER
+    return StorageLocations(ledger=ledger, objects=objects, memory=memory)
 
 
 def local_folders(places: StorageLocations) -> tuple[Path, ...]:
@@ -129,7 +124,8 @@ def local_folders(places: StorageLocations) -> tuple[Path, ...]:
     files = [places.ledger.removeprefix("sqlite:///").partition("?")[0]] if is_file(places.ledger) else []
     folders = [Path(file).absolute().parent for file in files]
     folders += [Path(places.objects.removeprefix("file://"))] if places.objects.startswith("file://") else []
-    return tuple(dict.fromkeys((*folders, places.memory.absolute())))
+    folders += [] if places.memory is None else [places.memory.absolute()]
+    return tuple(dict.fromkeys(folders))
 
 
 def is_file(ledger: str) -> bool:
@@ -170,25 +166,6 @@ async def open_bus_submitter(
     topics = topics_of(settings)
     async with open_pointers(settings, url) as pointers:
         yield BusSubmitter(topics=topics, pointers=pointers, room=room, new_id=new_id)
-
-
-def nlm_key(settings: Settings) -> SecretStr | None:
-    """Returns the key for the NLM provider's server; None for the default provider, which calls no server.
-
-    Raises SettingsInvalid if the key may not be sent there.
-    """
-    return None if settings.nlm == DEFAULT_NLM else settings.key_for("nlm_base_url")
-
-
-def open_settings_provider(settings: Settings, *, clock: Clock) -> NlmProvider:
-    """Opens the NLM provider of the settings. Raises SettingsInvalid."""
-    return open_provider(
-        settings.nlm,
-        clock=clock,
-        base_url=settings.nlm_base_url,
-        model=settings.nlm_model,
-        key=nlm_key(settings),
-    )
 
 
 def gateway_address(settings: Settings) -> str:

@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 from trellis.agents.catalog import Catalog, agent_key
@@ -19,18 +19,18 @@ from trellis.app.fleet import (
     gateway_address,
     kernel_of,
     local_folders,
-    open_settings_provider,
-    reachable_host,
     storage_locations,
     topics_of,
 )
+from trellis.app.nlm import nlm_address, open_settings_provider
 from trellis.app.roles import role_of
 from trellis.app.settings import Settings
 from trellis.app.wiring import (
-    ComponentToken,
     SystemClock,
-    component_token,
+    check_encrypted,
     elapsed_s,
+    lazy_token,
+    limited_token,
     new_id,
     outgoing_tls,
     process_name,
@@ -47,6 +47,7 @@ from trellis.bus.topics import Topics
 from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.admin_acts import NewAct
+from trellis.engine.errors import SettingsInvalid
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.lease_runner import LeaseHeartbeat, LeaseRunnerOptions, ProcessReport
@@ -68,6 +69,7 @@ from trellis.research.orchestrator import QueueDriver, QueueDriverOptions, Queue
 from trellis.runs import finalization
 from trellis.runs.agent_status import CREATED, AgentGate, AgentHealth, UnservedAgents
 from trellis.runs.event_triggers import EventTriggers
+from trellis.runs.memory_readers import GatewayReader, MemoryReader, RepositoryReader
 from trellis.runs.orchestration import BuiltinLayer, OrchestrationLayer
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, RunDriver, RunDriverOptions
 from trellis.runs.pipeline import RunSteps
@@ -109,7 +111,8 @@ class Instance:
     places: StorageLocations
     ledger: Ledger
     objects: ObjectStore
-    memory: MemoryRepository
+    repository: MemoryRepository | None
+    """Agents' memory; None in a process that reads it through the gateway."""
     provider: NlmProvider
     settings: Settings
     name: str
@@ -128,6 +131,27 @@ class Instance:
             wake()
 
     @property
+    def memory(self) -> MemoryRepository:
+        """Agents' memory in its repository. Raises SettingsInvalid in a process that has none."""
+        if self.repository is None:
+            detail = "this process has no memory of its own, which only the role orchestrator does without: set a path"
+            raise SettingsInvalid(source=self.settings.source_of("memory"), detail=detail)
+        return self.repository
+
+    @cached_property
+    def memory_reader(self) -> MemoryReader:
+        """Agents' memory as the steps of runs and queue jobs read it."""
+        if self.repository is not None:
+            return RepositoryReader(self.repository)
+        check_encrypted(self.settings, "gateway", self.gateway_url)
+        return GatewayReader(
+            url=self.gateway_url,
+            token=self._token_as(Role.ORCHESTRATOR, to="gateway"),
+            deep_token=self._agent_token,
+            tls=outgoing_tls(self.settings),
+        )
+
+    @property
     def gateway_url(self) -> str:
         """The URL that receives callbacks and serves snapshots."""
         return gateway_address(self.settings)
@@ -135,8 +159,7 @@ class Instance:
     @property
     def nlm_url(self) -> str:
         """The URL of the NLM backend that executes queue jobs: the configured one, else this machine's."""
-        there = f"http://{reachable_host(self.settings.nlm_host)}:{self.settings.nlm_port}"
-        return (self.settings.nlm_backend or there).rstrip("/")
+        return nlm_address(self.settings)
 
     def actor(self, role: Role) -> Actor:
         """Returns this process as an actor in a role."""
@@ -266,20 +289,13 @@ class Instance:
         """Builds the submitter of jobs on topics."""
         return BusAsking(topics=self.topics, pointers=self.pointers, room=self.room, new_id=new_id)
 
-    def _token_as(self, role: Role) -> Callable[[], str]:
-        """Returns a function that gives this process's token in a role.
+    def _agent_token(self, agent: str) -> str:
+        """Returns a token that acts for one agent. Raises KeyUnusable."""
+        return limited_token(self.places.ledger, self.settings, Role.AGENT_RUNTIME, each="agent")(agent=agent)
 
-        The token is created on first use: without a signing key a job fails, not the process.
-        """
-
-        @cache
-        def made() -> ComponentToken:
-            return component_token(self.places.ledger, self.settings, role)
-
-        def token() -> str:
-            return made()()
-
-        return token
+    def _token_as(self, role: Role, *, to: str = "nlm_backend") -> Callable[[], str]:
+        """Returns a function that gives this process's token in a role. `to` is the setting with the address."""
+        return lazy_token(self.places.ledger, self.settings, role, to=to)
 
     @cached_property
     def nlm_reader(self) -> NlmBackend:
@@ -289,6 +305,8 @@ class Instance:
 
     async def release(self) -> None:
         """Closes the connections that were opened on demand."""
+        if "memory_reader" in vars(self):
+            await self.memory_reader.close()
         if "nlm_reader" in vars(self):
             await self.nlm_reader.close()
         if "pointers" in vars(self):
@@ -307,7 +325,7 @@ class Instance:
             clock=clock,
             objects=self.objects,
             assembly=ContextAssembler(
-                objects=self.objects, memory=self.memory, cid=artifacts.cid, counter=self.counter
+                objects=self.objects, memory=self.memory_reader, cid=artifacts.cid, counter=self.counter
             ),
             artifacts=artifacts,
             layer=self.layer,
@@ -327,7 +345,7 @@ class Instance:
             options=LeaseRunnerOptions(poll_s=0.2),
         )
 
-    def _orchestrator(self, engine: ApplyEngine, publisher: DocumentPublisher) -> Orchestrator:
+    def _orchestrator(self, engine: ApplyEngine | None, publisher: DocumentPublisher) -> Orchestrator:
         """Builds the orchestrator that drives runs. `publisher` tells its driver what was published.
 
         Raises SettingsInvalid, also for a missing extra.
@@ -338,7 +356,7 @@ class Instance:
             orchestrator=self.actor(Role.ORCHESTRATOR),
             gateway=self.actor(Role.GATEWAY),
             objects=self.objects,
-            memory=self.memory,
+            memory=self.memory_reader,
             asking=RetryingProvider(self.provider, clock=clock),
             models=_models(self.settings, self.name),
             apply_engine=engine,
@@ -385,7 +403,6 @@ class Instance:
         """
         clock, engine, layer = SystemClock(), self.apply_engine(), self.layer
         publisher = DocumentPublisher(self.objects)  # tells the driver what the projector has published
-        queue = self.queue_orchestrator()
         projector = Projector(
             ledger=self.ledger,
             actor=self.actor(Role.PROJECTOR),
@@ -395,10 +412,7 @@ class Instance:
             options=ProjectorOptions(alone=frozenset(self.settings.audit_objects)),
         )
         return [
-            *(_with_helpers(self._orchestrator(engine, publisher)) if runs else ()),
-            queue,
-            LeaseHeartbeat(holder=queue, name="queue-heartbeat"),
-            ProcessReport(holder=queue, name="queue-report"),
+            *self._orchestrators(engine, publisher, runs=runs),
             projector,
             engine,
             ScheduleRegistrar(layer=layer, catalog=self.catalog),
@@ -424,7 +438,6 @@ class Instance:
                 catalog=self.catalog,
                 layer=layer,
             ),
-            AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
             self.agent_health(),
             InboxSettler(inbox=self.inbox(self.actor(Role.GATEWAY))),
             ArtifactCollector(artifacts=self.artifacts, is_recorded=partial(finalization.is_recorded, self.objects)),
@@ -438,12 +451,33 @@ class Instance:
             *(self.alert_services() if alerts else ()),
         ]
 
+    def _orchestrators(
+        self, engine: ApplyEngine | None, publisher: DocumentPublisher, *, runs: bool = True
+    ) -> list[Service[Any]]:
+        """Builds the services of the role orchestrator. `engine` applies approved memory updates; None leaves it to others.
+
+        Without `runs`, those that drive runs are left out. Raises ExtraMissing.
+        """
+        queue = self.queue_orchestrator()
+        return [
+            *(_with_helpers(self._orchestrator(engine, publisher)) if runs else ()),
+            queue,
+            LeaseHeartbeat(holder=queue, name="queue-heartbeat"),
+            ProcessReport(holder=queue, name="queue-report"),
+            AgentGate(ledger=self.ledger, actor=self.actor(Role.ORCHESTRATOR), catalog=self.catalog),
+        ]
+
     def services_of(self, roles: frozenset[str] | None) -> list[Service[Any]]:
         """Builds the services of these roles, or all. Raises ExtraMissing.
 
         Settings of alerts matter only to a process that evaluates them, and the extra `temporal` only to one that
         drives runs.
         """
+        if self.repository is None:
+            if roles != frozenset({ORCHESTRATOR_ROLE}):
+                detail = "only a process with --roles orchestrator can read memory through the gateway; set a path here"
+                raise SettingsInvalid(source=self.settings.source_of("memory"), detail=detail)
+            return self._orchestrators(None, DocumentPublisher(self.objects))
         services = self.services(
             alerts=roles is None or ALERTS_ROLE in roles, runs=roles is None or ORCHESTRATOR_ROLE in roles
         )
@@ -575,17 +609,19 @@ async def open_instance(
         objects = await open_objects(locations.objects, credentials=s3_credentials(os.environ))
         try:
             await objects.probe()
-            provider = open_settings_provider(settings, clock=SystemClock())
-            memory = await asyncio.to_thread(open_memory, locations.memory, counter=counter)
-            if uses_memory:
-                repository = await asyncio.to_thread(repository_id, memory.path, new_id)
-                await check_belonging(objects, repository, memory.path)
+            provider = open_settings_provider(settings, clock=SystemClock(), ledger=locations.ledger)
+            memory = None
+            if locations.memory is not None:
+                memory = await asyncio.to_thread(open_memory, locations.memory, counter=counter)
+                if uses_memory:
+                    repository = await asyncio.to_thread(repository_id, memory.path, new_id)
+                    await check_belonging(objects, repository, memory.path)
             try:
                 instance = Instance(
                     places=locations,
                     ledger=ledger,
                     objects=objects,
-                    memory=memory,
+                    repository=memory,
                     provider=provider,
                     settings=settings,
                     counter=counter,

@@ -87,6 +87,10 @@ def _check_days(days: float | None) -> None:
         raise ValueError(f"{fault} (off keeps jobs for ever)")
 
 
+AT_GATEWAY = "gateway"
+"""The value of TRELLIS_MEMORY in a process that reads memory through the gateway. A folder of that name is `./gateway`."""
+
+
 class Settings(pydantic.BaseModel):
     """All settings."""
 
@@ -107,9 +111,11 @@ class Settings(pydantic.BaseModel):
     objects: str | None = None
     """`file:///path` or `s3://bucket/prefix?endpoint=…`; by default a folder beside an SQLite ledger."""
     memory: Path | None = None
-    """The git repository of agents' memory; by default beside an SQLite ledger."""
+    """The git repository of agents' memory; by default beside an SQLite ledger. `gateway`: this process has none and reads
+    memory through the gateway at TRELLIS_GATEWAY, which only the role orchestrator can do."""
     nlm: str = "extractive"
-    """The provider that answers grounded questions: `extractive`, `openai`, or the name of a plug-in."""
+    """The provider that answers grounded questions: `extractive`, `openai`, `backend`, which asks the NLM backend at
+    TRELLIS_NLM_BACKEND, or the name of a plug-in."""
     nlm_base_url: str | None = None
     """For `TRELLIS_NLM=openai`: the address of a server with the chat completions API, such as `https://host/v1`."""
     nlm_model: str | None = None
@@ -208,7 +214,8 @@ class Settings(pydantic.BaseModel):
     gateway_ca_file: Path | None = None
     """The CA that signed the certificates of the gateway and the NLM backend. Default: the system's CAs."""
     gateway_plain_http: bool = False
-    """Whether a token may be sent unencrypted (`http://`) to a gateway on another machine. Environment only."""
+    """Whether a token may be sent unencrypted (`http://`) to a gateway on another machine, or with `TRELLIS_NLM=backend` to
+    the NLM backend there. Environment only."""
     token: pydantic.SecretStr | None = None
     """The token to act with, as text. Environment only."""
     token_file: Path | None = None
@@ -465,6 +472,11 @@ class Settings(pydantic.BaseModel):
     def named_gateway(self) -> str | None:
         """The gateway that an operator set. None for an own address, which may mean nothing on another machine."""
         return None if self._is_gateway_own else self.gateway
+
+    @property
+    def reads_memory_at_gateway(self) -> bool:
+        """Whether this process has no repository of agents' memory and reads it through the gateway."""
+        return self.memory == Path(AT_GATEWAY)
 
     def token_may_go_to(self, setting: str) -> bool:
         """Whether the token may be sent to the address in this setting (`gateway`, `nlm_backend`).

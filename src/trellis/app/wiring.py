@@ -27,7 +27,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.private_files import check_owner, read_private, write_private
-from trellis.http.address import is_gateway_url
+from trellis.http.address import is_gateway_url, is_readable_on_the_way
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.worker.app import App
@@ -344,7 +344,7 @@ def token_key(url: str, settings: Settings) -> TrustedKey:
 class ComponentToken:
     """Tokens that one component shows another: the configured one, else short-lived ones issued on demand.
 
-    An issued token can be limited to one job.
+    An issued token can be limited to one job or to one agent.
     """
 
     def __init__(self, settings: Settings, key: TrustedKey | None, role: Role, *, now: Callable[[], float]) -> None:
@@ -352,28 +352,31 @@ class ComponentToken:
         self._name = process_name(role.value)
         self._made: tuple[float, str] | None = None
 
-    def __call__(self, job_id: str | None = None) -> str:
+    def __call__(self, job_id: str | None = None, *, agent: str | None = None) -> str:
         """Returns a token. If it is issued here, it is valid for some minutes at least."""
         if self._key is None:
-            return self._settings.shown_token() or ""  # callers that need a token per job have a key: see `job_token`
+            return (
+                self._settings.shown_token() or ""
+            )  # callers that need a limited token have a key: see `limited_token`
         now = self._now()
-        if job_id is not None:
-            return self._issue(self._key, now, job_id)
+        if job_id is not None or agent is not None:
+            return self._issue(self._key, now, job_id=job_id, agent=agent)
         if self._made is None or not 0 <= now - self._made[0] < COMPONENT_TOKEN_S / 2:
-            self._made = (now, self._issue(self._key, now, None))
+            self._made = (now, self._issue(self._key, now))
         return self._made[1]
 
-    def _issue(self, key: TrustedKey, now: float, job_id: str | None) -> str:
-        return issue(key, name=self._name, roles=[self._role], ttl_s=COMPONENT_TOKEN_S, now=now, job_id=job_id)
+    def _issue(self, key: TrustedKey, now: float, *, job_id: str | None = None, agent: str | None = None) -> str:
+        limits = {"job_id": job_id, "agent": agent}
+        return issue(key, name=self._name, roles=[self._role], ttl_s=COMPONENT_TOKEN_S, now=now, **limits)
 
 
-def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
-    """Returns the token source of a component in this role.
+def component_token(url: str, settings: Settings, role: Role, *, to: str = "nlm_backend") -> ComponentToken:
+    """Returns the token source of a component in this role. `to` is the setting with the address it is sent to.
 
     That is the configured token if it grants the role and may be sent there, else tokens issued here. Raises
     KeyUnusable.
     """
-    may_go = all(map(settings.token_may_go_to, ("nlm_backend", "gateway_ca_file")))
+    may_go = all(map(settings.token_may_go_to, (to, "gateway_ca_file")))
     shown = settings.shown_token() if may_go else None
     if shown is not None:
         with suppress(TokenRefused):  # the token is for something other than this gateway
@@ -382,16 +385,40 @@ def component_token(url: str, settings: Settings, role: Role) -> ComponentToken:
     return ComponentToken(settings, token_key(url, settings), role, now=time.time)
 
 
-def job_token(url: str, settings: Settings, role: Role) -> ComponentToken:
-    """Returns a source of tokens that are each signed for one job. Raises KeyUnusable.
+def limited_token(url: str, settings: Settings, role: Role, *, each: str = "job") -> ComponentToken:
+    """Returns a source of tokens that are each signed for one job or one agent, as `each` says. Raises KeyUnusable.
 
-    A configured token is valid for all jobs and is never used here.
+    A configured token is not limited like that and is never used here.
     """
     try:
         return ComponentToken(settings, token_key(url, settings), role, now=time.time)
     except KeyUnusable as error:
-        reason = f"{role.value} needs a key that signs a token for each job: {error.data['reason']}"
+        reason = f"{role.value} needs a key that signs a token for each {each}: {error.data['reason']}"
         raise KeyUnusable(reason=reason) from error
+
+
+def lazy_token(url: str, settings: Settings, role: Role, *, to: str = "nlm_backend") -> Callable[[], str]:
+    """Returns a function that gives this process's token in a role.
+
+    The token is created on first use: without a signing key a job fails, not the process. The function raises
+    KeyUnusable.
+    """
+
+    @cache
+    def source() -> ComponentToken:
+        return component_token(url, settings, role, to=to)
+
+    def token() -> str:
+        return source()()
+
+    return token
+
+
+def check_encrypted(settings: Settings, setting: str, url: str) -> None:
+    """Raises SettingsInvalid if this process's tokens would go unencrypted to another machine at `url`."""
+    if is_readable_on_the_way(url) and not settings.gateway_plain_http:
+        detail = f"tokens would go unencrypted to {url}: use https://; in a network of your own set TRELLIS_GATEWAY_PLAIN_HTTP=1"
+        raise SettingsInvalid(source=settings.source_of(setting), detail=detail)
 
 
 def outgoing_tls(settings: Settings) -> ssl.SSLContext | None:

@@ -146,6 +146,9 @@ def _places(cli: Cli) -> InstancePlaces:
         raise SettingsInvalid(
             source="TRELLIS_OBJECTS", detail=f"they are not in a folder; {GUIDE} says how to back them up"
         )
+    if where.memory is None:
+        detail = "memory is at the gateway: make the backup on the host that has its repository"
+        raise SettingsInvalid(source="TRELLIS_MEMORY", detail=detail)
     return InstancePlaces(
         ledger=ledger.absolute(),
         nlm_ledger=nlm_ledger.absolute(),

@@ -65,7 +65,7 @@ def _folders(cli: Cli) -> list[Path]:
     """The local folders of objects and memory."""
     where = storage_locations(cli.settings, cli.url)
     objects = [Path(where.objects.removeprefix("file://"))] if where.objects.startswith("file://") else []
-    return [*objects, where.memory]
+    return [*objects, *([] if where.memory is None else [where.memory])]
 
 
 async def _open_once(cli: Cli) -> None:

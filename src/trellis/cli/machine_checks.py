@@ -33,7 +33,7 @@ AGENTS_S = 10.0
 async def machine_findings(settings: Settings, url: str) -> list[Finding]:
     """Findings about this machine. Only what is configured is checked, and nothing is written."""
     servers = [
-        *await provider_findings(settings),
+        *await provider_findings(settings, url),
         *await model_findings(settings),
         *await orchestrator_findings(settings),
     ]
@@ -79,16 +79,16 @@ def key_findings(settings: Settings) -> list[Finding]:
     return findings
 
 
-async def provider_findings(settings: Settings) -> list[Finding]:
+async def provider_findings(settings: Settings, url: str) -> list[Finding]:
     """Whether the provider that this machine's settings name would answer; none for the built-in one."""
-    from trellis.app.fleet import open_settings_provider
+    from trellis.app.nlm import open_settings_provider
     from trellis.app.wiring import SystemClock
     from trellis.nlm.open import DEFAULT
 
     if settings.nlm == DEFAULT:
         return []
     remedy = f"correct {PREFIX}NLM and the settings beside it, or start its server"
-    opened = partial(open_settings_provider, settings, clock=SystemClock())
+    opened = partial(open_settings_provider, settings, clock=SystemClock(), ledger=url)
     return [await _server_finding(ServerToAsk("nlm provider", settings.nlm, remedy, opened))]
 
 

@@ -85,7 +85,7 @@ async def serve_all(
             if choices.demo:
                 await instance.plant()
             cli.out.line(f"objects   {instance.objects.url}")
-            cli.out.line(f"memory    {instance.places.memory}")
+            cli.out.line(f"memory    {instance.places.memory or f'through {instance.gateway_url}'}")
             backend = await open_embedded(cli, settings, nlm, stack, asked_for=roles is not None)
             queue_jobs = _drives_queue_jobs(cli, roles, settings, backend)
             services = instance.services_of(roles)

@@ -17,6 +17,7 @@ from trellis.engine.field_names import fields_beside
 from trellis.engine.logs import log_of
 from trellis.engine.text import no_such
 from trellis.http_server.security_headers import SECURITY_HEADERS
+from trellis.storage.memory.errors import MemoryOverLimit
 
 # Every error response is application/problem+json (RFC 9457, D27), with one shape that also covers crashes.
 # A problem says what the caller can change. It never carries internal details: an unexpected error is logged under the
@@ -118,6 +119,8 @@ def problem_of_error(error: TrellisError) -> Problem:
     extra = {} if status_now is None else {"status_now": status_now}
     if isinstance(error, IdempotencyMismatch):
         extra = {name: error.data[name] for name in ("key", "job_id") if name in error.data}
+    if isinstance(error, MemoryOverLimit):  # an orchestrator that reads through the gateway tells its agent the same
+        extra = {name: error.data[name] for name in ("what", "tokens", "limit")}
     return Problem(code, detail or str(error), headers=headers, **extra)
 
 

@@ -19,6 +19,8 @@ from trellis.nlm.provider import NlmProvider, NlmSettingInvalid
 PLUGINS = "trellis.nlm"
 OPENAI = "openai"
 DEFAULT = extractive.NAME
+ASKS_BACKEND = "backend"
+"""The provider that asks the NLM backend. It needs a token of the process, so `open_provider` does not open it."""
 OPENAI_NEEDS = "set TRELLIS_NLM_BASE_URL and TRELLIS_NLM_MODEL, and TRELLIS_NLM_KEY if the server asks for one"
 
 
@@ -65,7 +67,7 @@ def _openai(options: ProviderOptions) -> NlmProvider:
 
 
 def _plugin(options: ProviderOptions) -> NlmProvider:
-    ours = (extractive.NAME, OPENAI, f"{scripted.NAME}:FILE")
+    ours = (extractive.NAME, OPENAI, ASKS_BACKEND, f"{scripted.NAME}:FILE")
     try:
         factory = load_plugin(PLUGINS, options.name, ours=ours)
     except SettingsInvalid as error:

@@ -149,6 +149,8 @@ class NlmQuestion:
     sources: tuple[NlmSource, ...]
     language: Language | None = None
     max_passages: int = PASSAGES_DEFAULT
+    agent: str | None = None
+    """The agent that asks. The NLM backend asks one question of an agent at a time."""
 
     def __post_init__(self) -> None:
         if not self.text.strip() or len(self.text) > QUESTION_CHARS_MAX:

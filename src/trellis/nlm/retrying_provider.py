@@ -5,7 +5,7 @@ preparing, every try and every pause. Every answer is verified here, whichever p
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from trellis.engine import tracing
@@ -60,7 +60,7 @@ class RetryingProvider:
         """The verified answer, within `deadline_s`. Raises NlmError, the last one that occurred."""
         if not 0.0 < deadline_s <= DEADLINE_S_MAX:
             raise NlmInputInvalid(what="deadline_s", detail=f"choose more than 0 and at most {DEADLINE_S_MAX:g}")
-        call = _PendingQuestion(question, agent, self._clock.monotonic() + deadline_s)
+        call = _PendingQuestion(replace(question, agent=agent), agent, self._clock.monotonic() + deadline_s)
         try:
             # Enforced here too: a provider may not stop in time.
             with tracing.span("nlm.ask", {"trellis.provider": self._provider.name, "trellis.agent": agent}):

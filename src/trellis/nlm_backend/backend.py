@@ -14,9 +14,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from trellis.app.fleet import gateway_address, object_store_url, open_settings_provider
+from trellis.app.fleet import gateway_address, object_store_url
+from trellis.app.nlm import open_settings_provider
 from trellis.app.settings import Settings
-from trellis.app.wiring import SystemClock, callback_secrets, job_token, new_id, outgoing_tls, process_name
+from trellis.app.wiring import SystemClock, callback_secrets, limited_token, new_id, outgoing_tls, process_name
 from trellis.artifacts.payloads import SNAPSHOT_BYTES_MAX
 from trellis.auth.tokens import TrustedKey
 from trellis.documents.audit_chain import NLM_CHAIN, AuditSealer
@@ -209,7 +210,7 @@ async def open_backend(
     `ledger_url` is the main ledger, which is not opened. Raises KeyUnusable, LedgerError.
     """
     secret = signing_secret(ledger_url, settings)
-    token = job_token(ledger_url, settings, Role.NLM_BACKEND)
+    token = limited_token(ledger_url, settings, Role.NLM_BACKEND)
     gateway = _gateway_origin(settings)
     origins = (gateway, *(read_target(one).origin for one in settings.outgoing))
     policy = OutgoingPolicy(origins=origins, answer_bytes_max=SNAPSHOT_BYTES_MAX, total_s=OUTGOING_S)
@@ -219,7 +220,7 @@ async def open_backend(
         objects = await _open_objects(settings, ledger_url)
         if objects is not None:
             stack.push_async_callback(objects.close)
-        provider = open_settings_provider(settings, clock=SystemClock())
+        provider = open_settings_provider(settings, clock=SystemClock(), ledger=None)
         stack.push_async_callback(provider.close)
         client = await stack.enter_async_context(GuardedClient(policy, tls=outgoing_tls(settings)))
         yield BackendProcess(

@@ -14,7 +14,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import httpx2
 import pydantic
@@ -26,6 +26,7 @@ from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import RetryPolicy
 from trellis.http_server.middleware import HEADER as CORRELATION_HEADER
 from trellis.lifecycles import Role
+from trellis.net.components import problem_fields
 from trellis.net.guard import FetchedResponse, GuardedClient
 from trellis.net.retry_after import retry_after_s
 from trellis.net.signatures import job_key, signed_headers
@@ -261,22 +262,14 @@ def _staged(answer: FetchedResponse, order: StoredOrder) -> StagedAnswer:
             raise Fault(fault=FaultCode.STAGING_REFUSED, detail=detail)
         return staged
     detail = f"The artifact store answered {_answer_text(answer)}"
-    if answer.status == 409 and _problem(answer).get("code") in JOB_LOST_CODES:
+    if answer.status == 409 and problem_fields(answer.body).get("code") in JOB_LOST_CODES:
         raise Superseded(detail=detail)
     code = FaultCode.VALIDATION_ERROR if answer.status in {413, 422} else FaultCode.STAGING_REFUSED
     raise Fault(fault=code, detail=detail)
 
 
-def _problem(answer: FetchedResponse) -> dict[str, Any]:
-    try:
-        fields: Any = json.loads(answer.body)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", fields) if isinstance(fields, dict) else {}
-
-
 def _answer_text(answer: FetchedResponse) -> str:
     """Returns the status, with the code and detail of a problem document."""
-    problem = _problem(answer)
+    problem = problem_fields(answer.body)
     detail = " ".join(str(problem[name]) for name in ("code", "detail") if isinstance(problem.get(name), str))
     return f"{answer.status} {detail}".strip()[:DETAIL_CHARS_MAX]

@@ -318,15 +318,18 @@ def _was_lost(event: Event) -> bool:
     return event.target == FAILED and event.data is None
 
 
-async def apply_until_settled(engine: ApplyEngine, clock: Clock, proposal: JobId, patience_s: float) -> str:
+async def apply_until_settled(
+    ledger: Ledger, engine: ApplyEngine | None, clock: Clock, proposal: JobId, patience_s: float
+) -> str:
     """Run the engine until the proposal is applied or refused, or `patience_s` is over. Returns the proposal's state.
 
-    If another engine holds the proposal, or died with it, this takes until that lease expires.
+    If another engine holds the proposal, or died with it, this takes until that lease expires. Without an engine it
+    waits for those of other processes.
     """
     ends_at = clock.monotonic() + patience_s
-    while is_open(events := await engine.ledger.events(proposal)) and clock.monotonic() < ends_at:
-        report = await engine.run_once()
-        if not report.applied and not report.failed:
+    while is_open(events := await ledger.events(proposal)) and clock.monotonic() < ends_at:
+        report = None if engine is None else await engine.run_once()
+        if report is None or not (report.applied or report.failed):
             await clock.sleep(WAIT_S)
     return events[-1].target
 

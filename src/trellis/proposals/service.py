@@ -213,7 +213,7 @@ class ProposalService:
         if not proposals.may_auto_approve(body):
             return "pending"
         await proposals.auto_approve(self.ledger, self.gateway, proposal, body)
-        await apply_until_settled(self.apply_engine, self.clock, proposal, PATIENCE_S)
+        await apply_until_settled(self.ledger, self.apply_engine, self.clock, proposal, PATIENCE_S)
         return first_apply_outcome(await self.ledger.events(proposal))
 
 

@@ -5,15 +5,16 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar
 
 import pydantic
 
 from trellis.engine import tracing
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.jobs import JOB_ID_PATTERN
-from trellis.net.guard import FetchedResponse, GuardedClient, OutgoingPolicy
-from trellis.net.targets import AnswerRefused, OutgoingError, read_target
+from trellis.net.components import ComponentClient, problem_detail, problem_fields
+from trellis.net.guard import FetchedResponse
+from trellis.net.targets import AnswerRefused, OutgoingError
 from trellis.research.errors import (
     BackendRefused,
     BackendUnavailable,
@@ -44,7 +45,6 @@ PERMANENT_CODE = "VALIDATION_ERROR"
 ANSWER_BYTES_MAX = 64 * 1024
 READ_BYTES_MAX = 4 * 1024 * 1024
 """Maximum size of an answer about jobs: one job with its payload, or a page of jobs without payloads."""
-CONNECT_S = 5.0
 ANSWER_S = 10.0
 SAID_CHARS_MAX = 300
 WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429})
@@ -153,9 +153,8 @@ class NlmBackend:
         *,
         answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
-        self._url, self._token, self._tls = url.rstrip("/"), token, tls
-        self._answer_bytes_max = answer_bytes_max
-        self._client: GuardedClient | None = None
+        self._token = token
+        self._client = ComponentClient(url=url, tls=tls, answer_bytes_max=answer_bytes_max, answer_s=ANSWER_S)
 
     async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
         """Requests an execution. Raises a StageError."""
@@ -166,9 +165,9 @@ class NlmBackend:
         """Returns the state of an execution. Raises a StageError."""
         path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
         answer = await self._asked(execution, "GET", path)
-        if answer.status == 404 and _problem(answer.body).get("execution") == UNKNOWN:
+        if answer.status == 404 and problem_fields(answer.body).get("execution") == UNKNOWN:
             raise ExecutionForgotten(detail=f"the NLM backend knows nothing of epoch {execution.epoch} any more")
-        if answer.status == 200 and _problem(answer.body).get("status") == "FAILED":
+        if answer.status == 200 and problem_fields(answer.body).get("status") == "FAILED":
             return _checked_identity(_read(BackendFailed, answer.body), execution)
         return read_answer(answer, execution)
 
@@ -197,7 +196,7 @@ class NlmBackend:
         answer = await self._sent("GET", HEALTH_PATH, {})
         if answer.status >= 500:
             raise error_of_refusal(answer.status, answer.body)
-        return str(_problem(answer.body).get("status", ""))[:SAID_CHARS_MAX] if answer.status == 200 else ""
+        return str(problem_fields(answer.body).get("status", ""))[:SAID_CHARS_MAX] if answer.status == 200 else ""
 
     async def _asked(
         self, execution: ExecutionRequest, method: str, path: str, body: bytes | None = None
@@ -212,7 +211,7 @@ class NlmBackend:
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> FetchedResponse:
         try:
-            return await self._opened().send(method, self._url + path, headers=headers, content=body)
+            return await self._client.send(method, path, headers=headers, content=body)
         except AnswerRefused as error:
             raise NlmAnswerInvalid(detail=str(error)) from error
         except OutgoingError as error:
@@ -225,22 +224,7 @@ class NlmBackend:
             raise BackendUnavailable(detail=f"the NLM backend cannot be asked: {error}") from error
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
-
-    def _opened(self) -> GuardedClient:
-        """Returns the client, created on first use. Raises UrlRefused."""
-        if self._client is None:
-            policy = OutgoingPolicy(
-                origins=(read_target(self._url).origin,),
-                public=False,
-                answer_bytes_max=self._answer_bytes_max,
-                connect_s=CONNECT_S,
-                total_s=ANSWER_S,
-            )
-            self._client = GuardedClient(policy, tls=self._tls)
-        return self._client
+        await self._client.close()
 
 
 def read_answer(answer: FetchedResponse, execution: ExecutionRequest) -> ExecutionUnderWay | BackendFinished:
@@ -271,7 +255,7 @@ def _checked_identity(answer: BackendEndT, execution: ExecutionRequest) -> Backe
 
 def error_of_refusal(status: int, body: bytes) -> StageError:
     """Maps an error status to an error of the job (D8)."""
-    detail = f"the NLM backend answered {status}{_problem_detail(body)}"
+    detail = f"the NLM backend answered {status}{problem_detail(body, SAID_CHARS_MAX)}"
     if status == 429:
         return RateLimited(detail=detail)
     if status >= 500 or status in WORTH_ANOTHER_TRY:
@@ -292,20 +276,6 @@ def _read(shape: type[ShapeT], body: bytes) -> ShapeT:
         raise NlmAnswerInvalid(
             detail=f"the answer of the NLM backend cannot be read: {where}: {first['msg']}"
         ) from None
-
-
-def _problem_detail(body: bytes) -> str:
-    """Returns the detail of a problem+json body, if it is one."""
-    detail = _problem(body).get("detail")
-    return f": {detail[:SAID_CHARS_MAX]}" if isinstance(detail, str) else ""
-
-
-def _problem(body: bytes) -> Mapping[str, Any]:
-    try:
-        fields: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("Mapping[str, Any]", fields) if isinstance(fields, Mapping) else {}
 
 
 # Callbacks of the NLM backend: their content (D26), and where accepted ones are stored.

@@ -28,9 +28,9 @@ from trellis.artifacts.rows import PROJECTS
 from trellis.engine.errors import InputError, Refused
 from trellis.research.errors import ContextUnavailable, StageHopeless
 from trellis.research.queue_job import QueueRequest, requested_sources
+from trellis.runs.memory_readers import MemoryReader
 from trellis.storage.memory.errors import RepositoryError
 from trellis.storage.memory.layout import ReadMode, TokenCounter, count_tokens
-from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.keys import object_key
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreError
@@ -48,7 +48,7 @@ class ContextAssembler:
     """Builds snapshots from the agents' files and memories."""
 
     objects: ObjectStore
-    memory: MemoryRepository
+    memory: MemoryReader
     cid: str
     counter: TokenCounter = count_tokens
     """Counts the tokens of sources (D50)."""
@@ -84,7 +84,7 @@ class ContextAssembler:
     async def _memory(self, slug: str) -> dict[str, Any]:
         """Reads layer 1, basic: the memory that every execution gets."""
         try:
-            view = await asyncio.to_thread(self.memory.read, slug, ReadMode.BASIC)
+            view = await self.memory.read(slug, ReadMode.BASIC)
         except RepositoryError as error:
             raise ContextUnavailable(detail=str(error)) from error
         files = [{"ref": f"{MEMORY_FOLDER}/{name}", "text": text} for name, text in view.content.items() if text]

@@ -5,10 +5,10 @@ executing it again gives the same drafts. `persist-results` turns drafts into pr
 itself. `finalize` only reports the result.
 """
 
-import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,11 +31,11 @@ from trellis.nlm.provider import NlmError
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal
 from trellis.proposals.apply import ApplyEngine, apply_until_settled
+from trellis.runs.memory_readers import MemoryReader
 from trellis.runs.orchestrator import RunStep, StepContext, StepResult
 from trellis.storage.memory import markdown
 from trellis.storage.memory.errors import MemoryOverLimit, RepositoryError
 from trellis.storage.memory.layout import DeepPart, ReadMode, TokenCounter, count_tokens
-from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import Operation
 from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.keys import object_key
@@ -61,10 +61,11 @@ class RunSteps:
     orchestrator: Actor
     gateway: Actor
     objects: ObjectStore
-    memory: MemoryRepository
+    memory: MemoryReader
     asking: RetryingProvider
     models: ModelOptions
-    apply_engine: ApplyEngine
+    apply_engine: ApplyEngine | None
+    """Applies what is approved. None: the engines of other processes do."""
     clock: Clock
     limits: RunLimits
     counter: TokenCounter = count_tokens
@@ -108,9 +109,8 @@ class RunSteps:
 
     async def _memory(self, slug: str, mode: ReadMode) -> dict[str, Any]:
         try:
-            view = await asyncio.to_thread(self.memory.read, slug, mode)
-        except RepositoryError as error:
-            raise UpstreamUnavailable(detail=str(error)) from error
+            with _memory_awaited():
+                view = await self.memory.read(slug, mode)
         except TrellisError as error:
             raise StepHopeless(detail=str(error)) from error
         return {
@@ -155,11 +155,12 @@ class RunSteps:
 
     def _services(self, slug: str) -> ToolServices:
         async def deep(part: DeepPart, before: str | None, limit: int) -> DeepMemoryPage:
-            view = await asyncio.to_thread(self.memory.read_deep, slug, part, before=before, limit=limit)
-            return DeepMemoryPage(items={item.name: item.text for item in view.items}, more=view.more)
+            with _memory_awaited():
+                return await self.memory.read_deep(slug, part, before=before, limit=limit)
 
         async def read(mode: ReadMode) -> Mapping[str, str]:
-            return (await asyncio.to_thread(self.memory.read, slug, mode)).content
+            with _memory_awaited():
+                return (await self.memory.read(slug, mode)).content
 
         return ToolServices(
             ask=lambda question, deadline_s: self.asking.ask(question, agent=slug, deadline_s=deadline_s),
@@ -257,7 +258,8 @@ class RunSteps:
         if not await proposal.auto_approve(self.ledger, self.gateway, body["id"], body):
             return "pending"
         with context.calls.timed("memory.apply", CallKind.MEMORY):
-            state = await apply_until_settled(self.apply_engine, self.clock, body["id"], APPLY_PATIENCE_S)
+            settling = apply_until_settled(self.ledger, self.apply_engine, self.clock, body["id"], APPLY_PATIENCE_S)
+            state = await settling
         return "auto_applied" if state == "applied" else state
 
     async def _drafts(
@@ -320,6 +322,15 @@ class RunSteps:
             result={"proposals": len(persisted), "summary": context.before["execute-agent"]["summary"]},
             event_data={"artifacts": artifacts} if artifacts else {},
         )
+
+
+@contextmanager
+def _memory_awaited() -> Generator[None]:
+    """A memory that is away fails the step, which is tried again."""
+    try:
+        yield
+    except RepositoryError as error:
+        raise UpstreamUnavailable(detail=str(error)) from error
 
 
 def _is_done(body: Mapping[str, Any], texts: Mapping[str, str]) -> bool:

@@ -291,7 +291,7 @@ def watched(instance: Instance, orders: Orders, watch: Watch) -> ShortInstance:
     parts = {part.name: getattr(instance, part.name) for part in fields(instance)}
     parts["ledger"] = WatchedLedger(instance.ledger, watch)
     parts["objects"] = WatchedObjects(instance.objects, watch)
-    parts["memory"] = WatchedMemory(instance.memory, watch)
+    parts["repository"] = WatchedMemory(instance.memory, watch)
     parts["provider"] = WatchedProvider(instance.provider, watch)
     short = ShortInstance(**parts)
     # The instance is frozen; what makes this one special is set once, here.
