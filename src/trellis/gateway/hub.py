@@ -31,8 +31,8 @@ from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.metrics import LISTENERS, Sample
-from trellis.engine.recent_entries import LruCache
 from trellis.engine.positions import is_of_sqlite, to_postgres
+from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
 from trellis.gateway.events import OF_AGENTS, StreamedEvent, StreamView, rule_of, to_streamed_event

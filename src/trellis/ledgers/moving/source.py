@@ -7,6 +7,7 @@ refused. The triggers are made when the ledger is closed: an open ledger has non
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ import apsw
 from trellis.engine.errors import LedgerNotMigrated, LedgerUnavailable, Refused
 from trellis.engine.private_files import open_beside
 from trellis.ledgers.moving.parts import SOURCE, UNKNOWN_ROLE, LedgerPart, MovedRow
-from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, connect, parse_url, to_ledger_error
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Database, connect, parse_url, to_ledger_error
 from trellis.ledgers.sqlite.plan import US
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
 
@@ -70,7 +71,7 @@ class MoveMark:
         """The options of the command that began it."""
         named = {"--to-ledger": self.ledger, "--to-objects": self.objects, "--to-memory": self.memory}
         named["--to-nlm-ledger"] = self.nlm_ledger
-        return " ".join(f"{option} {value}" for option, value in named.items() if value is not None)
+        return " ".join(f"{option} {shlex.quote(value)}" for option, value in named.items() if value is not None)
 
     @property
     def remedy(self) -> str:
@@ -105,14 +106,15 @@ def refuse_closed(url: str) -> None:
         raise MovedAway(ledger=mark.ledger, remedy=mark.remedy)
 
 
-def _mark_in(database: apsw.Connection) -> MoveMark | None:
+def _mark_in(database: Database) -> MoveMark | None:
     if not stored_version(database):
         return None
     rows = database.execute(SOURCE.mark).fetchall()
     if not rows:
         return None
-    fields = json.loads(rows[0][0])
-    return MoveMark(**{**fields, "stage": MoveStage(fields["stage"])})
+    fields: dict[str, Any] = json.loads(rows[0][0])
+    fields["stage"] = MoveStage(fields["stage"])
+    return MoveMark(**fields)
 
 
 @contextmanager
@@ -135,12 +137,13 @@ class SqliteSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.url = f"sqlite:///{path}"
-        self._database = connect(parse_url(self.url))
+        self._connection = connect(parse_url(self.url))
+        self._database: Database = self._connection
         self._has_roles = False
 
     def close_connection(self) -> None:
         """Close the connection; what was closed for writers stays so."""
-        self._database.close()
+        self._connection.close()
 
     def mark(self) -> MoveMark | None:
         """What the ledger says about its move."""
@@ -171,6 +174,11 @@ class SqliteSource:
             who = f", such as {', '.join(seen)}" if seen else ""
             reason = f"another process has {self.path} open{who}; stop `trellis up`, workers and other commands first"
             raise MoveRefused(reason=reason) from error
+
+    def abandon(self) -> None:
+        """End what `begin_alone` began, without a change."""
+        self._execute("ROLLBACK")
+        self._execute("PRAGMA journal_mode = WAL")
 
     def close_for_writers(self, mark: MoveMark) -> None:
         """Write the mark and make the triggers, and commit what `begin_alone` began."""

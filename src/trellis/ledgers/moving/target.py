@@ -7,25 +7,25 @@ ledger is opened or the move undone: both are an update of a mark that says `cop
 
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import LedgerError, LedgerUnavailable, LedgerUrlInvalid
 from trellis.engine.jobs import Actor
 from trellis.ledgers.migration import MigratedBy
 from trellis.ledgers.moving.parts import TARGET, WRITE, LedgerPart, MovedRow
 from trellis.ledgers.moving.source import MoveRefused
 from trellis.ledgers.postgres.connection import CONNECTION_LOST_ERRORS, PostgresConnection, PostgresError, connect
-from trellis.ledgers.postgres.migrate import check_version, migrate, stored_version
+from trellis.ledgers.postgres.migrate import check_version, migrate, record_as_owner, stored_version
 
 APPLICATION = "trellis-move"
 FINISHED = "finished"
 """The place of a part whose last row was written."""
-MOVED = "instance.moved"
 SHOWN_PARAMETERS = frozenset({"host", "port", "dbname", "database", "user"})
 """Parameters of an address that say which database it is. All others are left out of marks and messages."""
 PAGE_ROWS = 1_000
@@ -188,7 +188,7 @@ class PostgresTarget:
 
     # --- the decision --------------------------------------------------------------------------------------------
 
-    async def open(self, move_id: str, feed_end: int, actor: Actor, node: str, facts: Mapping[str, Any]) -> bool:
+    async def open(self, move_id: str, feed_end: int, actor: Actor, act: NewAct) -> bool:
         """Open the ledger for everybody, once, and record it as an act. False if the move was undone before."""
         mark = await self.mark()
         if mark is not None and mark.id == move_id and mark.stage is TargetStage.OPEN:
@@ -200,22 +200,14 @@ class PostgresTarget:
                 return False
             await self._connection.execute("delete from meta where name like 'move:%'")
             await self._drop_guards()
-            await self._connection.execute(
-                "insert into actor (role, db_role, name, node) values ($1, session_user, $2, $3) on conflict do nothing",
-                *(actor.role.code, actor.name, node),
-            )
-            await self._connection.execute(
-                "select _record_act(a.id, a.role, $4, 'instance', null, null, null, null, null, $5) from actor a"
-                " where a.role = $1 and a.db_role = session_user and a.name = $2 and a.node = $3",
-                *(actor.role.code, actor.name, node, MOVED, json.dumps(dict(facts))),
-            )
+            await record_as_owner(self._connection, MigratedBy(name=actor.name, cause=act.cause), act)
         return True
 
     async def undo(self, move_id: str) -> bool:
         """Decide that the ledger is never opened. False if it was opened before."""
         mark = await self.mark()
-        if mark is None or (mark.id == move_id and mark.stage is TargetStage.UNDONE):
-            return True
+        if mark is None or mark.id != move_id or mark.stage is TargetStage.UNDONE:
+            return True  # nothing of this move is there, or it was decided before
         async with self._writing(move_id):
             return await self._decide(TargetMark(id=move_id, stage=TargetStage.UNDONE, acts_before=mark.acts_before))
 
@@ -225,11 +217,12 @@ class PostgresTarget:
 
     async def clear(self, move_id: str) -> None:
         """Remove everything that an undone move wrote, and its mark last."""
-        if await self.mark() is None:
+        mark = await self.mark()
+        if mark is None or mark.id != move_id:
             return
         async with self._writing(move_id):
-            for part_table in _CLEARED:
-                await self._connection.execute(f'delete from "{part_table}"')
+            for table in _CLEARED:
+                await self._connection.execute(f'delete from "{table}"')  # noqa: S608 - names of this module
             await self._connection.execute("delete from act where no > _acts_before_move()")
             await self._connection.execute(
                 "delete from meta where name in ('home_issuer', 'retained_up_to') or name like 'alert\\_%'"
@@ -296,8 +289,9 @@ _CLEARED = (
 
 
 def _read(text: str) -> TargetMark:
-    fields = json.loads(text)
-    return TargetMark(**{**fields, "stage": TargetStage(fields["stage"])})
+    fields: dict[str, Any] = json.loads(text)
+    fields["stage"] = TargetStage(fields["stage"])
+    return TargetMark(**fields)
 
 
 def _text(mark: TargetMark) -> str:
