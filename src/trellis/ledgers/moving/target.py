@@ -212,6 +212,8 @@ class PostgresTarget:
             return await self._decide(TargetMark(id=move_id, stage=TargetStage.UNDONE, acts_before=mark.acts_before))
 
     async def _decide(self, mark: TargetMark) -> bool:
+        """Replace a mark that says `copying`. Whoever comes second waits for the first and finds another mark."""
+        await self._connection.execute("lock table meta in access exclusive mode")
         sql = "update meta set value = $1 where name = 'move' and value::jsonb ->> 'id' = $2 and value::jsonb ->> 'stage' = $3 returning 1"
         return bool(await self._connection.fetchval(sql, _text(mark), mark.id, TargetStage.COPYING.value))
 
