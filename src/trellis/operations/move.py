@@ -222,6 +222,9 @@ class InstanceMove:
 
     def _refuse_impossible(self) -> None:
         """Refuse wrong options before anything is opened."""
+        for option, url in (("--to-ledger", self.targets.ledger), ("--to-nlm-ledger", self.targets.nlm_ledger)):
+            if url is not None and not url.startswith(("postgresql://", "postgres://")):
+                raise MoveRefused(reason=f"{option} is postgresql://user@host/name, an empty database")
         address = public_address(self.targets.ledger)
         if not isinstance(read_address(self.targets.objects), S3Address):
             raise MoveRefused(reason=f"--to-objects is s3://bucket/prefix…, not {self.targets.objects}")

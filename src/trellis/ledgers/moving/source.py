@@ -125,7 +125,7 @@ def only_move(path: Path) -> Generator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise MoveRefused(reason=f"another `trellis move` works on {path}; wait for it, or stop it") from error
+            raise MoveRefused(reason=f"another move works on {path}; wait for it, or stop it") from error
         yield
     finally:
         os.close(file)
