@@ -29,6 +29,7 @@ from trellis.engine.logs import log_of
 from trellis.engine.private_files import check_owner, read_private, write_private
 from trellis.http.address import is_gateway_url, is_readable_on_the_way
 from trellis.ledgers import open_ledger
+from trellis.ledgers.moving.source import refuse_closed
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
@@ -244,7 +245,11 @@ def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> Worker:
 
 
 async def open_when_available(url: str, *, part: str | None = None) -> Ledger | None:
-    """Opens the ledger, waiting while it does not answer. Returns None if SIGTERM or SIGINT came first."""
+    """Opens the ledger of a process that serves, waiting while it does not answer. Raises MovedAway.
+
+    Returns None if SIGTERM or SIGINT came first.
+    """
+    refuse_closed(url)
     rng = random.Random()  # noqa: S311 - jitter
     return await open_until_signalled(lambda: open_ledger(url, part=part), SystemClock(), rng)
 

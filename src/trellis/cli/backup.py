@@ -45,7 +45,7 @@ async def backup(cli: Cli, file: FileArgument, keys: KeysOption = None, reason: 
     instance's key into a second file, which belongs somewhere else. For PostgreSQL and S3 see docs/how-to/back-up.md.
     """
     refuse_missing(cli.url, unused_gateway=None if cli.ledger or cli.data else cli.settings.gateway)
-    places, actor = _places(cli), cli.operator("backup")
+    places, actor = instance_places(cli), cli.operator("backup")
     with counting(cli.out) as progress:
         report = await take_backup(places, file, actor, version=program_version(), reason=reason, on_progress=progress)
     key = development_key_path(cli.url)
@@ -91,7 +91,7 @@ async def restore(
         with counting(cli.out) as progress:
             report = await check_backup(file, digest=digest, on_progress=progress)
     else:
-        places = _places(cli)
+        places = instance_places(cli)
         secret = None if keys is None else read_private(keys).decode("ascii")
         actor = Actor(role=Role.CONTROL_PLANE, name=cli.person)
         with counting(cli.out) as progress:
@@ -115,6 +115,10 @@ async def restore(
         return
     violations = f"{report.violations} violations, as when it was saved" if report.violations else "no violation"
     cli.out.line(f"restored: {report.jobs:,} jobs, {report.events or 0:,} events, {violations}", style="green")
+    if report.moved_to is not None:
+        cli.out.note(
+            f"it is closed, as it was when it was saved: the instance moved, or was moving, to {report.moved_to}"
+        )
     if keys is None:
         cli.out.note("its key was not restored and a new one was made: tokens issued before are not valid here")
 
@@ -131,23 +135,20 @@ def _put_key(cli: Cli, secret: str | None) -> None:
     make_development_key(cli.url)
 
 
-def _places(cli: Cli) -> InstancePlaces:
-    """The parts of the instance. Raises SettingsInvalid where a part is not on this machine."""
+def instance_places(cli: Cli, *, guide: str = GUIDE) -> InstancePlaces:
+    """The parts of an embedded instance. Raises SettingsInvalid where a part is not on this machine."""
+    about = f"{guide} says more"
     ledger = sqlite_path(cli.url)
     if ledger is None:
-        raise SettingsInvalid(source="TRELLIS_LEDGER", detail=f"it is on PostgreSQL; {GUIDE} says how to back it up")
+        raise SettingsInvalid(source="TRELLIS_LEDGER", detail=f"it is on PostgreSQL, not on this machine; {about}")
     nlm_ledger = sqlite_path(cli.settings.nlm_ledger_of(cli.url))
     if nlm_ledger is None:
-        raise SettingsInvalid(
-            source="TRELLIS_NLM_LEDGER", detail=f"it is on PostgreSQL; {GUIDE} says how to back it up"
-        )
+        raise SettingsInvalid(source="TRELLIS_NLM_LEDGER", detail=f"it is on PostgreSQL, not on this machine; {about}")
     where = storage_locations(cli.settings, cli.url)
     if not where.objects.startswith("file://"):
-        raise SettingsInvalid(
-            source="TRELLIS_OBJECTS", detail=f"they are not in a folder; {GUIDE} says how to back them up"
-        )
+        raise SettingsInvalid(source="TRELLIS_OBJECTS", detail=f"they are not in a folder of this machine; {about}")
     if where.memory is None:
-        detail = "memory is at the gateway: make the backup on the host that has its repository"
+        detail = f"memory is at the gateway: use the host that has its repository; {about}"
         raise SettingsInvalid(source="TRELLIS_MEMORY", detail=detail)
     return InstancePlaces(
         ledger=ledger.absolute(),

@@ -42,7 +42,7 @@ ON_THIS_MACHINE: Mapping[str, OnThisMachine] = MappingProxyType(
                 "Name the ledger with --ledger URL or --data DIR, and the bus with TRELLIS_BUS.",
             ),
         ),
-        **dict.fromkeys(("migrate", "verify", "sweep", "rebuild", "backup", "restore"), _OF_THE_LEDGER),
+        **dict.fromkeys(("migrate", "verify", "sweep", "rebuild", "backup", "restore", "move"), _OF_THE_LEDGER),
         **dict.fromkeys(("followers list", "followers leave-behind"), _OF_THE_LEDGER),
         **dict.fromkeys(("audit verify", "audit head", "retention plan", "retention apply"), _OF_THE_LEDGER),
         "doctor": OnThisMachine(

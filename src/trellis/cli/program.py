@@ -49,6 +49,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "doctor": ("ledgers", "Ledger", "Check this installation and its ledger, and print what is wrong and..."),
         "backup": ("backup", "Ledger", "Save an embedded instance into one file while it runs."),
         "restore": ("backup", "Ledger", "Make the instance of a backup again, in this folder or in the folder..."),
+        "move": ("move", "Ledger", "Move an embedded instance to PostgreSQL and S3, with nothing lost."),
         "rebuild": ("rebuild", "Ledger", "Rebuild a lost ledger or object store from the other one."),
         "metrics": ("metrics", "Ledger", "Print the ledger's metrics in Prometheus' text format: queues, ages,..."),
         "alerts": ("alerts", "Ledger", "What needs an operator: list alerts, print the page that helps."),

@@ -31,6 +31,7 @@ from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.metrics import LISTENERS, Sample
+from trellis.engine.positions import is_of_sqlite, to_postgres
 from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
@@ -230,6 +231,9 @@ class EventHub:
         if self._ring is not None and self._ring.holds(position):
             return position
         end = await self.ledger.feed_end()
+        if is_of_sqlite(position) and not is_of_sqlite(end):
+            await self.ledger.feed(position, limit=1)  # which refuses it unless this ledger was moved from SQLite
+            return to_postgres(position)
         if _DIGIT.sub("0", position[:POSITION_CHARS_MAX]) != _DIGIT.sub("0", end) or position > end:
             raise _invalid_position(position)
         return position

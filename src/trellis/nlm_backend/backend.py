@@ -31,6 +31,7 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import RetentionOptions
 from trellis.engine.service import RETENTION_DEFAULT, Retention, Service, Sweeper, serve
 from trellis.ledgers import open_ledger
+from trellis.ledgers.moving.source import refuse_closed
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.net.guard import GuardedClient, OutgoingPolicy
@@ -215,6 +216,7 @@ async def open_backend(
     origins = (gateway, *(read_target(one).origin for one in settings.outgoing))
     policy = OutgoingPolicy(origins=origins, answer_bytes_max=SNAPSHOT_BYTES_MAX, total_s=OUTGOING_S)
     async with AsyncExitStack() as stack:
+        refuse_closed(settings.nlm_ledger_of(ledger_url))
         ledger = await open_ledger(settings.nlm_ledger_of(ledger_url), part="nlm")
         stack.push_async_callback(ledger.close)
         objects = await _open_objects(settings, ledger_url)

@@ -27,6 +27,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.private_files import sync_folder
 from trellis.engine.verify import VerifyReport, verify
 from trellis.ledgers import open_ledger
+from trellis.ledgers.moving.source import read_mark
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S
 from trellis.ledgers.sqlite.snapshot import SqliteSnapshot, damage_of
 from trellis.operations.archives import ArchiveReader, ArchiveReport, ArchiveWriter, BackupDamaged, is_empty
@@ -103,6 +104,8 @@ class RestoreReport(ArchiveReport):
     jobs: int | None = None
     events: int | None = None
     violations: int | None = None
+    moved_to: str | None = None
+    """The ledger to which this instance was moving, or had moved, when it was saved. It is closed then."""
 
 
 async def take_backup(
@@ -114,6 +117,8 @@ async def take_backup(
     """
     with _reported(file, "taken"):
         report = await asyncio.to_thread(_take, places, file, version, on_progress)
+    if read_mark(f"sqlite:///{places.ledger}") is not None:
+        return report  # a ledger that is closed by a move records nothing more
     ledger = await open_ledger(f"sqlite:///{places.ledger}")
     try:
         facts = {"digest": report.digest, "files": report.files, "bytes": report.bytes}
@@ -177,10 +182,11 @@ def link_memory(source: Path, target: Path, check: Callable[[], None]) -> int:
     if not source.is_dir():
         target.mkdir(exist_ok=True)
         return 0
-    return link_tree(source, target, first=("refs", "packed-refs", "HEAD"), skip=_is_passing, check=check)
+    return link_tree(source, target, first=("refs", "packed-refs", "HEAD"), skip=is_passing, check=check)
 
 
-def _is_passing(name: str) -> bool:
+def is_passing(name: str) -> bool:
+    """Whether a file of a repository belongs to a writer that has not ended, or was killed."""
     return name.endswith(".lock") or name.startswith("tmp_obj_") or name == "trellis.ref"
 
 
@@ -285,6 +291,7 @@ async def restore_backup(
         jobs=verification.jobs,
         events=verification.events,
         violations=verification.found,
+        moved_to=None if (mark := read_mark(f"sqlite:///{places.ledger}")) is None else mark.ledger,
     )
 
 
@@ -341,7 +348,8 @@ async def _check_ledgers(
             )
             raise BackupRefused(file=file, done="restored", reason=why)
         facts = {"digest": report.digest, "taken_at": report.taken_at.isoformat()}
-        await ledger.record_act(actor, NewAct(event=RESTORED, subject=SUBJECT, cause=reason, facts=facts))
+        if read_mark(f"sqlite:///{scratch[LEDGER]}") is None:
+            await ledger.record_act(actor, NewAct(event=RESTORED, subject=SUBJECT, cause=reason, facts=facts))
     finally:
         await ledger.close()
     return verification

@@ -6,6 +6,7 @@ database can refuse what the functions do not allow.
 """
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -161,10 +162,10 @@ async def _migrate(
     await connection.execute(_script("grants"))
     author = by or migrated_by()
     if before != schema_version() and (by is not None or before):
-        await _record(connection, author, migration_act(author, before, schema_version()))
+        await record_as_owner(connection, author, migration_act(author, before, schema_version()))
     for db_role, role in granted:
         act = NewAct(event=GRANTED, subject=db_role, target=role.value, cause=author.cause)
-        await _record(connection, author, act)
+        await record_as_owner(connection, author, act)
     held_s = time.monotonic() - held_since
     return Migrated(version_before=before, version=schema_version(), applied=tuple(applied), held_s=held_s)
 
@@ -237,7 +238,7 @@ async def _grant(connection: PostgresConnection, grants: Sequence[tuple[str, Rol
     return [one for one in grants if await connection.fetchval(statement, one[0], one[1].code) is not None]
 
 
-async def _record(connection: PostgresConnection, by: MigratedBy, act: NewAct) -> None:
+async def record_as_owner(connection: PostgresConnection, by: MigratedBy, act: NewAct) -> None:
     """Record an act as the owner of the tables: the migrating login need not be one of the application's."""
     await connection.execute(
         "insert into actor (role, db_role, name, node) values ($1, session_user, $2, $3) on conflict do nothing",
@@ -246,10 +247,17 @@ async def _record(connection: PostgresConnection, by: MigratedBy, act: NewAct) -
         by.node,
     )
     await connection.execute(
-        "select _record_act(a.id, a.role, $4, $5, $6, $7, $8, null) from actor a"
+        "select _record_act(a.id, a.role, $4, $5, $6, $7, $8, null, null, $9) from actor a"
         " where a.role = $1 and a.db_role = session_user and a.name = $2 and a.node = $3",
         *(by.actor.role.code, by.name, by.node),
-        *(act.event, act.subject, act.source, act.target, act.cause),
+        *(
+            act.event,
+            act.subject,
+            act.source,
+            act.target,
+            act.cause,
+            json.dumps(dict(act.facts)) if act.facts else None,
+        ),
     )
 
 

@@ -189,6 +189,10 @@ select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation
 -- name: feed_end
 select pos from feed_end
 
+-- A ledger that was moved from SQLite knows the positions that it gave there.
+-- name: moved_feed_end
+select (m.value::jsonb ->> 'feed_end')::bigint as feed_end from meta m where m.name = 'move'
+
 -- name: signals
 -- what holders wrote, and the one renewal that is kept of each job
 select * from (

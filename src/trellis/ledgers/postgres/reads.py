@@ -8,6 +8,7 @@ from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.alerts import ALERTS_MAX, STAGE_STEP_TYPES, Alert, AlertMark
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, RequestKey, Submitted, TypeOptions
+from trellis.engine.positions import KEY_MAX, is_of_sqlite, of_postgres, to_postgres
 from trellis.engine.records import (
     DEAD_LETTERS_COUNTED_MAX,
     NOT_QUEUED,
@@ -130,7 +131,6 @@ def _feed(row: PostgresRow) -> Finding:
 
 # Reads of jobs, events and dead letters.
 
-ID_MAX = 2**63 - 1
 VERSION_MAX = 2**31 - 1
 FEED_BATCHES = 32
 FEED_BATCHES_NARROWED = 2_000
@@ -374,7 +374,7 @@ class PostgresReads:
     async def feed(
         self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
     ) -> FeedPage:
-        after = _position(position)
+        after = _position(await self._position_here(position))
         names = frozenset({lifecycle}) if isinstance(lifecycle, str) else lifecycle
         codes = None if names is None else sorted(lifecycle_named(name).code for name in names)
         is_narrowed = codes is not None and FREQUENT.isdisjoint(codes)
@@ -388,7 +388,7 @@ class PostgresReads:
         positions: list[str] = []
         while len(events) < limit:
             # A position that was read to its end is not read again.
-            read_to_end = after[1] == ID_MAX
+            read_to_end = after[1] == KEY_MAX
             batches = await self.fetch(READ_QUERIES.feed_batches, after[0] + read_to_end, places)
             if not batches:
                 break
@@ -405,17 +405,25 @@ class PostgresReads:
                 numbers,
             )
             events.extend(rows.event(row) for row in feed_rows)
-            positions.extend(_position_text((row["pos"], row["id"], row["version"])) for row in feed_rows)
+            positions.extend(of_postgres(row["pos"], row["id"], row["version"]) for row in feed_rows)
             if len(events) >= limit:
                 after = (feed_rows[-1]["pos"], feed_rows[-1]["id"], feed_rows[-1]["version"])
             elif len(batches) < places:
-                after = (last, ID_MAX, 0)
+                after = (last, KEY_MAX, 0)
                 break
             else:
                 # Never beyond `feed_end`, so that a reader can tell a stored position from one of another ledger.
-                after = (last, ID_MAX, 0)
-                places = at_once if feed_rows else min(4 * places, FEED_EMPTY_BATCHES_MAX)
-        return FeedPage(events=tuple(events), positions=tuple(positions), position=_position_text(after))
+                after = (last, KEY_MAX, 0)
+                places = _next_places(places, at_once, len(feed_rows), limit - len(events))
+        return FeedPage(events=tuple(events), positions=tuple(positions), position=of_postgres(*after))
+
+    async def _position_here(self, position: str | None) -> str | None:
+        """A position that the SQLite ledger gave from which this one was moved, as one of this feed."""
+        if position is None or not is_of_sqlite(position):
+            return position
+        stored = await self.fetch(READ_QUERIES.moved_feed_end)
+        is_known = bool(stored) and int(position) <= (stored[0]["feed_end"] or -1)
+        return to_postgres(position) if is_known else position
 
     async def recorded(self, events: Sequence[Event]) -> list[RecordedEvent]:
         if not events:
@@ -434,7 +442,7 @@ class PostgresReads:
 
     async def feed_end(self) -> str:
         await self.fetch("select sequence_feed()")
-        return _position_text(((await self.fetch(READ_QUERIES.feed_end))[0][0], ID_MAX, 0))
+        return of_postgres((await self.fetch(READ_QUERIES.feed_end))[0][0], KEY_MAX, 0)
 
     async def result(self, job_id: JobId) -> bytes | None:
         stored = await self.fetch(READ_QUERIES.result, job_id)
@@ -455,7 +463,7 @@ class PostgresReads:
         return {row["entry"]: row["body"] for row in await self.fetch(READ_QUERIES.journal, job_id)}
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
-        before = ID_MAX
+        before = KEY_MAX
         lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
         if where.place not in {None, JobPlace.ENDED}:
             return []
@@ -640,20 +648,26 @@ def _page(page_rows: list[PostgresRow], limit: int) -> JobPage:
 
 def _cursor(cursor: str | None) -> int:
     if cursor is None:
-        return ID_MAX
+        return KEY_MAX
     if not cursor.isdigit():
         raise OptionInvalid(option="cursor", value=cursor, expected="the cursor of an earlier page")
     return int(cursor)
+
+
+def _next_places(places: int, at_once: int, events: int, wanted: int) -> int:
+    """How many feed positions the next query reads, after one that read `places` of them with so many events.
+
+    More if they had few: a feed of single submits, or one that was moved from SQLite, has one event at each.
+    """
+    if not events:
+        return min(4 * places, FEED_EMPTY_BATCHES_MAX)
+    return at_once if events > places else min(4 * places, max(at_once, wanted), FEED_EMPTY_BATCHES_MAX)
 
 
 def _position(text: str | None) -> tuple[int, int, int]:
     if text is None:
         return BEGINNING
     parts = [int(part) for part in text.split(".") if part.isascii() and part.isdigit()]
-    if text.count(".") != 2 or len(parts) != 3 or max(parts[:2]) > ID_MAX or parts[2] > VERSION_MAX:
+    if text.count(".") != 2 or len(parts) != 3 or max(parts[:2]) > KEY_MAX or parts[2] > VERSION_MAX:
         raise OptionInvalid(option="position", value=text, expected="a position the feed gave")
     return parts[0], parts[1], parts[2]
-
-
-def _position_text(position: tuple[int, int, int]) -> str:
-    return f"{position[0]:020d}.{position[1]:020d}.{position[2]:010d}"

@@ -9,6 +9,7 @@ from typing import LiteralString
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
 from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId, Priority
+from trellis.engine.positions import SQLITE_DIGITS, of_sqlite
 from trellis.engine.records import (
     DEAD_LETTERS_COUNTED_MAX,
     NOT_QUEUED,
@@ -61,7 +62,6 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 PAGE_MAX = 10_000
 LAST = 2**62
 OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
-POSITION_DIGITS = 16
 COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed_states()])
 FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
 QUEUE_JOB_FAILURES = frozenset({"job_failed", "job_dead_lettered"})
@@ -159,16 +159,16 @@ def feed(
     after = _position(position)
     end: int = tx.db.execute(_READ_QUERIES.feed_end).fetchall()[0][0]
     if end <= after:
-        return FeedPage(events=(), positions=(), position=_text(after))
+        return FeedPage(events=(), positions=(), position=of_sqlite(after))
     values = {"after": after, "end": end, "lifecycles": lifecycle_bits(lifecycle), "limit": page_size(limit)}
     stored = tx.db.execute(_READ_QUERIES.feed, values).fetchall()
     reached = stored[-1][15] if len(stored) == limit else max(end, after)
-    positions = tuple(_text(row[15]) for row in stored)
-    return FeedPage(events=tuple(map(rows.event, stored)), positions=positions, position=_text(reached))
+    positions = tuple(of_sqlite(row[15]) for row in stored)
+    return FeedPage(events=tuple(map(rows.event, stored)), positions=positions, position=of_sqlite(reached))
 
 
 def feed_end(tx: Transaction) -> str:
-    return _text(tx.db.execute(_READ_QUERIES.feed_end).fetchall()[0][0])
+    return of_sqlite(tx.db.execute(_READ_QUERIES.feed_end).fetchall()[0][0])
 
 
 def find_events(
@@ -414,13 +414,9 @@ def _cursor(text: str | None) -> int:
 def _position(text: str | None) -> int:
     if text is None:
         return 0
-    if not text.isascii() or not text.isdigit() or len(text) > POSITION_DIGITS:
+    if not text.isascii() or not text.isdigit() or len(text) > SQLITE_DIGITS:
         raise OptionInvalid(option="position", value=text, expected="a position this feed gave out")
     return int(text)
-
-
-def _text(position: int) -> str:
-    return f"{position:0{POSITION_DIGITS}d}"
 
 
 # Events with all data stored beside them: a few statements per page of events.

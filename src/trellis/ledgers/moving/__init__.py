@@ -1,0 +1,1 @@
+"""Moves the rows of an SQLite ledger to a new PostgreSQL ledger, for `trellis move`."""
