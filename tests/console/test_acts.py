@@ -108,8 +108,7 @@ async def test_role_without_authority_is_refused_and_led_to_the_cell_that_decide
         ):
             await visit(page, f"/console/{path}")
             await page.locator("main button", has_text=re.compile(f"^{act}")).click()
-            if act != "Approve":  # whoever may not decide sees no change to approve
-                await page.get_by_role("dialog").get_by_role("button", name=act).click()
+            await page.get_by_role("dialog").get_by_role("button", name=act, exact=True).click()
             await expect(refusal).to_contain_text(f"rule {rule}")
             await expect(refusal).to_contain_text("trellis token issue --role owner,control-plane")
             await refusal.get_by_role("link", name="Why was it refused?").click()
@@ -120,3 +119,21 @@ async def test_role_without_authority_is_refused_and_led_to_the_cell_that_decide
         assert client.runs.get(run_id).status in {"requested", "queued"}
         client.runs.cancel(run_id)
         client.proposals.reject(note, "the test has seen it")
+
+
+@pytest.mark.requirement("D44")
+async def test_reader_of_a_proposal_sees_what_would_change_but_no_memory(server: ConsoleServer, open_screen: Open):
+    note = server.proposal("a note that a frontend may read")
+    with connect_sync(server.url, token=server.token(Role.ORCHESTRATOR)) as client:
+        wish = [{"file": "facts.md", "operation": "append", "content": "- A frontend reads this wish."}]
+        fact = client.memory.propose(VIOLIN, "A wish", wish, priority="high").proposalId
+    screen = await open_screen(f"/console/proposals?id={note}", Role.FRONTEND)
+    page = screen.page
+    await expect(page.locator("article .diff .add")).to_have_text("+a note that a frontend may read")
+    await visit(page, f"/console/proposals?id={fact}")
+    await expect(page.locator("article [role=alert]")).to_contain_text("rule memory.read")
+    await expect(page.locator("article pre.json").first).to_contain_text("- A frontend reads this wish.")
+    await expect(page.locator("article .diff")).to_have_count(0)
+    with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
+        for one in (note, fact):
+            client.proposals.reject(one, "the test has seen it")

@@ -23,6 +23,7 @@ from trellis.engine.jobs import (
     RequestId,
     Stage,
 )
+from trellis.http.errors import RequestInvalid
 from trellis.lifecycles import Role
 
 MARK = "window.hacked=1"
@@ -90,10 +91,13 @@ def hostile_operations(server: ConsoleServer) -> None:
     seen = AlertObservation(id=new_id(), name="jobs-wait", subject=f"x.{SHOWN}", value=400.0, text=text)
     server.run(ledger.observe_alerts(OPERATOR, AlertRound(mark=0, scopes=(), observed=(seen,))))
     roles = (Role.OWNER, Role.CONTROL_PLANE, Role.ORCHESTRATOR)
-    with connect_sync(server.url, token=server.token(*roles)) as client:
-        client.schedules.add(
-            "hostile-times", cron="0 2 * * *", type_="x.good", payload={HOSTILE: HOSTILE}, concurrency_key=SHOWN
-        )
+    with connect_sync(server.url, token=server.token(*roles, name=f"owner {SHOWN}")) as client:
+        texts = {"payload": {HOSTILE: HOSTILE}, "concurrency_key": SHOWN, "reason": HOSTILE[:400]}
+        good = {"name": "hostile-times", "cron": "0 2 * * *", "type_": "x.good"}
+        client.schedules.add(**good, **texts)
+        for field in ("name", "cron", "tz", "type_"):
+            with pytest.raises(RequestInvalid):
+                client.schedules.add(**{**good, field: SHOWN})
         client.system.pause("x.good", reason=SHOWN)
         for text, status in ((HOSTILE, "failed"), (REMEMBERED, "auto_applied")):
             change = [{"file": "facts.md", "operation": "append", "content": f"- {text}"}]
@@ -107,6 +111,45 @@ async def look_at(page: Page, path: str) -> None:
     await expect(page.locator(".loading")).to_have_count(0)
     await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert await page.evaluate("window.hacked") is None, path
+
+
+async def look_at_schedules(page: Page, server: ConsoleServer) -> None:
+    """See a schedule with such texts, pause it with one, and see a list with such texts in every field.
+
+    The gateway takes no such name, type or time. The console shows whatever it is answered.
+    """
+    hostile = dict.fromkeys(
+        ("name", "cron", "tz", "type", "topic", "owner", "skipped", "last_job", "last_run"), HOSTILE
+    )
+    listed = {"agent": None, "paused": False, "next_at": None, "last_at": None, "registered_at": None, **hostile}
+    detail = {**listed, "misfire": HOSTILE, "overlap": HOSTILE, "next": [], "payload": {HOSTILE: HOSTILE}}
+    dialog = page.get_by_role("dialog")
+    await look_at(page, "/console/schedules")
+    await expect(page.locator("tr", has_text="hostile-times")).to_contain_text(f"owner {SHOWN}")
+    await page.get_by_role("button", name="hostile-times", exact=True).click()
+    await expect(dialog).to_contain_text(SHOWN)
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    await page.get_by_role("button", name="Pause hostile-times", exact=True).click()
+    await dialog.get_by_label("Why (optional)").fill(HOSTILE[:400])
+    answer = {"items": [listed, {**listed, "agent": HOSTILE}], "next_cursor": None}
+    await page.route(f"{server.url}/schedules", lambda route: route.fulfill(json=answer))
+    await page.route(f"{server.url}/schedules/%3C*", lambda route: route.fulfill(json=detail))
+    await dialog.get_by_role("button", name="Pause", exact=True).click()
+    cells = page.locator("main td", has_text=SHOWN)
+    await expect(cells).to_have_count(10)  # of both rows: name, what it starts, when, its last job and its owner
+    await cells.first.get_by_role("button").click()
+    await expect(dialog).to_contain_text(SHOWN)
+    await expect(dialog.locator("dd", has_text=SHOWN)).to_have_count(3)
+    await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    for act in ("Run now", "Pause"):
+        await page.locator(f'main button[aria-label^="{act} <"]').click()
+        await expect(dialog).to_contain_text(SHOWN)
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_have_count(0)
+    assert await page.evaluate("window.hacked") is None
 
 
 async def type_in_every_field(page: Page, note: JobId, dead: JobId) -> None:
@@ -190,11 +233,7 @@ async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServ
     seen = {path.partition("?")[0] for path in shown}
     for path in (*(one for one in await screens_of(page) if one not in seen), "/console/%3Cscript%3E?q=%3Cscript%3E"):
         await look_at(page, path)
-    await look_at(page, "/console/schedules")
-    await page.get_by_role("button", name="hostile-times", exact=True).click()
-    await expect(page.get_by_role("dialog")).to_contain_text(SHOWN)
-    await page.keyboard.press("Escape")
-    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await look_at_schedules(page, server)
     await type_in_every_field(page, note, dead)
     with connect_sync(server.url, token=server.token(Role.OWNER, Role.CONTROL_PLANE)) as client:
         client.schedules.remove("hostile-times")

@@ -166,7 +166,7 @@ export function Json({ value, title }: { value: unknown; title: string }) {
   );
 }
 
-const toasts = new Store<{ id: number; text: string }[]>([]);
+export const toasts = new Store<{ id: number; text: string }[]>([]);
 const shownKeys = new Set<string>();
 let toastId = 0;
 const TOAST_MS = 5_000;
