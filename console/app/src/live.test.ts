@@ -2,10 +2,10 @@ import { InfiniteQueryObserver, QueryObserver } from "@tanstack/react-query";
 import type { LiveEvent } from "@trellis/client";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 
-vi.stubGlobal("sessionStorage", { getItem: () => null });
+vi.stubGlobal("sessionStorage", { getItem: () => null, removeItem: () => undefined });
 vi.stubGlobal("localStorage", { getItem: () => null });
 vi.stubGlobal("navigator", { language: "en", languages: ["en"] });
-const { gaps, gather, mode, poll, POLL_MS, POLL_SLOW_MS, queries, runEnded } = await import("./live");
+const { endSession, gaps, gather, mode, poll, POLL_MS, POLL_SLOW_MS, queries, runEnded } = await import("./live");
 const { lettersQuery } = await import("./letters");
 const { toasts } = await import("./components/parts");
 const { language } = await import("./preferences");
@@ -67,6 +67,17 @@ describe("events", () => {
     expect(texts().at(-1)).toBe("не вдалося: run_2");
     vi.advanceTimersByTime(60_000);
     expect(texts()).toEqual([]);
+  });
+
+  it("of a session that has ended leave nothing to the next one", () => {
+    queries.setQueryData(["run", "r1"], { status: "running" });
+    gaps.set(new Set(["runs"]));
+    runEnded("run_3", "completed");
+    endSession();
+    expect([queries.getQueryCache().getAll().length, gaps.value.size, toasts.value.length]).toEqual([0, 0, 0]);
+    runEnded("run_3", "completed");
+    expect(toasts.value.map((one) => one.text)).toEqual(["completed: run_3"]);
+    vi.advanceTimersByTime(60_000);
   });
 
   it("that do not come are made up for by the answered status: a run that was open and has ended is told of once", async () => {

@@ -3,7 +3,7 @@
 import { hashKey, QueryCache, QueryClient, useQuery, type QueryKey } from "@tanstack/react-query";
 import { follow, GatewayUnreachable, ProblemError, type LiveEvent } from "@trellis/client";
 import { api, hasEnded } from "./api";
-import { toast } from "./components/parts";
+import { clearToasts, toast } from "./components/parts";
 import { allPages } from "./lib/pages";
 import { Refresher } from "./lib/refresh";
 import { language } from "./preferences";
@@ -121,9 +121,17 @@ function answered(): void {
 export function failed(error: unknown): void {
   if (error instanceof GatewayUnreachable) mode.set("offline");
   if (error instanceof ProblemError && error.status === 401 && session.value !== null) {
-    queries.clear();
-    signOut(text("signin.refused", { why: error.detail }));
+    endSession(text("signin.refused", { why: error.detail }));
   }
+}
+
+/** Sign out. Nothing that the person has seen stays for whoever signs in next. */
+export function endSession(reason: string | null = null): void {
+  queries.clear();
+  clearToasts();
+  gaps.set(new Set());
+  openRuns.clear();
+  signOut(reason);
 }
 
 /** Follow events while signed in. Returns what ends it. */

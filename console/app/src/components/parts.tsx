@@ -184,6 +184,12 @@ export function toast(text: string, key?: string): void {
   setTimeout(() => toasts.set(toasts.value.filter((one) => one.id !== id)), TOAST_MS);
 }
 
+/** Take all messages away, as if none had been shown. */
+export function clearToasts(): void {
+  toasts.set([]);
+  shownKeys.clear();
+}
+
 /** The modal dialogs that are open, the topmost last. */
 const layers = new Store<readonly string[]>([]);
 

@@ -59,7 +59,8 @@ export function Proposals() {
   useKeys({ j: () => step(1), k: () => step(-1) });
   useEffect(() => {
     // The newest stands first: without an id in the address, each new proposal would take the place of the one being read.
-    if (id === undefined && shownId !== undefined) go({ id: shownId });
+    // This screen is still shown while another one is being loaded: then nobody is led back to it.
+    if (id === undefined && shownId !== undefined && location.pathname.endsWith("/proposals")) go({ id: shownId });
   }, [id, shownId]);
   const list = useRef<HTMLUListElement>(null);
   useEffect(() => {
