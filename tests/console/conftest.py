@@ -360,8 +360,10 @@ async def load(screen: Screen, origin: str, path: str, token: str, prepare: Prep
     screen.errors.clear()
     await page.set_viewport_size(DESK)
     await page.emulate_media(color_scheme="light")
-    if screen.is_signed_out and prepare is None:
+    if screen.is_signed_out:
         screen.is_signed_out = False
+        if prepare is not None:
+            await prepare(page)
         await page.evaluate(SIGN_IN, [token, path])
         return
     if page.url == "about:blank":

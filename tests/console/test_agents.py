@@ -4,7 +4,7 @@ import pytest
 from playwright.async_api import expect
 
 from tests.agents.files import agent_file
-from tests.console.conftest import VIOLIN, ConsoleServer, slot_held
+from tests.console.conftest import VIOLIN, ConsoleServer, slot_held, visit
 from tests.console.test_console import Open, check, serious
 from trellis import connect_sync
 from trellis.agents.catalog import agent_key
@@ -40,7 +40,7 @@ async def test_agent_is_run_with_parameters_and_waits_where_its_slot_is_held(ser
         await page.get_by_role("button", name="Start", exact=True).click()
         await page.wait_for_url("**/console/runs/run_*")
         run_id = page.url.rpartition("/")[2]
-        await page.goto(f"{server.url}/console/agents/{VIOLIN}")
+        await visit(page, f"/console/agents/{VIOLIN}")
         row = page.locator("tr", has_text=run_id)
         await expect(row).to_contain_text("waits, number 1")
         await screen.shot("agent")
@@ -80,7 +80,7 @@ async def test_agent_shows_its_schedule_its_events_and_is_paused_and_activated(
     server.run(server.served.instance.objects.put(agent_key(KEEPER), agent_file(slug=KEEPER, model="''")))
     await page.locator("dialog button.primary").click()
     await expect(page.locator(".page-head .badge")).to_have_text("malformed")  # read again after the refusal
-    await page.goto(f"{server.url}/console/agents/broken")
+    await visit(page, "/console/agents/broken")
     await expect(page.locator(".banner.bad")).to_contain_text("field model")
 
 

@@ -5,7 +5,7 @@ from playwright.async_api import expect
 
 from tests.artifacts.desk import draft
 from tests.console.artifacts import BOWS, FOUND, brief, finalized
-from tests.console.conftest import ConsoleServer
+from tests.console.conftest import ConsoleServer, visit
 from tests.console.test_console import Open, serious
 from trellis.artifacts.content import JobType
 from trellis.lifecycles import Role
@@ -51,7 +51,7 @@ async def test_every_type_of_artifact_has_a_view_of_its_own(server: ConsoleServe
     page = screen.page
     await expect(page.locator(".prose")).to_have_text("A bow is strung.")
     await expect(page.locator(".facts .pair")).to_contain_text("Bow")
-    await page.goto(f"{server.url}/console/artifacts/{made[JobType.PROPOSAL_PREPROCESS]}")
+    await visit(page, f"/console/artifacts/{made[JobType.PROPOSAL_PREPROCESS]}")
     await expect(page.locator(".diff .add", has_text='"tags"')).to_be_visible()
     await expect(page.locator(".badge.warn", has_text="warning")).to_be_visible()
     await expect(page.locator("meter")).to_have_attribute("value", "0.91")

@@ -62,7 +62,7 @@ async def test_proposal_for_a_text_that_has_changed_shows_the_change_and_cannot_
     await screen.shot("conflict")
     assert await serious(page) == []
 
-    await page.goto(f"{server.url}/console/proposals?id={fact}")
+    await visit(page, f"/console/proposals?id={fact}")
     await expect(page.locator(".banner.bad")).to_contain_text("the memory was at version")
     await expect(since.locator(".diff .add").last).to_have_text("+- The cabinet was moved.")
     await page.get_by_role("button", name=f"Run {VIOLIN} again", exact=True).click()

@@ -1,10 +1,11 @@
 """Statuses and messages, as people see them."""
 
 import re
+import time
 
 from playwright.async_api import expect
 
-from tests.console.conftest import ROOT, ConsoleServer
+from tests.console.conftest import PATIENCE_S, ROOT, ConsoleServer
 from tests.console.test_console import Open
 from trellis.agents.definition import AgentStatus
 from trellis.http.operation_shapes import WorkerShape
@@ -31,11 +32,14 @@ async def test_status_is_translated_and_its_identifier_is_the_tooltip(server: Co
 
 
 async def test_message_is_seen_in_front_of_a_dialog(server: ConsoleServer, open_screen: Open):
-    screen = await open_screen("/console/runs", Role.OWNER, Role.CONTROL_PLANE)
+    screen = await open_screen(
+        "/console/runs", *(Role.OWNER, Role.CONTROL_PLANE), prepare=lambda page: page.clock.install(), own=True
+    )
     page = screen.page
     await page.get_by_role("button", name="Start a run", exact=True).click()
     dialog = page.get_by_role("dialog")
     await dialog.locator("details:has(> .tabs) summary").click()
+    await page.clock.pause_at(time.time() + PATIENCE_S)  # a message goes after a few seconds; this one stays
     await dialog.get_by_role("button", name="Copy", exact=True).click()
     message = page.locator(".toast", has_text=re.compile("^(Copied|The text is selected)"))
     await expect(message).to_be_visible()
