@@ -75,7 +75,8 @@ SIGN_OUT = """async () => {
     history.pushState(null, '', '/console/nowhere');  // the screen of the test before is not shown again after sign-in
     sessionStorage.clear();
     localStorage.clear();
-    return document.querySelector('.signin') !== null && root.lang === 'en' && !('theme' in root.dataset);
+    const isLight = !('theme' in root.dataset) && matchMedia('(prefers-color-scheme: light)').matches;
+    return document.querySelector('.signin') !== null && root.lang === 'en' && isLight;
 }"""
 """Leaves the page as somebody finds it who opens the console for the first time; false if it is not so."""
 SIGN_IN = """async ([token, path]) => {
@@ -358,14 +359,15 @@ async def load(screen: Screen, origin: str, path: str, token: str, prepare: Prep
     """Open the console in a page that may have been used before, as if nobody had used it."""
     page = screen.page
     screen.errors.clear()
-    await page.set_viewport_size(DESK)
-    await page.emulate_media(color_scheme="light")
+    if page.viewport_size != DESK:
+        await page.set_viewport_size(DESK)
     if screen.is_signed_out:
         screen.is_signed_out = False
         if prepare is not None:
             await prepare(page)
         await page.evaluate(SIGN_IN, [token, path])
         return
+    await page.emulate_media(color_scheme="light")
     if page.url == "about:blank":
         await page.goto(origin + OUTSIDE)
     await page.evaluate(KEEP_ONLY, token)
