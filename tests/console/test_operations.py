@@ -57,10 +57,10 @@ async def test_worker_its_lease_and_its_queue_are_shown_and_the_queue_is_paused(
     await expect(page.get_by_role("dialog")).to_contain_text(f"trellis queues pause {TYPE} --reason 'paper is out'")
     await page.get_by_role("dialog").get_by_role("button", name="Pause", exact=True).click()
     await expect(queue).to_contain_text("paused")
-    await check(screen, "workers")
     with connect_sync(server.url, token=server.token(Role.CONTROL_PLANE)) as client:
         assert [one.paused for one in client.system.queues().items if one.type == TYPE] == [True]
         client.system.resume(TYPE)
+    await check(screen, "workers")  # until it is asked for again
     await expect(queue.get_by_role("button", name=f"Pause {TYPE}", exact=True)).to_be_visible()
 
 
