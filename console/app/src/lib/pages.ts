@@ -77,45 +77,38 @@ export function pagesInTurn(count: number, from: number): { pages: number[]; nex
  * The list with these pages as they are now; null if more new rows have come than a page holds, so that nobody knows
  * which are missing between the fresh first page and what is loaded, or if the list would grow beyond its bound.
  *
- * A page begins behind its cursor whatever comes before it, so a later page is exchanged. The first one has moved: the
- * rows that new ones pushed out of it become a page of their own, which begins where the fresh first page ends.
+ * A page begins behind its cursor whatever comes before it. New rows push others out of it: those become a page of their
+ * own, which begins where the fresh page ends.
  */
 export function withFreshPages(data: InfiniteData<ListPage>, idOf: IdOf, fresh: readonly { pageParam: unknown; page: ListPage }[]): InfiniteData<ListPage> | null {
-  const pages = [...data.pages];
-  let first: ListPage | undefined;
+  let merged: InfiniteData<ListPage> | null = data;
   for (const { pageParam, page } of fresh) {
-    const at = data.pageParams.indexOf(pageParam);
-    const old = pages[at];
-    if (old === undefined) continue;
-    const isLast = at === pages.length - 1;
-    if (at === 0 && !isLast) first = page;
-    else pages[at] = isLast ? page : { ...page, next_cursor: old.next_cursor };
+    const at: number = merged.pageParams.indexOf(pageParam);
+    if (at >= 0) merged = withPage(merged, at, idOf, page);
+    if (merged === null) return null;
   }
-  const merged = first === undefined ? { ...data, pages } : withFirstPage({ ...data, pages }, idOf, first);
-  return merged === null ? null : { ...merged, pages: withoutRepeated(merged.pages, idOf) };
+  return { ...merged, pages: withoutRepeated(merged.pages, idOf) };
 }
 
-/** The list with another first page; null if nobody knows which rows are between it and what is loaded. */
-function withFirstPage(data: InfiniteData<ListPage>, idOf: IdOf, fresh: ListPage): InfiniteData<ListPage> | null {
-  const [old, ...later] = data.pages as [ListPage, ...ListPage[]];
-  const [begin, ...params] = data.pageParams;
-  if (fresh.next_cursor === null) return { pages: [fresh], pageParams: [begin] };
+function withPage(data: InfiniteData<ListPage>, at: number, idOf: IdOf, fresh: ListPage): InfiniteData<ListPage> | null {
+  const [before, old, later] = [data.pages.slice(0, at), data.pages[at] as ListPage, data.pages.slice(at + 1)];
+  const [begin, params] = [data.pageParams.slice(0, at + 1), data.pageParams.slice(at + 1)];
+  const second = later[0];
+  if (fresh.next_cursor === null || second === undefined) return { pages: [...before, fresh], pageParams: begin };
   const ids = new Set(fresh.items.map(idOf));
   const shared = old.items.findLastIndex((row) => ids.has(idOf(row)));
   const isLater = (id: string) => later.some((page) => page.items.some((row) => idOf(row) === id));
-  if (shared < 0 && ![...ids].some(isLater)) return null;
-  // Rows of the old first page that stood before a row that is still there, and are not fresh, have left the list.
-  const lastId = [...ids].at(-1) ?? "";
-  const pushedOut = shared < 0 || isLater(lastId) ? [] : old.items.slice(shared + 1);
-  if (pushedOut.length === 0) return { pages: [{ ...fresh, next_cursor: old.next_cursor }, ...later], pageParams: data.pageParams };
+  if (at === 0 && shared < 0 && ![...ids].some(isLater)) return null;
+  // Rows that stood before one that is still there, and are not fresh, have left the list.
+  const pushedOut = isLater([...ids].at(-1) ?? "") ? [] : old.items.slice(shared + 1);
+  if (pushedOut.length === 0) return { pages: [...before, { ...fresh, next_cursor: old.next_cursor }, ...later], pageParams: data.pageParams };
   if (data.pages.reduce((sum, page) => sum + page.items.length, 0) > ROWS_MAX) return null;
-  const second = later[0] as ListPage;
   // Few rows are joined with those behind them, as far as one request for them gets them all.
   const joined = pushedOut.length + second.items.length <= fresh.items.length;
   const piece = joined ? { ...second, items: [...pushedOut, ...second.items] } : { ...fresh, items: pushedOut, next_cursor: old.next_cursor };
   return {
-    pages: [fresh, piece, ...(joined ? later.slice(1) : later)],
-    pageParams: [begin, fresh.next_cursor, ...(joined ? params.slice(1) : params)],
+    pages: [...before, fresh, piece, ...(joined ? later.slice(1) : later)],
+    pageParams: [...begin, fresh.next_cursor, ...(joined ? params.slice(1) : params)],
   };
 }
 
