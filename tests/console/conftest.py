@@ -361,10 +361,8 @@ async def load(screen: Screen, origin: str, path: str, token: str, prepare: Prep
     screen.errors.clear()
     if page.viewport_size != DESK:
         await page.set_viewport_size(DESK)
-    if screen.is_signed_out:
+    if screen.is_signed_out and prepare is None:
         screen.is_signed_out = False
-        if prepare is not None:
-            await prepare(page)
         await page.evaluate(SIGN_IN, [token, path])
         return
     await page.emulate_media(color_scheme="light")
