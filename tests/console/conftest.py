@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, ConsoleMessage, Page, ViewportSize, async_playwright, expect
+from playwright.async_api import Error as PlaywrightError
 
 from tests.gateway.serving import Served, serving
 from tests.gateway.world import proposal
@@ -65,6 +66,29 @@ OUTSIDE = "/system/live"
 """An address of the gateway that is no page of the console: what the console keeps can be read there, and nothing runs."""
 SEED = """if (!sessionStorage.getItem('seeded')) {
     sessionStorage.setItem('seeded', '1'); sessionStorage.setItem('trellis.token', '%s');
+}"""
+SIGN_OUT = """async () => {
+    const root = document.documentElement;
+    [...document.querySelectorAll('.side-foot button')].at(-1)?.click();
+    for (let frame = 0; frame < 100 && document.querySelector('.signin') === null; frame += 1)
+        await new Promise(requestAnimationFrame);
+    history.pushState(null, '', '/console/nowhere');  // the screen of the test before is not shown again after sign-in
+    sessionStorage.clear();
+    localStorage.clear();
+    const isLight = !('theme' in root.dataset) && matchMedia('(prefers-color-scheme: light)').matches;
+    return document.querySelector('.signin') !== null && root.lang === 'en' && isLight;
+}"""
+"""Leaves the page as somebody finds it who opens the console for the first time; false if it is not so."""
+SIGN_IN = """async ([token, path]) => {
+    const next = () => new Promise(requestAnimationFrame);
+    history.pushState(null, '', path);
+    if (token === '') return;
+    const field = document.querySelector('.signin input[type=password]');
+    Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(field, token);
+    field.dispatchEvent(new Event('input', {bubbles: true}));
+    await next();
+    field.form.requestSubmit();
+    while (document.querySelector('.side-foot') === null) await next();
 }"""
 KEEP_ONLY = """token => {
     sessionStorage.clear(); localStorage.clear(); if (token !== '') sessionStorage.setItem('trellis.token', token);
@@ -118,33 +142,42 @@ class ConsoleServer:
     def token(self, *roles: Role, name: str = "iryna") -> str:
         return issue(KEY, name=name, roles=roles, ttl_s=3600.0, now=time.time())
 
-    def dead_jobs(self, number: int, error: Callable[[int], str], type_: str = "mail.send") -> list[JobId]:
-        """Jobs that an operator gave up."""
+    def dead_jobs(
+        self,
+        number: int,
+        error: Callable[[int], str],
+        type_: str = "mail.send",
+        *,
+        cause: str | None = None,
+        **texts: Any,
+    ) -> list[JobId]:
+        """Jobs that an operator gave up; `texts` are further fields of them, such as a payload."""
         assert self.served is not None
         ledger = self.served.instance.ledger
 
         async def made() -> list[JobId]:
             ids = [JobId(new_id()) for _ in range(number)]
-            await ledger.submit(OPERATOR, [NewJob(job_id=one, type=type_, payload=b'{"to":"ada"}') for one in ids])
+            fields: dict[str, Any] = {"type": type_, "payload": b'{"to":"ada"}', **texts}
+            await ledger.submit(OPERATOR, [NewJob(job_id=one, **fields) for one in ids])
             for at, one in enumerate(ids):
                 reason = ReasonCode.POLICY_VIOLATION
                 death = DeadLetterReason(reason_code=reason, stage=Stage.INPUT, last_error=error(at))
-                request = RequestId(new_id())
-                await ledger.move(OPERATOR, Move(job_id=one, target="dead_lettered", request_id=request, death=death))
+                how: dict[str, Any] = {"request_id": RequestId(new_id()), "death": death, "cause": cause}
+                await ledger.move(OPERATOR, Move(job_id=one, target="dead_lettered", **how))
             return ids
 
         return self.run(made())
 
-    def queued_jobs(self, number: int, type_: str = "page.fetch") -> list[JobId]:
-        """Jobs that nobody serves."""
+    def queued_jobs(self, number: int, type_: str = "page.fetch", **texts: Any) -> list[JobId]:
+        """Jobs that nobody serves; `texts` are further fields of them."""
         assert self.served is not None
         ledger = self.served.instance.ledger
         ids = [JobId(new_id()) for _ in range(number)]
 
         async def made() -> None:
             for first in range(0, number, BATCH):
-                jobs = [NewJob(job_id=one, type=type_, payload=b"{}") for one in ids[first : first + BATCH]]
-                await ledger.submit(OPERATOR, jobs)
+                fields: dict[str, Any] = {"type": type_, "payload": b"{}", **texts}
+                await ledger.submit(OPERATOR, [NewJob(job_id=one, **fields) for one in ids[first : first + BATCH]])
 
         self.run(made())
         return ids
@@ -269,6 +302,8 @@ class Screen:
 
     page: Page
     errors: list[str] = field(default_factory=list[str])
+    is_signed_out: bool = False
+    """Whether the console is loaded, and nobody is signed in."""
     _listeners: list[tuple[Any, Callable[[Any], None]]] = field(default_factory=list[Any])
 
     def __post_init__(self) -> None:
@@ -285,12 +320,15 @@ class Screen:
         self._listeners.append((event, listener))
 
     async def leave(self) -> None:
-        """End what a test began in the page, and leave the console."""
+        """End what a test began in the page, and sign out: the console keeps nothing of a session that has ended."""
         for event, listener in self._listeners:
             self.page.remove_listener(event, listener)
         self._listeners.clear()
         await self.page.unroute_all(behavior="ignoreErrors")
-        await self.page.goto(self.page.url.partition("/console")[0] + OUTSIDE)
+        try:
+            self.is_signed_out = await self.page.evaluate(SIGN_OUT)
+        except PlaywrightError:  # the page is loading, or it is none of the console
+            self.is_signed_out = False
 
     async def shot(self, name: str) -> Path:
         """Keep a picture as output of the tests."""
@@ -313,22 +351,27 @@ async def new_page(browser: Browser, **options: Any) -> Page:
 
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def shared(browser: Browser) -> Screen:
-    """A page that tests use one after another: a new one costs three times as much as loading the console again."""
+    """A page that tests use one after another: to sign in anew costs a third of loading the console again."""
     return Screen(await new_page(browser))
 
 
-async def load(screen: Screen, address: str, token: str, prepare: Prepare | None) -> None:
+async def load(screen: Screen, origin: str, path: str, token: str, prepare: Prepare | None) -> None:
     """Open the console in a page that may have been used before, as if nobody had used it."""
     page = screen.page
     screen.errors.clear()
-    await page.set_viewport_size(DESK)
+    if page.viewport_size != DESK:
+        await page.set_viewport_size(DESK)
+    if screen.is_signed_out and prepare is None:
+        screen.is_signed_out = False
+        await page.evaluate(SIGN_IN, [token, path])
+        return
     await page.emulate_media(color_scheme="light")
     if page.url == "about:blank":
-        await page.goto(address.partition("/console")[0] + OUTSIDE)
+        await page.goto(origin + OUTSIDE)
     await page.evaluate(KEEP_ONLY, token)
     if prepare is not None:
         await prepare(page)
-    await page.goto(address)
+    await page.goto(origin + path)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -346,7 +389,7 @@ async def open_screen(browser: Browser, shared: Screen, server: ConsoleServer) -
         token = server.token(*roles) if roles else ""
         if not own and not options and shared not in screens:
             screens.append(shared)
-            await load(shared, server.url + path, token, prepare)
+            await load(shared, server.url, path, token, prepare)
             return shared
         page = await new_page(browser, **options)
         screens.append(Screen(page))

@@ -5,7 +5,7 @@ from playwright.async_api import expect
 
 from tests.artifacts.desk import draft
 from tests.console.artifacts import BOWS, FOUND, brief, finalized
-from tests.console.conftest import ConsoleServer
+from tests.console.conftest import ConsoleServer, visit
 from tests.console.test_console import Open, serious
 from trellis.artifacts.content import JobType
 from trellis.lifecycles import Role
@@ -23,8 +23,8 @@ async def test_artifact_shows_which_citations_are_in_its_sources_and_leads_to_th
     page = screen.page
     await expect(page.locator(".grid-row", has_text=second)).to_contain_text("RESEARCH BRIEF")
     await screen.shot("artifacts")
-    await page.get_by_role("link", name=second).click()
-    await expect(page.get_by_role("heading", name="What a bow weighs")).to_be_visible()
+    await page.get_by_role("link", name=second, exact=True).click()
+    await expect(page.get_by_role("heading", name="What a bow weighs", exact=True)).to_be_visible()
     await expect(page.locator(".page-head .badge.good")).to_contain_text("final since")
     await expect(page.get_by_text("1 of 2 citations found word for word")).to_be_visible()
     await expect(page.locator(".quote.verified")).to_contain_text(FOUND)
@@ -36,7 +36,7 @@ async def test_artifact_shows_which_citations_are_in_its_sources_and_leads_to_th
     assert await page.locator("dialog mark").inner_text() == FOUND
     await page.keyboard.press("Escape")
 
-    await page.get_by_label("Compare with").select_option(first)
+    await page.get_by_label("Compare with", exact=True).select_option(first)
     await expect(page.locator(".diff .remove del").first).to_have_text("about ")
     await expect(page.locator(".diff .add").first).to_have_text("+A bow weighs 58 to 63 g.")
     await expect(page.locator(".diff .add", has_text=INVENTED)).to_be_visible()
@@ -51,7 +51,7 @@ async def test_every_type_of_artifact_has_a_view_of_its_own(server: ConsoleServe
     page = screen.page
     await expect(page.locator(".prose")).to_have_text("A bow is strung.")
     await expect(page.locator(".facts .pair")).to_contain_text("Bow")
-    await page.goto(f"{server.url}/console/artifacts/{made[JobType.PROPOSAL_PREPROCESS]}")
+    await visit(page, f"/console/artifacts/{made[JobType.PROPOSAL_PREPROCESS]}")
     await expect(page.locator(".diff .add", has_text='"tags"')).to_be_visible()
     await expect(page.locator(".badge.warn", has_text="warning")).to_be_visible()
     await expect(page.locator("meter")).to_have_attribute("value", "0.91")

@@ -166,7 +166,7 @@ async def test_act_on_a_group_is_one_command_with_the_filter_that_selects_it(
     for tab in TABS:
         jobs = server.dead_jobs(25, lambda at: f"line {at} is busy", type_=f"group.{tab.lower()}")
         await visit(screen.page, f"/console/dead-letters?q=type%3Agroup.{tab.lower()}")
-        await screen.page.get_by_role("button", name="Requeue (25)").click()
+        await screen.page.get_by_role("button", name="Requeue (25)", exact=True).click()
         text = (await copied(dialog))[tab]
         assert not any(one in text for one in jobs), text
         await screen.page.keyboard.press("Escape")
@@ -224,7 +224,7 @@ async def test_acts_on_schedules_agents_and_the_policy_are_done_by_their_command
     submit = f"trellis submit --topic job.code.lint '{{}}' --json --gateway {server.url}"
     job_id = json.loads(await execute("trellis", submit))["job_id"]
     await visit(page, "/console/policy")
-    await page.get_by_role("button", name="Insert an example").click()
+    await page.get_by_role("button", name="Insert an example", exact=True).click()
     policy = await page.locator("textarea").input_value()
     (tmp_path / "policy.toml").write_text(policy)
     monkeypatch.chdir(tmp_path)
@@ -287,8 +287,8 @@ async def test_what_a_dialog_would_do_is_done_by_its_commands(
         assert not paused("page.fetch"), tab
 
     await visit(page, "/console/runs")
-    await page.get_by_role("button", name="Start a run").click()
-    await page.get_by_label("Agent").select_option(VIOLIN)
+    await page.get_by_role("button", name="Start a run", exact=True).click()
+    await page.get_by_label("Agent", exact=True).select_option(VIOLIN)
     texts = await copied(dialog)
     assert "run_" in await execute("curl", texts["curl"])
     assert os.environ["TRELLIS_TOKEN"] not in json.dumps(texts)

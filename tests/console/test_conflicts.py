@@ -62,16 +62,16 @@ async def test_proposal_for_a_text_that_has_changed_shows_the_change_and_cannot_
     await screen.shot("conflict")
     assert await serious(page) == []
 
-    await page.goto(f"{server.url}/console/proposals?id={fact}")
+    await visit(page, f"/console/proposals?id={fact}")
     await expect(page.locator(".banner.bad")).to_contain_text("the memory was at version")
     await expect(since.locator(".diff .add").last).to_have_text("+- The cabinet was moved.")
-    await page.get_by_role("button", name=f"Run {VIOLIN} again").click()
-    await expect(page.get_by_role("dialog").get_by_label("Agent")).to_have_value(VIOLIN)
+    await page.get_by_role("button", name=f"Run {VIOLIN} again", exact=True).click()
+    await expect(page.get_by_role("dialog").get_by_label("Agent", exact=True)).to_have_value(VIOLIN)
     await page.keyboard.press("Escape")
     await page.keyboard.press("r")
     await page.keyboard.type("the memory has moved on")
     await page.locator("dialog button.danger").click()
-    await expect(page.locator(".toast")).to_contain_text(f"Rejected: {fact}")
+    await expect(page.locator(".toast", has_text=f"Rejected: {fact}")).to_be_visible()
     with connect_sync(server.url, token=server.token(Role.OWNER)) as client:
         client.proposals.reject(edit, "the letters have moved on")
 
@@ -92,7 +92,7 @@ async def test_proposal_is_approved_only_while_its_exact_change_is_shown(server:
     screen = await open_screen("/console/overview", Role.OWNER)
     page = screen.page
     dialog = page.get_by_role("dialog")
-    approve = dialog.get_by_role("button", name="Approve")
+    approve = dialog.get_by_role("button", name="Approve", exact=True)
     await page.route(f"**/proposals/{one}/diff", late)
     await visit(page, f"/console/proposals?id={one}")
     await expect(page.locator(".actions button.primary")).to_be_enabled()
@@ -102,7 +102,7 @@ async def test_proposal_is_approved_only_while_its_exact_change_is_shown(server:
     may_answer.set()
     await expect(dialog.get_by_role("alert")).to_be_visible()
     await expect(approve).to_be_disabled()
-    await dialog.get_by_role("button", name="Try again").click()
+    await dialog.get_by_role("button", name="Try again", exact=True).click()
     await expect(dialog.locator(".diff .add").last).to_have_text("+- One.")
     await expect(approve).to_be_enabled()
     for place in (dialog, page.locator("article > section")):

@@ -39,7 +39,7 @@ async def test_newest_events_of_a_job_are_shown_first_and_older_ones_on_demand(
     await expect(rows).to_have_count(200)
     await expect(rows.last).to_contain_text(f"queued {DEATHS - 1}")
     await expect(page.get_by_text("3 older events are not shown.")).to_be_visible()
-    await page.get_by_role("button", name="Show older ones").click()
+    await page.get_by_role("button", name="Show older ones", exact=True).click()
     await expect(rows).to_have_count(2 * DEATHS + 1)
     await expect(rows.first).to_contain_text("→ queued")
     await expect(page.get_by_text("older events are not shown")).to_have_count(0)
@@ -65,8 +65,8 @@ async def many(page: Page) -> None:
 async def test_lists_of_choices_are_whole_and_counts_say_that_there_are_more(server: ConsoleServer, open_screen: Open):
     screen = await open_screen("/console/runs", Role.OWNER, Role.CONTROL_PLANE, prepare=many)
     page = screen.page
-    await page.get_by_role("button", name="Start a run").click()
-    await expect(page.get_by_label("Agent").locator("option")).to_have_count(120)
+    await page.get_by_role("button", name="Start a run", exact=True).click()
+    await expect(page.get_by_label("Agent", exact=True).locator("option")).to_have_count(120)
     await page.keyboard.press("Escape")
     await visit(page, "/console/overview")
     await expect(page.locator("a.tile", has_text="Alerts").locator(".tile-value")).to_have_text("200+")

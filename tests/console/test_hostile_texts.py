@@ -1,6 +1,7 @@
 """Texts of others are shown, and never executed: in every field that somebody can fill, and wherever it is shown."""
 
 import json
+from typing import Any
 
 import pytest
 from playwright.async_api import Page, expect
@@ -13,16 +14,8 @@ from trellis import connect_sync
 from trellis.agents.catalog import agent_key
 from trellis.app.wiring import new_id
 from trellis.engine.alerts import TEXT_CHARS_MAX, AlertObservation, AlertRound
-from trellis.engine.jobs import (
-    Actor,
-    DeadLetterReason,
-    JobId,
-    Move,
-    NewJob,
-    ReasonCode,
-    RequestId,
-    Stage,
-)
+from trellis.engine.jobs import Actor, JobId
+from trellis.http.errors import RequestInvalid
 from trellis.lifecycles import Role
 
 MARK = "window.hacked=1"
@@ -48,22 +41,13 @@ SLUG = "hostile"
 
 
 def hostile_jobs(server: ConsoleServer) -> tuple[JobId, JobId]:
-    """A dead letter, and a job that ended well, with such texts wherever somebody else can put one."""
-    assert server.served is not None
-    ledger = server.served.instance.ledger
+    """A dead letter, and a job that waits, with such texts wherever somebody else can put one."""
     payload = json.dumps({HOSTILE: HOSTILE}).encode()
-
-    async def made() -> tuple[JobId, JobId]:
-        dead, good = JobId(new_id()), JobId(new_id())
-        await ledger.submit(OPERATOR, [NewJob(job_id=dead, type="x.hostile", payload=payload, correlation_id=SHOWN)])
-        death = DeadLetterReason(reason_code=ReasonCode.PARSE_ERROR, stage=Stage.INPUT, last_error=HOSTILE)
-        request = RequestId(new_id())
-        move = Move(job_id=dead, target="dead_lettered", request_id=request, death=death, cause=HOSTILE[:400])
-        await ledger.move(OPERATOR, move)
-        await ledger.submit(OPERATOR, [NewJob(job_id=good, type="x.good", payload=payload, concurrency_key=SHOWN)])
-        return dead, good
-
-    return server.run(made())
+    (dead,) = server.dead_jobs(
+        1, lambda _: HOSTILE, "x.hostile", cause=HOSTILE[:400], payload=payload, correlation_id=SHOWN
+    )
+    (good,) = server.queued_jobs(1, "x.good", payload=payload, concurrency_key=SHOWN)
+    return dead, good
 
 
 def hostile_agent(server: ConsoleServer) -> str:
@@ -90,10 +74,14 @@ def hostile_operations(server: ConsoleServer) -> None:
     seen = AlertObservation(id=new_id(), name="jobs-wait", subject=f"x.{SHOWN}", value=400.0, text=text)
     server.run(ledger.observe_alerts(OPERATOR, AlertRound(mark=0, scopes=(), observed=(seen,))))
     roles = (Role.OWNER, Role.CONTROL_PLANE, Role.ORCHESTRATOR)
+    with connect_sync(server.url, token=server.token(*roles, name=f"owner {SHOWN}")) as client:
+        texts = {"payload": {HOSTILE: HOSTILE}, "concurrency_key": SHOWN, "reason": HOSTILE[:400]}
+        good: dict[str, Any] = {"name": "hostile-times", "cron": "0 2 * * *", "type_": "x.good"}
+        client.schedules.add(**good, **texts)
+        for field in ("name", "cron", "tz", "type_"):
+            with pytest.raises(RequestInvalid):
+                client.schedules.add(**{**good, field: SHOWN})
     with connect_sync(server.url, token=server.token(*roles)) as client:
-        client.schedules.add(
-            "hostile-times", cron="0 2 * * *", type_="x.good", payload={HOSTILE: HOSTILE}, concurrency_key=SHOWN
-        )
         client.system.pause("x.good", reason=SHOWN)
         for text, status in ((HOSTILE, "failed"), (REMEMBERED, "auto_applied")):
             change = [{"file": "facts.md", "operation": "append", "content": f"- {text}"}]
@@ -109,6 +97,45 @@ async def look_at(page: Page, path: str) -> None:
     assert await page.evaluate("window.hacked") is None, path
 
 
+async def look_at_schedules(page: Page, server: ConsoleServer) -> None:
+    """See a schedule with such texts, pause it with one, and see a list with such texts in every field.
+
+    The gateway takes no such name, type or time. The console shows whatever it is answered.
+    """
+    hostile = dict.fromkeys(
+        ("name", "cron", "tz", "type", "topic", "owner", "skipped", "last_job", "last_run"), HOSTILE
+    )
+    listed = {"agent": None, "paused": False, "next_at": None, "last_at": None, "registered_at": None, **hostile}
+    detail = {**listed, "misfire": HOSTILE, "overlap": HOSTILE, "next": [], "payload": {HOSTILE: HOSTILE}}
+    dialog = page.get_by_role("dialog")
+    await look_at(page, "/console/schedules")
+    await expect(page.locator("tr", has_text="hostile-times")).to_contain_text(f"owner {SHOWN}")
+    await page.get_by_role("button", name="hostile-times", exact=True).click()
+    await expect(dialog).to_contain_text(SHOWN)
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    await page.get_by_role("button", name="Pause hostile-times", exact=True).click()
+    await dialog.get_by_label("Why (optional)", exact=True).fill(HOSTILE[:400])
+    answer = {"items": [listed, {**listed, "agent": HOSTILE}], "next_cursor": None}
+    await page.route(f"{server.url}/schedules", lambda route: route.fulfill(json=answer))
+    await page.route(f"{server.url}/schedules/%3C*", lambda route: route.fulfill(json=detail))
+    await dialog.get_by_role("button", name="Pause", exact=True).click()
+    cells = page.locator("main td", has_text=SHOWN)
+    await expect(cells).to_have_count(10)  # of both rows: name, what it starts, when, its last job and its owner
+    await cells.first.get_by_role("button").click()
+    await expect(dialog).to_contain_text(SHOWN)
+    await expect(dialog.locator("dd", has_text=SHOWN)).to_have_count(3)
+    await page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+    for act in ("Run now", "Pause"):
+        await page.locator(f'main button[aria-label^="{act} <"]').click()
+        await expect(dialog).to_contain_text(SHOWN)
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_have_count(0)
+    assert await page.evaluate("window.hacked") is None
+
+
 async def type_in_every_field(page: Page, note: JobId, dead: JobId) -> None:
     """Put such texts into reasons, filters, the search and a policy, and act with them."""
     dialog = page.get_by_role("dialog")
@@ -121,28 +148,28 @@ async def type_in_every_field(page: Page, note: JobId, dead: JobId) -> None:
     await page.keyboard.press("r")
     await dialog.locator("textarea").fill(HOSTILE)
     await dialog.locator("button.danger").click()
-    await expect(page.locator(".toast").first).to_be_visible()
+    await expect(page.locator(".toast", has_text=f"Rejected: {note}")).to_be_visible()
     await look_at(page, "/console/dead-letters?q=type%3Ax.hostile")
-    await page.get_by_role("button", name="Requeue (1)").click()
-    await dialog.get_by_label("Why (optional)").fill(HOSTILE[:400])
-    await dialog.get_by_role("button", name="Requeue (1)").click()
+    await page.get_by_role("button", name="Requeue (1)", exact=True).click()
+    await dialog.get_by_label("Why (optional)", exact=True).fill(HOSTILE[:400])
+    await dialog.get_by_role("button", name="Requeue (1)", exact=True).click()
     await expect(page.locator(".toast", has_text="1 of 1 requeued")).to_be_visible()
     await look_at(page, f"/console/jobs/{dead}")
     await expect(page.locator("tr", has_text="requeue").get_by_text(SHOWN).first).to_be_attached()
     for path in ("/console/runs", "/console/jobs", "/console/dead-letters"):
         await look_at(page, path)
-        await page.get_by_role("combobox", name="Filter").fill(HOSTILE[:400])
+        await page.get_by_role("combobox", name="Filter", exact=True).fill(HOSTILE[:400])
         await page.wait_for_url("**q=*")
     await page.keyboard.press("Control+k")
-    await page.get_by_role("combobox", name="Search").fill(HOSTILE[:200])
-    await page.get_by_role("combobox", name="Search").fill(SLUG)
+    await page.get_by_role("combobox", name="Search", exact=True).fill(HOSTILE[:200])
+    await page.get_by_role("combobox", name="Search", exact=True).fill(SLUG)
     await expect(dialog.get_by_role("option").filter(has_text=SLUG).first).to_be_visible()
     await page.keyboard.press("Escape")
     await look_at(page, "/console/policy?topic=job.press.delete")
     rule = f'[[rules]]\nid = "x"\ndecision = "deny"\nreason = {json.dumps(HOSTILE[:400])}\nmatch = {{ topics = ["job.>"] }}\n'
     for text, place in ((rule, ".verdict"), (HOSTILE, "main [role=alert]")):
         await page.locator("textarea").fill(text)
-        await page.get_by_role("button", name="Decide").click()
+        await page.get_by_role("button", name="Decide", exact=True).click()
         await expect(page.locator(place).first).to_contain_text(SHOWN if place == ".verdict" else "")
 
 
@@ -163,10 +190,12 @@ async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServ
     dialogs, asked = list[str](), list[str]()
     screen.listen("dialog", lambda one: dialogs.append(one.message))
     screen.listen("request", lambda one: asked.append(one.url))
-    await page.get_by_label("Token").fill(HOSTILE)
-    await page.get_by_role("button", name="Sign in").click()
-    await page.get_by_label("Token").fill(server.token(Role.OWNER, Role.CONTROL_PLANE, name=f"iryna {SHOWN}"))
-    await page.get_by_role("button", name="Sign in").click()
+    await page.get_by_label("Token", exact=True).fill(HOSTILE)
+    await page.get_by_role("button", name="Sign in", exact=True).click()
+    await page.get_by_label("Token", exact=True).fill(
+        server.token(Role.OWNER, Role.CONTROL_PLANE, name=f"iryna {SHOWN}")
+    )
+    await page.get_by_role("button", name="Sign in", exact=True).click()
     await expect(page.locator(".who")).to_contain_text(SHOWN)
 
     shown = {
@@ -187,14 +216,11 @@ async def test_texts_of_others_are_shown_and_execute_nothing(server: ConsoleServ
     for part in ("memory", "history"):
         await look_at(page, f"/console/agents/{VIOLIN}?part={part}")
         await expect(page.get_by_text(REMEMBERED).first).to_be_attached()
-    seen = {path.partition("?")[0] for path in shown}
+    later = {f"/console/{one}" for one in ("runs", "jobs", "schedules", "policy")}
+    seen = {path.partition("?")[0] for path in shown} | later
     for path in (*(one for one in await screens_of(page) if one not in seen), "/console/%3Cscript%3E?q=%3Cscript%3E"):
         await look_at(page, path)
-    await look_at(page, "/console/schedules")
-    await page.get_by_role("button", name="hostile-times", exact=True).click()
-    await expect(page.get_by_role("dialog")).to_contain_text(SHOWN)
-    await page.keyboard.press("Escape")
-    await expect(page.get_by_role("dialog")).to_have_count(0)
+    await look_at_schedules(page, server)
     await type_in_every_field(page, note, dead)
     with connect_sync(server.url, token=server.token(Role.OWNER, Role.CONTROL_PLANE)) as client:
         client.schedules.remove("hostile-times")

@@ -2,6 +2,7 @@
 
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from playwright.async_api import Browser, expect
 
 from tests.console.conftest import SEED, Screen, new_page
 from tests.console.test_console import serious
-from tests.console.test_live import STATE
+from tests.console.test_live import RETRY_S_MAX, STATE
 from tests.faults.fleet import Nursery, until
 from tests.http.gateway_process import Orders
 from tests.http.test_killed import Ward, free_port
@@ -32,6 +33,15 @@ def ward(tmp_path: Path) -> Iterator[Ward]:
     nursery.close()
 
 
+def listens(port: int) -> bool:
+    """Whether somebody takes connections at this port."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.requirement("PIPE-13", "RUN-5")
 async def test_gateway_that_is_killed_leaves_what_was_known_and_comes_back(ward: Ward, browser: Browser):
     address = f"http://127.0.0.1:{ward.orders.port}"
@@ -42,6 +52,7 @@ async def test_gateway_that_is_killed_leaves_what_was_known_and_comes_back(ward:
     page, rows = screen.page, screen.page.locator(".grid-row")
     with connect_sync(address, token=token) as client:
         known = [client.jobs.submit("mail.send", {"to": one}).job_id for one in ("ada", "bela", "cleo")]
+        await page.clock.install()
         await page.add_init_script(SEED % token)
         await page.goto(f"{address}/console/jobs")
         await expect(rows).to_have_count(len(known))
@@ -56,6 +67,8 @@ async def test_gateway_that_is_killed_leaves_what_was_known_and_comes_back(ward:
         await screen.shot("offline")
 
         ward.start()
+        await until(lambda: listens(ward.orders.port), "the gateway is back")
+        await page.clock.run_for(RETRY_S_MAX * 1_000)  # the console waits longer after each failure
         await expect(page.locator(STATE)).to_contain_text("Live")
         await expect(page.get_by_text("The gateway does not answer.")).to_have_count(0)
         late = client.jobs.submit("mail.send", {"to": "dora"}).job_id

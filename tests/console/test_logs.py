@@ -18,7 +18,7 @@ async def test_log_of_a_run_has_its_events_and_steps_in_order_and_is_downloaded(
     await expect(shown).to_contain_text("running → completed")
     await expect(shown).to_contain_text("began")
     async with page.expect_download() as begun:
-        await page.get_by_role("button", name="Download as text").click()
+        await page.get_by_role("button", name="Download as text", exact=True).click()
     file = await begun.value
     assert file.suggested_filename == f"{server.run_id}.log.txt"
     await file.save_as(tmp_path / "log.txt")

@@ -44,24 +44,24 @@ async def test_worker_its_lease_and_its_queue_are_shown_and_the_queue_is_paused(
     job_id = held_job(server)
     screen = await open_screen("/console/workers", Role.OWNER, Role.CONTROL_PLANE)
     page = screen.page
-    worker = page.get_by_role("group", name="Worker processes").locator("tr", has_text="press-1")
+    worker = page.get_by_role("group", name="Worker processes", exact=True).locator("tr", has_text="press-1")
     await expect(worker).to_contain_text("alive")
     await expect(worker).to_contain_text("1 / 4")
-    lease = page.get_by_role("group", name="Leases").locator("tr", has_text=job_id)
+    lease = page.get_by_role("group", name="Leases", exact=True).locator("tr", has_text=job_id)
     await expect(lease).to_contain_text("press-1")
     await expect(lease).to_contain_text(re.compile(r"[12]?\d s"))  # of 30 s, counting down
-    queue = page.get_by_role("group", name="Queues and topics").locator("tr", has_text=TYPE)
-    await queue.get_by_role("button", name=f"Pause {TYPE}").click()
-    await page.get_by_label("Why (optional)").fill("paper is out")
+    queue = page.get_by_role("group", name="Queues and topics", exact=True).locator("tr", has_text=TYPE)
+    await queue.get_by_role("button", name=f"Pause {TYPE}", exact=True).click()
+    await page.get_by_label("Why (optional)", exact=True).fill("paper is out")
     await page.get_by_role("dialog").get_by_text("The same elsewhere").click()
     await expect(page.get_by_role("dialog")).to_contain_text(f"trellis queues pause {TYPE} --reason 'paper is out'")
     await page.get_by_role("dialog").get_by_role("button", name="Pause", exact=True).click()
     await expect(queue).to_contain_text("paused")
-    await check(screen, "workers")
     with connect_sync(server.url, token=server.token(Role.CONTROL_PLANE)) as client:
         assert [one.paused for one in client.system.queues().items if one.type == TYPE] == [True]
         client.system.resume(TYPE)
-    await expect(queue.get_by_role("button", name=f"Pause {TYPE}")).to_be_visible()
+    await check(screen, "workers")  # until it is asked for again
+    await expect(queue.get_by_role("button", name=f"Pause {TYPE}", exact=True)).to_be_visible()
 
 
 @pytest.mark.requirement("RUN-9")
@@ -74,12 +74,12 @@ async def test_schedule_is_paused_and_its_job_is_submitted_now(server: ConsoleSe
     await row.get_by_role("button", name="nightly", exact=True).click()
     await expect(page.get_by_role("dialog")).to_contain_text("Missed instants")
     await page.keyboard.press("Escape")
-    await row.get_by_role("button", name="Pause nightly").click()
+    await row.get_by_role("button", name="Pause nightly", exact=True).click()
     await page.get_by_role("dialog").get_by_role("button", name="Pause", exact=True).click()
     await expect(row).to_contain_text("paused")
     await check(screen, "schedules")
-    await row.get_by_role("button", name="Run now nightly").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Run now").click()
+    await row.get_by_role("button", name="Run now nightly", exact=True).click()
+    await page.get_by_role("dialog").get_by_role("button", name="Run now", exact=True).click()
     await page.wait_for_url("**/console/jobs/*")
     await expect(page.locator(".page-head")).to_contain_text("report.daily")
     assert server.status(page.url.rpartition("/")[2]) == "queued"
@@ -95,11 +95,11 @@ async def test_alert_shows_what_to_do_first_and_its_runbook(server: ConsoleServe
     server.run(server.served.instance.ledger.observe_alerts(OPERATOR, checked))
     screen = await open_screen("/console/alerts", Role.OWNER)
     page = screen.page
-    alert = page.get_by_role("region", name="jobs-wait").filter(has_text=seen.text)
+    alert = page.get_by_role("region", name="jobs-wait", exact=True).filter(has_text=seen.text)
     await expect(alert).to_contain_text("Check that a worker serves the type")
     await check(screen, "alerts")
-    await alert.get_by_role("button", name="Runbook").click()
-    await expect(page.get_by_role("dialog").get_by_role("heading", name="What to do")).to_be_visible()
+    await alert.get_by_role("button", name="Runbook", exact=True).click()
+    await expect(page.get_by_role("dialog").get_by_role("heading", name="What to do", exact=True)).to_be_visible()
     await expect(page.locator("dialog li code").first).to_have_text("trellis queues")
     await screen.shot("runbook")
     assert await serious(page, "dialog") == []
@@ -111,15 +111,15 @@ async def test_policy_is_asked_about_a_job_and_another_one_is_tried(server: Cons
         client.jobs.submit_topic("job.press.delete", {"page": 1})
     screen = await open_screen("/console/policy?topic=job.press.delete", Role.OWNER)
     page = screen.page
-    await page.get_by_label("Kind of actor").select_option("service")
-    await page.get_by_role("button", name="Decide").click()
+    await page.get_by_label("Kind of actor", exact=True).select_option("service")
+    await page.get_by_role("button", name="Decide", exact=True).click()
     await expect(page.locator(".verdict")).to_contain_text("allow")
-    await page.get_by_role("button", name="Insert an example").click()
-    await page.get_by_role("button", name="Decide").click()
+    await page.get_by_role("button", name="Insert an example", exact=True).click()
+    await page.get_by_role("button", name="Decide", exact=True).click()
     await expect(page.locator(".verdict tr.chosen")).to_contain_text("no-deletes-by-services")
     await expect(page.locator(".verdict").first).to_contain_text("only a person may delete")
-    await page.get_by_role("button", name="Simulate").click()
-    await expect(page.get_by_role("group", name="Try another policy")).to_contain_text("job.press.delete")
+    await page.get_by_role("button", name="Simulate", exact=True).click()
+    await expect(page.get_by_role("group", name="Try another policy", exact=True)).to_contain_text("job.press.delete")
     await check(screen, "policy")
 
 
@@ -129,15 +129,15 @@ async def test_refused_call_leads_to_the_cell_of_the_table_that_decided(server: 
     screen = await open_screen("/console/dead-letters", Role.OWNER)
     page = screen.page
     group = page.locator("section.card", has_text="refused, and explained")
-    await group.get_by_role("button", name="Requeue (1)").click()
+    await group.get_by_role("button", name="Requeue (1)", exact=True).click()
     await page.locator("dialog button.primary").click()
     await expect(page.locator("dialog [role=alert]")).to_contain_text("rule jobs.requeue")
-    await page.get_by_role("link", name="Why was it refused?").click()
+    await page.get_by_role("link", name="Why was it refused?", exact=True).click()
     verdict = page.locator(".verdict")
     await expect(verdict).to_contain_text("owner may not requeue jobs.")
     await expect(verdict).to_contain_text("jobs.requeue: owner = no")
     await expect(verdict).to_contain_text("trellis token issue --role control-plane")
-    await page.get_by_label("Role").select_option("control-plane")
+    await page.get_by_label("Role", exact=True).select_option("control-plane")
     await expect(verdict).to_contain_text("control-plane may requeue jobs.")
     chosen = page.locator(".matrix tr.chosen")
     await expect(chosen.locator("td.mine")).to_have_text("yes")
@@ -146,7 +146,7 @@ async def test_refused_call_leads_to_the_cell_of_the_table_that_decided(server: 
 
 async def search(page: Page, text: str) -> None:
     await page.keyboard.press("Control+k")
-    await page.get_by_role("combobox", name="Search").fill(text)
+    await page.get_by_role("combobox", name="Search", exact=True).fill(text)
 
 
 async def test_search_finds_ids_agents_errors_and_screens_by_keyboard(server: ConsoleServer, open_screen: Open):
@@ -161,13 +161,16 @@ async def test_search_finds_ids_agents_errors_and_screens_by_keyboard(server: Co
     await page.keyboard.press("Enter")
     await page.wait_for_url(f"**/console/jobs/{dead}")
     await search(page, server.run_id)
-    await expect(page.get_by_role("option", name=server.run_id).first).to_be_visible()
+    await expect(page.get_by_role("option", selected=True)).to_contain_text(server.run_id)
     await page.keyboard.press("Enter")
     await page.wait_for_url(f"**/console/runs/{server.run_id}")
+    chosen = page.get_by_role("option", selected=True)
     await search(page, "violin")
+    await expect(chosen).to_contain_text(VIOLIN)
     await page.keyboard.press("Enter")
     await page.wait_for_url(f"**/console/agents/{VIOLIN}")
     await search(page, "authority")
+    await expect(chosen).to_contain_text("Authority")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="Authority", exact=True)).to_be_visible()
     await search(page, "nothing has these words")
@@ -183,7 +186,7 @@ async def test_overview_counts_what_needs_somebody_and_says_why_jobs_are_stuck(
     server.queued_jobs(1, type_="ink.refill")
     screen = await open_screen("/console/overview", Role.OWNER)
     page = screen.page
-    tiles = page.get_by_role("region", name="Needs attention")
+    tiles = page.get_by_role("region", name="Needs attention", exact=True)
     await expect(tiles.get_by_role("link", name="Stuck jobs")).to_have_class(re.compile("urgent"))
     await expect(page.locator(".causes li", has_text="ink.refill")).to_contain_text("has no live worker; ready jobs: 1")
     await check(screen, "overview")
@@ -204,9 +207,9 @@ async def test_run_shows_the_calls_of_its_steps_and_is_started_again_with_its_pa
     await page.get_by_text("2 execute-agent").last.click()
     await expect(page.locator(".step[open]")).to_contain_text("notebooklm-query")
     await check(screen, "run-calls")
-    await page.get_by_role("button", name="Start again").click()
-    await expect(page.get_by_label("Name of parameter 1")).to_have_value("topic")
-    await expect(page.get_by_label("Value of parameter 1")).to_have_value("bows")
+    await page.get_by_role("button", name="Start again", exact=True).click()
+    await expect(page.get_by_label("Name of parameter 1", exact=True)).to_have_value("topic")
+    await expect(page.get_by_label("Value of parameter 1", exact=True)).to_have_value("bows")
     await page.get_by_role("button", name="Start", exact=True).click()
     await page.wait_for_url(re.compile(f"/console/runs/(?!{first})"))
     await expect(page.locator("dl.facts")).to_contain_text("topic = bows")
@@ -227,7 +230,7 @@ async def test_run_is_started_again_as_shown_or_says_what_is_no_longer_known(ser
 
     screen = await open_screen(f"/console/runs/{server.run_id}", Role.OWNER, prepare=unlisted)
     page = screen.page
-    again = page.get_by_role("button", name="Start again")
+    again = page.get_by_role("button", name="Start again", exact=True)
     await expect(again).to_be_disabled()
     late.set()
     await again.click()
@@ -246,10 +249,10 @@ async def test_job_or_screen_that_is_not_there_leads_to_the_list(server: Console
     page = screen.page
     await expect(page.get_by_role("alert")).to_contain_text("There is no job 'no-such-job'")
     assert await serious(page) == []
-    await page.get_by_role("link", name="Show the list").click()
+    await page.get_by_role("link", name="Show the list", exact=True).click()
     await expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
     await visit(page, "/console/no-such-screen")
-    await expect(page.get_by_role("heading", name="There is no such screen")).to_be_visible()
+    await expect(page.get_by_role("heading", name="There is no such screen", exact=True)).to_be_visible()
     assert await serious(page) == []
 
 
@@ -261,13 +264,14 @@ async def test_events_of_a_correlation_id_are_looked_up_and_the_feed_is_followed
     screen = await open_screen(f"/console/jobs/{dead}", Role.OWNER)
     page = screen.page
     await page.locator("dl.facts").get_by_role("link", name=dead).click()
-    found = page.get_by_role("group", name="Events")
+    found = page.get_by_role("group", name="Events", exact=True)
     await expect(found.get_by_role("row")).to_have_count(3)
     await expect(found).to_contain_text("queued → dead_lettered")
     await expect(found).to_contain_text("operator control-plane")
     await check(screen, "events")
-    await page.get_by_label("Correlation id").fill("")
-    await page.get_by_role("button", name="Look up").click()
+    await page.get_by_label("Correlation id", exact=True).fill("")
+    await page.get_by_label("Lifecycle", exact=True).select_option("leased-job")  # runs of other tests may still end
+    await page.get_by_role("button", name="Look up", exact=True).click()
     await expect(page.get_by_text("Nothing has happened since")).to_be_visible()
     (late,) = server.dead_jobs(1, lambda _: "and now the ink")
     await expect(found.get_by_role("link", name=late).first).to_be_visible()
@@ -282,15 +286,15 @@ async def test_act_and_copy_work_over_plain_http_from_another_machine(server: Co
     path = "/console/dead-letters?q=type%3Aplain.http"
     screen = await open_screen(path, Role.CONTROL_PLANE, prepare=insecure, own=True)
     page = screen.page
-    await page.get_by_role("button", name="Requeue (1)").click()
+    await page.get_by_role("button", name="Requeue (1)", exact=True).click()
     dialog = page.get_by_role("dialog")
     await dialog.get_by_text("The same elsewhere").click()
-    await dialog.get_by_role("button", name="Copy").click()
-    await expect(page.locator(".toast")).to_contain_text("The text is selected")
+    await dialog.get_by_role("button", name="Copy", exact=True).click()
+    await expect(page.locator(".toast", has_text="The text is selected")).to_be_visible()
     assert f"trellis dlq requeue {dead}" in await page.evaluate("getSelection().toString()")
     assert await page.evaluate("[typeof crypto.randomUUID, typeof navigator.clipboard]") == ["undefined"] * 2
-    await dialog.get_by_role("button", name="Requeue (1)").click()
-    await expect(page.locator(".toast", has_text="requeued")).to_contain_text("1 of 1 requeued, 0 refused")
+    await dialog.get_by_role("button", name="Requeue (1)", exact=True).click()
+    await expect(page.locator(".toast", has_text="1 of 1 requeued, 0 refused")).to_be_visible()
     assert server.status(dead) == "queued"
 
 
@@ -305,19 +309,21 @@ async def test_requeue_that_runs_ends_when_somebody_stops_or_leaves_it(
     asked, ended = asyncio.Event(), asyncio.Event()
     await page.route("**/dlq/requeue", lambda _: asked.set())  # it reaches no gateway, and is not answered
     screen.listen("requestfailed", lambda one: ended.set() if one.url.endswith("/dlq/requeue") else None)
-    await page.get_by_role("button", name="Requeue (1)").click()
+    await page.get_by_role("button", name="Requeue (1)", exact=True).click()
     dialog = page.get_by_role("dialog")
-    await dialog.get_by_role("button", name="Requeue (1)").click()
+    await dialog.get_by_role("button", name="Requeue (1)", exact=True).click()
     await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    stopped = page.locator(".toast", has_text="0 of 1 requeued, 0 refused")
     if leave == "Stop":
-        await dialog.get_by_role("button", name="Stop").click()
-        await expect(dialog).to_contain_text("0 of 1 requeued, 0 refused")
+        await dialog.get_by_role("button", name="Stop", exact=True).click()
+        await expect(stopped).to_be_visible()
+        await expect(dialog.locator("progress")).to_be_visible()
         await expect(dialog).to_contain_text("Stopped. The last request was interrupted")
-        await dialog.get_by_role("button", name="Back").click()
+        await dialog.get_by_role("button", name="Back", exact=True).click()
     else:
         await page.keyboard.press("Escape")
+        await expect(stopped).to_be_visible()
     await asyncio.wait_for(ended.wait(), PATIENCE_S)
-    await expect(page.locator(".toast")).to_contain_text("0 of 1 requeued, 0 refused")
     await expect(dialog).to_have_count(0)
     assert server.status(dead) == "dead_lettered"
 
@@ -333,9 +339,9 @@ async def test_requeue_of_more_than_are_counted_does_not_call_the_number_exact(
 
     screen = await open_screen("/console/dead-letters?q=type%3Amany.letters", Role.CONTROL_PLANE)
     page = screen.page
-    await expect(page.get_by_role("button", name="Requeue all that match (1)")).to_be_visible()
+    await expect(page.get_by_role("button", name="Requeue all that match (1)", exact=True)).to_be_visible()
     await page.route("**/dlq?*", many)
-    await page.get_by_role("button", name="Requeue all that match (1)").click()
+    await page.get_by_role("button", name="Requeue all that match (1)", exact=True).click()
     dialog = page.get_by_role("dialog")
     await expect(dialog).to_contain_text("Requeue these jobs (20000+)?")
     await expect(dialog).to_contain_text("More than 20000 match: 20000 are requeued, and the rest stays here.")

@@ -82,7 +82,11 @@ async def test_proposal_diff_shows_the_present_change(gateway: Gateway):
     fact = (await runtime.post(f"/memory/{VIOLIN}/propose", json=memory_wish(priority="high"))).json()["proposalId"]
     diff = (await owner.get(f"/proposals/{fact}/diff")).json()["diff"]
     assert diff.endswith("+- TB-02 was rehaired in March\n"), diff
-    assert (await gateway.client("frontend").get(f"/proposals/{fact}/diff")).status_code == 403
+    reader = gateway.client("frontend")
+    assert (await reader.get(f"/proposals/{note}/diff")).json() == answer, "who may read the proposal sees its change"
+    refused = await reader.get(f"/proposals/{fact}/diff")
+    assert (refused.status_code, refused.json()["rule"]) == (403, "memory.read")
+    assert (await gateway.client("owner", agent=LOGICIAN).get(f"/proposals/{fact}/diff")).status_code == 403
     assert (await owner.get("/proposals/prop_2026-01-01_nothing/diff")).status_code == 404
     await owner.patch(f"/proposals/{fact}", json={"decision": "reject", "note": "the source says not"})
     assert (await owner.get(f"/proposals/{fact}/diff")).json()["diff"] is None

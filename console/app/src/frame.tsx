@@ -7,10 +7,10 @@ import { api } from "./api";
 import { Dialog, Toasts, useKeys } from "./components/parts";
 import { useTimes } from "./format";
 import icon from "./icon.svg";
-import { interval, lastKnown, mode, queries, start } from "./live";
+import { endSession, interval, lastKnown, mode, start } from "./live";
 import { language, nextTheme, theme } from "./preferences";
 import { SignIn } from "./screens/sign-in";
-import { session, signOut } from "./session";
+import { session } from "./session";
 import { useStore } from "./store";
 import { useTexts, type TextKey } from "./texts";
 
@@ -139,7 +139,7 @@ function SignedIn() {
             {t("common.keys")} <kbd>?</kbd>
           </button>
           <span className="who">{t("signin.as", { name: who?.name ?? "", roles: who?.roles.join(", ") ?? "" })}</span>
-          <button type="button" className="plain" onClick={() => (queries.clear(), signOut())}>
+          <button type="button" className="plain" onClick={() => endSession()}>
             {t("signin.out")}
           </button>
         </div>

@@ -2,10 +2,13 @@ import { InfiniteQueryObserver, QueryObserver } from "@tanstack/react-query";
 import type { LiveEvent } from "@trellis/client";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 
-vi.stubGlobal("sessionStorage", { getItem: () => null });
+vi.stubGlobal("sessionStorage", { getItem: () => null, removeItem: () => undefined });
 vi.stubGlobal("localStorage", { getItem: () => null });
 vi.stubGlobal("navigator", { language: "en", languages: ["en"] });
-const { gaps, gather, queries } = await import("./live");
+const { endSession, gaps, gather, mode, poll, POLL_MS, POLL_SLOW_MS, queries, runEnded } = await import("./live");
+const { lettersQuery } = await import("./letters");
+const { toasts } = await import("./components/parts");
+const { language } = await import("./preferences");
 const { rowsBy } = await import("./lib/pages");
 
 const SLOW_MS = 3_000;
@@ -52,6 +55,45 @@ describe("events", () => {
     end();
   });
 
+  it("tell once that a run has ended, with its status in the language of the person", () => {
+    const texts = () => toasts.value.map((one) => one.text);
+    runEnded("run_1", "completed");
+    expect(texts()).toEqual(["completed: run_1"]);
+    runEnded("run_1", "completed");
+    expect(texts()).toHaveLength(1);
+    language.set("uk");
+    runEnded("run_2", "failed");
+    language.set("en");
+    expect(texts().at(-1)).toBe("не вдалося: run_2");
+    vi.advanceTimersByTime(60_000);
+    expect(texts()).toEqual([]);
+  });
+
+  it("of a session that has ended leave nothing to the next one", () => {
+    queries.setQueryData(["run", "r1"], { status: "running" });
+    gaps.set(new Set(["runs"]));
+    runEnded("run_3", "completed");
+    endSession();
+    expect([queries.getQueryCache().getAll().length, gaps.value.size, toasts.value.length]).toEqual([0, 0, 0]);
+    runEnded("run_3", "completed");
+    expect(toasts.value.map((one) => one.text)).toEqual(["completed: run_3"]);
+    vi.advanceTimersByTime(60_000);
+  });
+
+  it("that do not come are made up for by the answered status: a run that was open and has ended is told of once", async () => {
+    const answers: Record<string, string[]> = { seen: ["running", "running", "completed", "completed"], late: ["completed"] };
+    const texts = () => toasts.value.map((one) => one.text);
+    for (const [id, statuses] of Object.entries(answers)) {
+      const observer = new QueryObserver(queries, { queryKey: ["run", id], queryFn: () => ({ status: statuses.shift() }) });
+      const end = observer.subscribe(() => {});
+      await vi.advanceTimersByTimeAsync(100);
+      while (statuses.length > 0) await observer.refetch();
+      end();
+    }
+    expect(texts()).toEqual(["completed: seen"]);
+    vi.advanceTimersByTime(60_000);
+  });
+
   const PAGE = 10;
   /** Rows of a list, newest first, by a cursor as the gateway has it: the last id of the page before. */
   function listed(rows: { run_id: string; status: string }[]) {
@@ -66,7 +108,7 @@ describe("events", () => {
     };
     const observer = new InfiniteQueryObserver(queries, {
       queryKey: ["runs", "all"],
-      meta: rowsBy("run_id"),
+      meta: rowsBy("run_id", true),
       queryFn: ({ pageParam }) => load(pageParam),
       initialPageParam: null as string | null,
       getNextPageParam: (page) => page.next_cursor,
@@ -116,6 +158,146 @@ describe("events", () => {
     expect(asked).toEqual([null]);
     expect(ids()).toEqual(before);
     expect(gaps.value.size).toBe(1);
+    end();
+  });
+
+  it("reach a row that newer ones have pushed out of the first page", async () => {
+    const { rows, asked, ids, statusOf, end } = await withSixPages();
+    for (let at = 61; at <= 75; at += 1) {
+      rows.unshift(row(at));
+      gather(event(name(at)));
+      await vi.advanceTimersByTimeAsync(1_000);
+    }
+    expect(ids()).toEqual(rows.map((one) => one.run_id));
+    const pushed = rows.find((one) => one.run_id === name(60)) as { status: string };
+    pushed.status = "running";
+    asked.length = 0;
+    gather(event(name(60)));
+    await vi.advanceTimersByTimeAsync(1_000);
+    expect(statusOf(name(60))).toBe("running");
+    expect(asked.length).toBeLessThanOrEqual(2);
+    end();
+  });
+
+  it("take a row that has left out of the first page, also when it was the last there", async () => {
+    const { rows, ids, end } = await withSixPages();
+    rows.splice(9, 1);
+    gather(event(name(51)));
+    await vi.advanceTimersByTimeAsync(1_000);
+    expect(ids()).toEqual(rows.map((one) => one.run_id));
+    end();
+  });
+
+  describe("that do not come", () => {
+    let stop = () => {};
+    beforeEach(() => {
+      stop = poll();
+      mode.set("polling");
+      gaps.set(new Set());
+    });
+    afterEach(() => {
+      stop();
+      mode.set("connecting");
+    });
+
+    it("are made up for by polling all pages of a long list in turn, a few at a time", async () => {
+      const { rows, asked, ids, statusOf, end } = await withSixPages();
+      rows.unshift(row(61));
+      for (const one of rows) one.status = "running";
+      asked.length = 0;
+      const turns = [];
+      for (let turn = 0; turn < 3; turn += 1) {
+        await vi.advanceTimersByTimeAsync(POLL_MS);
+        turns.push(asked.splice(0).length);
+      }
+      expect(turns.every((count) => count >= 1 && count <= 3)).toBe(true);
+      expect(ids()).toEqual(rows.map((one) => one.run_id));
+      await vi.advanceTimersByTimeAsync(2 * POLL_MS);
+      expect(rows.filter((one) => statusOf(one.run_id) !== "running")).toEqual([]);
+      end();
+    });
+
+    it("leave a notice where a long list has grown by more than a page", async () => {
+      const { rows, ids, end } = await withSixPages();
+      const before = ids();
+      rows.unshift(...Array.from({ length: 30 }, (_, at) => row(90 - at)));
+      await vi.advanceTimersByTimeAsync(POLL_MS);
+      expect(ids()).toEqual(before);
+      expect(gaps.value.size).toBe(1);
+      end();
+    });
+
+    it("are not made up for while events come or nobody looks", async () => {
+      const { asked, end } = await withSixPages();
+      asked.length = 0;
+      for (const one of ["live", "paused"] as const) {
+        mode.set(one);
+        await vi.advanceTimersByTimeAsync(POLL_SLOW_MS);
+      }
+      expect(asked).toEqual([]);
+      end();
+    });
+  });
+});
+
+describe("dead letters", () => {
+  const PAGES = 20;
+  const letters = Array.from({ length: PAGES * 200 }, (_, at) => ({ job_id: `j${String(9_999 - at)}`, type: "mail.send" }));
+  const asked: URL[] = [];
+  const job = (jobId: string, status: string): LiveEvent => ({ id: "1", type: "job.status.changed", jobId, lifecycle: "leased-job", status });
+
+  beforeEach(async () => {
+    vi.useFakeTimers();
+    vi.stubGlobal("location", { origin: "http://gateway" });
+    vi.stubGlobal("fetch", (address: string | URL) => {
+      const url = new URL(String(address), "http://gateway");
+      asked.push(url);
+      const cursor = url.searchParams.get("cursor");
+      const from = cursor === null ? 0 : letters.findIndex((one) => one.job_id < cursor);
+      const items = letters.slice(from, from + 200);
+      const body = { items, next_cursor: from + 200 < letters.length ? items.at(-1)?.job_id : null };
+      return Promise.resolve(new Response(JSON.stringify(body), { headers: { "Content-Type": "application/json" } }));
+    });
+  });
+  afterEach(() => {
+    queries.clear();
+    vi.useRealTimers();
+  });
+
+  it("of which one changes are asked for again in a few pages, and none for jobs that are no dead letters", async () => {
+    const observer = new InfiniteQueryObserver(queries, lettersQuery({}));
+    const end = observer.subscribe(() => {});
+    await vi.advanceTimersByTimeAsync(100);
+    for (let at = 1; at < PAGES; at += 1) {
+      await observer.fetchNextPage();
+    }
+    const ids = () => (observer.getCurrentResult().data?.pages ?? []).flatMap((page) => page.items.map((one) => one.job_id));
+    expect(ids()).toHaveLength(letters.length);
+
+    asked.length = 0;
+    gather(job("another", "running"));
+    gather(job("another", "succeeded"));
+    await vi.advanceTimersByTimeAsync(1_000);
+    expect(asked).toHaveLength(0);
+
+    const [left] = letters.splice(2_500, 1);
+    gather(job(left?.job_id ?? "", "queued"));
+    await vi.advanceTimersByTimeAsync(1_000);
+    expect(asked.length).toBeLessThanOrEqual(3);
+    expect(ids()).not.toContain(left?.job_id);
+
+    asked.length = 0;
+    letters.splice(3_000, 0, { job_id: `${letters[2_999]?.job_id ?? ""}`.replace(/$/, "-"), type: "mail.send" });
+    letters.sort((a, b) => (a.job_id < b.job_id ? 1 : -1));
+    const entered = letters.find((one) => one.job_id.endsWith("-"))?.job_id ?? "";
+    let events = 0;
+    while (!ids().includes(entered) && events < PAGES) {
+      gather(job(entered, "dead_lettered"));
+      await vi.advanceTimersByTimeAsync(1_000);
+      events += 1;
+    }
+    expect(ids()).toEqual(letters.map((one) => one.job_id));
+    expect(asked.length).toBeLessThanOrEqual(3 * events);
     end();
   });
 });

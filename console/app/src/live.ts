@@ -3,7 +3,7 @@
 import { hashKey, QueryCache, QueryClient, useQuery, type QueryKey } from "@tanstack/react-query";
 import { follow, GatewayUnreachable, ProblemError, type LiveEvent } from "@trellis/client";
 import { api, hasEnded } from "./api";
-import { toast } from "./components/parts";
+import { clearToasts, toast } from "./components/parts";
 import { allPages } from "./lib/pages";
 import { Refresher } from "./lib/refresh";
 import { language } from "./preferences";
@@ -31,7 +31,10 @@ const AGENTS_MAX = 2_000;
 
 export const queries: QueryClient = new QueryClient({
   queryCache: new QueryCache({
-    onSuccess: () => answered(),
+    onSuccess: (data, query) => {
+      answered();
+      if (query.queryKey[0] === "run" && query.queryKey.length === 2) runAnswered(String(query.queryKey[1]), data as { status?: string });
+    },
     onError: (error) => failed(error),
   }),
   defaultOptions: {
@@ -58,10 +61,24 @@ export function startAnew(queryKey: QueryKey): void {
   void queries.resetQueries({ queryKey, exact: true });
 }
 
-/** How often a query asks by itself: not while events come or nobody looks, every 5 s for what moves, else every 30 s. */
+/**
+ * How often a query asks by itself: not while events come or nobody looks, every 5 s for what moves, else every 30 s.
+ * Lists that are loaded page by page are asked for by `poll` instead.
+ */
 export function interval(moves: boolean): number | false {
   if (mode.value === "live" || mode.value === "paused") return false;
   return moves ? POLL_MS : POLL_SLOW_MS;
+}
+
+/** Ask for the lists on screen as often as `interval` says, a few pages of each at a time. Returns what ends it. */
+export function poll(): () => void {
+  let turn = 0;
+  const timer = setInterval(() => {
+    turn += 1;
+    if (interval(true) === false) return;
+    refresher.poll(turn % (POLL_SLOW_MS / POLL_MS) === 0 ? "all" : "moving");
+  }, POLL_MS);
+  return () => clearInterval(timer);
 }
 
 /** Worker processes; heartbeats are no events, so they are asked for. */
@@ -104,9 +121,17 @@ function answered(): void {
 export function failed(error: unknown): void {
   if (error instanceof GatewayUnreachable) mode.set("offline");
   if (error instanceof ProblemError && error.status === 401 && session.value !== null) {
-    queries.clear();
-    signOut(text("signin.refused", { why: error.detail }));
+    endSession(text("signin.refused", { why: error.detail }));
   }
+}
+
+/** Sign out. Nothing that the person has seen stays for whoever signs in next. */
+export function endSession(reason: string | null = null): void {
+  queries.clear();
+  clearToasts();
+  gaps.set(new Set());
+  openRuns.clear();
+  signOut(reason);
 }
 
 /** Follow events while signed in. Returns what ends it. */
@@ -150,14 +175,27 @@ export function start(): () => void {
     } else if (stop.signal.aborted) connect();
   };
   document.addEventListener("visibilitychange", visible);
+  const stopPolling = poll();
   if (document.hidden) {
     stop.abort();
     mode.set("paused");
   } else connect();
   return () => {
     document.removeEventListener("visibilitychange", visible);
+    stopPolling();
     stop.abort();
   };
+}
+
+const openRuns = new Set<string>();
+const OPEN_RUNS_MAX = 1_000;
+
+/** Tell of a run that was open when it was answered before, and has ended now: without a stream, no event says so. */
+function runAnswered(runId: string, { status }: { status?: string }): void {
+  if (!hasEnded("run", status)) {
+    if (openRuns.size >= OPEN_RUNS_MAX) openRuns.clear();
+    openRuns.add(runId);
+  } else if (openRuns.delete(runId)) runEnded(runId, status ?? "");
 }
 
 /** Tell once that a run has ended. */
@@ -165,7 +203,7 @@ export function runEnded(runId: string, status: string): void {
   toast(text("run.ended", { id: runId, status: statusText(language.value, status) }), `run-ended-${runId}`);
 }
 
-const waiting = new Map<string, { key: QueryKey; ids: Set<string> }>();
+const waiting = new Map<string, { key: QueryKey; happened: Map<string, string | undefined> }>();
 let timer: ReturnType<typeof setTimeout> | null = null;
 
 /** Events that arrive together cause one request for each thing they are about. */
@@ -173,8 +211,8 @@ export function gather(event: LiveEvent): void {
   const id = event.runId ?? event.proposalId ?? event.artifactId ?? event.jobId ?? "";
   for (const key of keysOf(event)) {
     const name = JSON.stringify(key);
-    const one = waiting.get(name) ?? { key, ids: new Set<string>() };
-    one.ids.add(id);
+    const one = waiting.get(name) ?? { key, happened: new Map<string, string | undefined>() };
+    one.happened.set(id, event.status);
     waiting.set(name, one);
   }
   timer ??= setTimeout(() => {
@@ -182,9 +220,9 @@ export function gather(event: LiveEvent): void {
     const gathered = [...waiting.values()];
     waiting.clear();
     const counted = { ...changes.value };
-    for (const { key, ids } of gathered) {
+    for (const { key, happened } of gathered) {
       if (key.length === 1) counted[String(key[0])] = (counted[String(key[0])] ?? 0) + 1;
-      refresher.refresh(key, ids);
+      refresher.refresh(key, happened);
     }
     changes.set(counted);
   }, GATHER_MS);

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.memory import READ as READ_MEMORY
 from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.app.wiring import SystemClock
 from trellis.bus import approvals
@@ -35,6 +36,7 @@ from trellis.proposals.apply import (
     has_target,
     source_warnings,
 )
+from trellis.runs.memory_access import check_reach
 from trellis.storage.objects.store import StoreUnavailable
 
 APPLY_PATIENCE_S = 5.0
@@ -93,9 +95,15 @@ class LocalProposals:
         return ProposalShape.model_validate(await proposal_document(self._context.ledger, proposal_id))
 
     async def diff(self, proposal_id: str) -> ProposalDiff:
-        """What applying it would change now, as a unified diff. It shows the target, so it is for those who decide."""
-        self._context.check_read("proposals.decide")
+        """What applying it would change now, as a unified diff, for those who may read the proposal.
+
+        A change of memory shows the present memory, so it also needs the right to read that (D44).
+        """
+        self._context.check_read("proposals.read")
         document = await proposal_document(self._context.ledger, proposal_id)
+        if document["action"] == proposals.MEMORY_UPDATE:
+            self._context.check_read(READ_MEMORY)
+            await check_reach(self._context.ledger, self._context.reader, READ_MEMORY, document["agent_slug"])
         shown, conflict, related, warnings = None, None, Exclusions(), list[str]()
         if document["status"] not in ENDED and approvals.job_id_of_inbox_id(proposal_id) is None:
             instance, now = await self._context.instance(), await self._context.now()

@@ -59,7 +59,7 @@ async def show_proposal(cli: Cli, id_: ProposalArgument) -> None:
         proposal, preview = await api.proposals.get(id_), None
         try:
             preview = await api.proposals.diff(id_)
-        except TrellisError as error:  # a store is missing, or the caller may not decide and so not see the target
+        except TrellisError as error:  # a store is missing, or the caller may not read the memory that it would change
             cli.out.note(f"no diff: {error}")
     show_proposal_page(cli, proposal.model_dump(mode="json"), preview)
 

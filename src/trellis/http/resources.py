@@ -344,7 +344,7 @@ class Proposals:
         return await self._calls.get(ProposalShape, path_of("proposals", proposal_id))
 
     async def diff(self, proposal_id: str) -> ProposalDiff:
-        """What applying it would change now, as a unified diff; for those who may decide."""
+        """What applying it would change now, as a unified diff. That of a memory is for those who may read memory."""
         return await self._calls.get(ProposalDiff, path_of("proposals", proposal_id, "diff"))
 
     async def approve(

@@ -1,6 +1,7 @@
 /** The events of one thing: what happened, who did it and why. */
 
 import { useInfiniteQuery } from "@tanstack/react-query";
+import type { ReactNode } from "react";
 import { api, type EventShape } from "../api";
 import { useTimes } from "../format";
 import { useTexts } from "../texts";
@@ -44,29 +45,39 @@ export function JobEvents({ events }: { events: ReturnType<typeof useJobEvents> 
   );
 }
 
-/** A table of events. `first` says that it may end before the last event, at so many. */
+/** A table of events of one thing. `first` says that it may end before the last event, at so many. */
 export function Events({ items, first }: { items: EventShape[]; first?: number }) {
   const t = useTexts();
-  const { full } = useTimes();
   return (
     <div className="scroll-x">
       <table>
-        <tbody>
-          {items.map((one) => (
-            <tr key={one.id}>
-              <td className="nowrap quiet">{full(one.ts)}</td>
-              <td className="mono">{one.type}</td>
-              <td className="mono">
-                {one.payload["from"] === one.payload["to"] ? stepOf(one.payload["data"]) : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
-              </td>
-              <td>{one.actor}</td>
-              <td>{one.cause}</td>
-            </tr>
-          ))}
-        </tbody>
+        <EventRows items={items} />
       </table>
       {items.length === first && <p className="quiet">{t("common.first", { n: items.length })}</p>}
     </div>
+  );
+}
+
+/** A row for each event; `subject` adds what it is about, where that differs from row to row. */
+export function EventRows<T extends EventShape>({ items, subject }: { items: T[]; subject?: (event: T) => ReactNode }) {
+  const { full } = useTimes();
+  return (
+    <tbody>
+      {items.map((one) => (
+        <tr key={one.id}>
+          <td className="nowrap quiet">{full(one.ts)}</td>
+          <td className="mono">{one.type}</td>
+          {subject !== undefined && <td className="mono">{subject(one)}</td>}
+          <td className="mono">
+            {one.payload["from"] === one.payload["to"] ? stepOf(one.payload["data"]) : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
+          </td>
+          <td>
+            {one.actor} {subject !== undefined && <span className="quiet">{String(one.payload["role"] ?? "")}</span>}
+          </td>
+          <td>{one.cause}</td>
+        </tr>
+      ))}
+    </tbody>
   );
 }
 

@@ -166,7 +166,7 @@ export function Json({ value, title }: { value: unknown; title: string }) {
   );
 }
 
-const toasts = new Store<{ id: number; text: string }[]>([]);
+export const toasts = new Store<{ id: number; text: string }[]>([]);
 const shownKeys = new Set<string>();
 let toastId = 0;
 const TOAST_MS = 5_000;
@@ -182,6 +182,12 @@ export function toast(text: string, key?: string): void {
   const id = (toastId += 1);
   toasts.set([...toasts.value.slice(-3), { id, text }]);
   setTimeout(() => toasts.set(toasts.value.filter((one) => one.id !== id)), TOAST_MS);
+}
+
+/** Take all messages away, as if none had been shown. */
+export function clearToasts(): void {
+  toasts.set([]);
+  shownKeys.clear();
 }
 
 /** The modal dialogs that are open, the topmost last. */

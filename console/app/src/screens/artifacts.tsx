@@ -17,7 +17,7 @@ import { commands, pythonLiteral } from "../lib/commands";
 import { unifiedDiff } from "../lib/compare";
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
 import { rowsBy } from "../lib/pages";
-import { interval, useAgents, useSomeAgent } from "../live";
+import { useAgents, useSomeAgent } from "../live";
 import { useTexts } from "../texts";
 
 const PAGE = 100;
@@ -47,11 +47,10 @@ export function Artifacts() {
   const queryKey = ["artifacts", asked];
   const listing = useInfiniteQuery({
     queryKey,
-    meta: rowsBy("artifact_id"),
+    meta: rowsBy("artifact_id", false),
     queryFn: ({ pageParam, signal }) => api.get("/artifacts", { query: { limit: PAGE, cursor: pageParam, ...asked }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
-    refetchInterval: () => interval(false),
   });
   const rows = useMemo(
     () => (listing.data?.pages ?? []).flatMap((page) => page.items).filter((one) => passes(filter, valuesOf(one))),

@@ -8,14 +8,12 @@ import { FilterBox } from "../components/filter-box";
 import { Dialog, Empty, Failure, Loading, SameElsewhere, toast } from "../components/parts";
 import { between, useTimes } from "../format";
 import { commands, optionsOf, pythonArguments, pythonLiteral } from "../lib/commands";
-import { parseFilter, passes, type FilterFields } from "../lib/filter";
+import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
 import { filterOfGroup, gatewayFilter, grouped, requeueCounted, type LetterFilter, type Progress } from "../lib/letters";
-import { allPages } from "../lib/pages";
-import { failed, interval, queries } from "../live";
+import { allLetters, LETTERS_MAX, LETTERS_PAGE, useIsTypeOfLetters, useLetters } from "../letters";
+import { failed, queries } from "../live";
 import { useTexts } from "../texts";
 
-const PAGE = 200;
-const LETTERS_MAX = 5_000;
 /** How many letters the dry run counts before it says "or more". */
 const COUNTED_MAX = 20_000;
 const REQUEUE_AT_ONCE = 200;
@@ -43,21 +41,18 @@ export function DeadLetters() {
   const { q = "" } = useSearch({ from: "/console/dead-letters" });
   const [asked, ask] = useState<Asked | null>(null);
   const queues = useQuery({ queryKey: ["queues"], queryFn: ({ signal }) => api.get("/queues", { signal }), staleTime: 30_000, retry: false });
-  const known = {
-    type: distinct((queues.data?.items ?? []).map((one) => one.type)),
-    reason: REASONS as readonly string[],
-    lifecycle: LIFECYCLES as readonly string[],
-  };
-  const fields: FilterFields = { ...Object.fromEntries(Object.entries(known).map(([name, values]) => [name, { values }])), age: { duration: true } };
+  const types = distinct((queues.data?.items ?? []).map((one) => one.type));
+  const reasons = { reason: REASONS as readonly string[], lifecycle: LIFECYCLES as readonly string[] };
+  const fields: FilterFields = { type: { values: types }, reason: { values: reasons.reason }, lifecycle: { values: reasons.lifecycle }, age: { duration: true } };
   const filter = parseFilter(q, fields);
+  const typed = valueOf(filter, "type");
+  const isListed = typed === undefined || types.includes(typed);
+  const named = useIsTypeOfLetters(isListed || queues.isPending ? undefined : typed);
+  // Until the type is known, nobody can say whether the gateway evaluates the whole filter.
+  const isOpen = !isListed && (queues.isPending || named.isPending);
+  const known = { type: named.data === true && typed !== undefined ? [...types, typed] : types, ...reasons };
   const whole = gatewayFilter(filter, known);
-  const letters = useQuery({
-    queryKey: ["dead-letters", "some", whole ?? {}],
-    queryFn: ({ signal }) => lettersOf(whole ?? {}, LETTERS_MAX, signal),
-    refetchInterval: () => interval(false),
-    placeholderData: (before) => before,
-  });
-  const all = letters.data?.items ?? [];
+  const { listing, items: all, isBounded, isWhole } = useLetters(whole ?? {}, !isOpen);
   const matching = all.filter((one) =>
     passes(filter, { type: one.type, reason: one.reason_code, lifecycle: one.lifecycle, age: between(one.at, Date.now()), error: one.last_error, id: one.job_id }),
   );
@@ -73,16 +68,21 @@ export function DeadLetters() {
         <h1>{t("dead.title")}</h1>
         <FilterBox value={q} onChange={search} fields={fields} filter={filter} example="reason:exhausted_retries type:mail.send age>1h" />
         {matching.length > 0 && (
-          <button type="button" onClick={() => ask(whole === null ? { ids: matching.map((one) => one.job_id) } : { filter: whole })}>
-            {t("dead.requeue.all", { n: letters.data?.bounded === true && whole !== null ? `${matching.length}+` : matching.length })}
+          <button
+            type="button"
+            disabled={isOpen || (whole === null && !isWhole && !isBounded)}
+            onClick={() => ask(whole === null ? { ids: matching.map((one) => one.job_id) } : { filter: whole })}
+          >
+            {t("dead.requeue.all", { n: isWhole || (isBounded && whole === null) ? matching.length : `${matching.length}+` })}
           </button>
         )}
       </div>
-      {letters.data?.bounded === true && <p className="banner">{t("dead.bounded", { n: LETTERS_MAX })}</p>}
-      {letters.isPending ? (
+      {isBounded && <p className="banner">{t("dead.bounded", { n: LETTERS_MAX })}</p>}
+      {listing.isFetchNextPageError && <Failure error={listing.error} retry={() => void listing.fetchNextPage()} />}
+      {listing.isPending ? (
         <Loading />
-      ) : letters.data === undefined ? (
-        <Failure error={letters.error} retry={() => void letters.refetch()} />
+      ) : listing.data === undefined ? (
+        <Failure error={listing.error} retry={() => void listing.refetch()} />
       ) : matching.length === 0 ? (
         <Empty title={t("dead.empty")} hint={t("dead.empty.hint")} command="trellis dlq list" />
       ) : (
@@ -96,7 +96,7 @@ export function DeadLetters() {
                 {t("dead.last")}: {ago(group.letters[0]?.at ?? "")}
               </span>
               <span className="grow" />
-              <button type="button" className="primary" onClick={() => ask({ ids: group.letters.map((one) => one.job_id), same: letters.data.bounded || group.letters.length <= IDS_SHOWN ? null : filterOfGroup(group, all, whole ?? {}) })}>
+              <button type="button" className="primary" onClick={() => ask({ ids: group.letters.map((one) => one.job_id), same: !isWhole || group.letters.length <= IDS_SHOWN ? null : filterOfGroup(group, all, whole ?? {}) })}>
                 {t("dead.requeue.group", { n: group.letters.length })}
               </button>
             </div>
@@ -123,19 +123,14 @@ export function DeadLetters() {
       )}
       <SameElsewhere
         commands={commands({
-          trellis: ["dlq", "list", ...optionsOf({ type: listed.type, reason: listed.reason_code, lifecycle: listed.lifecycle, limit: PAGE })],
-          address: `/dlq?${new URLSearchParams({ ...(listed as Record<string, string>), limit: String(PAGE) })}`,
-          python: `print(client.dead_letters.list(${pythonArguments({ ...pythonFilter(listed), limit: PAGE })}).items)`,
+          trellis: ["dlq", "list", ...optionsOf({ type: listed.type, reason: listed.reason_code, lifecycle: listed.lifecycle, limit: LETTERS_PAGE })],
+          address: `/dlq?${new URLSearchParams({ ...(listed as Record<string, string>), limit: String(LETTERS_PAGE) })}`,
+          python: `print(client.dead_letters.list(${pythonArguments({ ...pythonFilter(listed), limit: LETTERS_PAGE })}).items)`,
         })}
       />
       {asked !== null && <Requeue asked={asked} onClose={() => ask(null)} />}
     </>
   );
-}
-
-/** The newest letters that the gateway selects; `bounded` if there are more. */
-function lettersOf(filter: LetterFilter, most: number, signal: AbortSignal): Promise<{ items: DeadLetter[]; bounded: boolean }> {
-  return allPages((cursor) => api.get("/dlq", { query: { limit: PAGE, cursor, ...(filter as object) }, signal }), most);
 }
 
 /** The number first, then the jobs in pieces, with what became of them. Whoever stops or leaves it ends it. */
@@ -151,7 +146,7 @@ function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
   const filter = "filter" in asked ? asked.filter : null;
   const counted = useQuery({
     queryKey: ["dead-letters-counted", filter],
-    queryFn: ({ signal }) => lettersOf(filter ?? {}, COUNTED_MAX, signal),
+    queryFn: ({ signal }) => allLetters(filter ?? {}, COUNTED_MAX, signal),
     enabled: filter !== null && progress === null,
     gcTime: 0,
     staleTime: Number.POSITIVE_INFINITY,

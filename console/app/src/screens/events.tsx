@@ -4,6 +4,7 @@ import { useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useEffect, useId, useRef, useState, type FormEvent } from "react";
 import { api, type EventListed } from "../api";
+import { EventRows } from "../components/events";
 import { Loaded, Scroll } from "../components/operation-parts";
 import { Empty, Failure, Loading, SameElsewhere } from "../components/parts";
 import { useTimes } from "../format";
@@ -209,7 +210,6 @@ function Followed({ lifecycle }: { lifecycle: string | undefined }) {
 
 function EventTable({ items }: { items: EventListed[] }) {
   const t = useTexts();
-  const { full } = useTimes();
   return (
     <Scroll label={t("events.title")}>
       <table>
@@ -223,24 +223,7 @@ function EventTable({ items }: { items: EventListed[] }) {
             <th>{t("policy.why")}</th>
           </tr>
         </thead>
-        <tbody>
-          {items.map((one) => (
-            <tr key={one.id}>
-              <td className="nowrap quiet">{full(one.ts)}</td>
-              <td className="mono">{one.type}</td>
-              <td className="mono">
-                <Subject event={one} />
-              </td>
-              <td className="mono">
-                {one.payload["from"] === one.payload["to"] ? "" : `${String(one.payload["from"] ?? "·")} → ${String(one.payload["to"] ?? "·")}`}
-              </td>
-              <td>
-                {one.actor} <span className="quiet">{String(one.payload["role"] ?? "")}</span>
-              </td>
-              <td>{one.cause}</td>
-            </tr>
-          ))}
-        </tbody>
+        <EventRows items={items} subject={(one) => <Subject event={one} />} />
       </table>
     </Scroll>
   );

@@ -24,8 +24,6 @@ const LIFECYCLES = ["leased-job", "queue-job", "bus-job"] as const;
 /** The first page is a screenful, so that it is there at once. */
 const FIRST_PAGE = 50;
 const PAGE = 200;
-/** Without events, a list with more pages than this is not loaded again by itself. */
-const PAGES_LIVE = 2;
 const REQUEUEABLE = new Set(["failed", "dead_lettered", "DEAD", "FAILED"]);
 
 export function Jobs() {
@@ -56,12 +54,11 @@ export function Jobs() {
   const queryKey = ["jobs", "list", lifecycle, asked];
   const listing = useInfiniteQuery({
     queryKey,
-    meta: rowsBy("job_id"),
+    meta: rowsBy("job_id", true),
     queryFn: ({ pageParam, signal }) =>
       api.get("/jobs", { query: { limit: pageParam === null ? FIRST_PAGE : PAGE, cursor: pageParam, ...(lifecycle ? { lifecycle } : {}), ...asked }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
-    refetchInterval: (query) => ((query.state.data?.pages.length ?? 0) > PAGES_LIVE ? false : interval(true)),
   });
   const rows = useMemo(
     () =>

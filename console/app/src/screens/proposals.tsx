@@ -40,11 +40,10 @@ export function Proposals() {
   const queryKey = ["proposals", status];
   const listing = useInfiniteQuery({
     queryKey,
-    meta: rowsBy("id"),
+    meta: rowsBy("id", true),
     queryFn: ({ pageParam, signal }) => api.get("/proposals", { query: { ...asked, cursor: pageParam }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
-    refetchInterval: () => interval(true),
   });
   // What was just decided leaves the list of what waits at once, before the list is loaded again.
   const items = (listing.data?.pages ?? []).flatMap((page) => page.items).filter((one) => status !== "pending" || one.id !== decided);
@@ -60,7 +59,8 @@ export function Proposals() {
   useKeys({ j: () => step(1), k: () => step(-1) });
   useEffect(() => {
     // The newest stands first: without an id in the address, each new proposal would take the place of the one being read.
-    if (id === undefined && shownId !== undefined) go({ id: shownId });
+    // This screen is still shown while another one is being loaded: then nobody is led back to it.
+    if (id === undefined && shownId !== undefined && location.pathname.endsWith("/proposals")) go({ id: shownId });
   }, [id, shownId]);
   const list = useRef<HTMLUListElement>(null);
   useEffect(() => {
@@ -221,11 +221,12 @@ function ProposalView({ id, onDecided }: { id: string; onDecided: () => void }) 
           <Loading />
         ) : diff.error !== null ? (
           <Failure error={diff.error} retry={() => void diff.refetch()} />
-        ) : diff.data?.diff != null ? (
-          <Diff unified={diff.data.diff} />
         ) : (
+          diff.data?.diff != null && <Diff unified={diff.data.diff} />
+        )}
+        {!(isOpen && diff.isPending) && diff.data?.diff == null && (
           <>
-            <p className="quiet">{t("proposals.change.none")}</p>
+            <p className="quiet">{t(diff.error === null ? "proposals.change.none" : "proposals.change.refused")}</p>
             <pre className="json">{writtenOut(proposedText(proposal))}</pre>
           </>
         )}

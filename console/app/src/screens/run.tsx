@@ -3,7 +3,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link, useParams } from "@tanstack/react-router";
 import { ProblemError } from "@trellis/client";
-import { useEffect, useState } from "react";
+import { useState } from "react";
 import { api, hasEnded, type StepFile } from "../api";
 import { CancelDialog } from "../components/cancel-dialog";
 import { Events } from "../components/events";
@@ -16,7 +16,7 @@ import { commands, pythonLiteral } from "../lib/commands";
 import { outcomeOf } from "../lib/outcome";
 import { writtenOut } from "../lib/unseen";
 import { callsOf, timelineOf } from "../lib/timeline";
-import { interval, runEnded } from "../live";
+import { interval } from "../live";
 import { useTexts } from "../texts";
 import { StartRun } from "./runs";
 
@@ -37,12 +37,6 @@ export function Run() {
     refetchInterval: (query) => (hasEnded("run", query.state.data?.status) ? false : interval(true)),
   });
   const ended = hasEnded("run", run.data?.status);
-  const [wasOpen, see] = useState(false);
-  useEffect(() => {
-    if (run.data === undefined) return;
-    if (!ended) see(true);
-    else if (wasOpen) runEnded(runId, run.data.status);
-  }, [run.data, ended, wasOpen, runId]);
   const version = run.data?.version;
   const path = { run_id: runId };
   const events = useQuery({

@@ -13,7 +13,7 @@ import { commands, optionsOf, pythonArguments, pythonLiteral } from "../lib/comm
 import { parseFilter, passes, valueOf, type FilterFields } from "../lib/filter";
 import { rowsBy } from "../lib/pages";
 import { paramsOf, rowsOf, textOf, type Row } from "../lib/params";
-import { failed, interval, queries, useAgents, useSomeAgent } from "../live";
+import { failed, queries, useAgents, useSomeAgent } from "../live";
 import { useTexts } from "../texts";
 
 const RUN_STATUSES = ["requested", "queued", "running", "completed", "failed"] as const;
@@ -39,12 +39,11 @@ export function Runs() {
   const queryKey = ["runs", status, agent];
   const listing = useInfiniteQuery({
     queryKey,
-    meta: rowsBy("run_id"),
+    meta: rowsBy("run_id", true),
     queryFn: ({ pageParam, signal }) =>
       api.get("/runs", { query: { limit: PAGE, cursor: pageParam, ...(status ? { status } : {}), ...(agent ? { agent } : {}) }, signal }),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
-    refetchInterval: (query) => (query.state.data !== undefined && query.state.data.pages.length > 3 ? false : interval(true)),
   });
   const rows = useMemo(
     () => (listing.data?.pages ?? []).flatMap((page) => page.items).filter((one) => passes(filter, valuesOf(one))),

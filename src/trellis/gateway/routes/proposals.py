@@ -86,11 +86,11 @@ async def one(
 
 @router.get("/proposals/{proposal_id}/diff", responses=PROBLEMS)
 async def difference(
-    proposal_id: ProposalId, instance: InstanceOf, caller: Annotated[Caller, requires("proposals.decide")]
+    proposal_id: ProposalId, instance: InstanceOf, caller: Annotated[Caller, requires("proposals.read")]
 ) -> ProposalDiff:
     """Show as a unified diff what applying the proposal would change now.
 
-    The diff contains the present text, so only those who decide may read it.
+    The diff of a change of memory contains the present memory: it also needs the rule `memory.read`, else 403.
     """
     return await api_for(instance, caller).proposals.diff(proposal_id)
 
