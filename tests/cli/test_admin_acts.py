@@ -123,7 +123,7 @@ METHOD_EVENTS = {
 COMMANDS_WITHOUT = {
     **dict.fromkeys(
         [
-            *("jobs", "events", "schedules list", "schedules show", "workers", "wait", "verify", "doctor"),
+            *("jobs", "events", "schedules list", "schedules show", "workers", "wait", "verify", "doctor", "health"),
             *("metrics", "slo", "version", "alerts list", "alerts runbook"),
         ],
         "reads",

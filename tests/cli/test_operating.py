@@ -15,6 +15,8 @@ import pytest
 from rich.console import Console
 
 from tests.cli.conftest import Terminal
+from tests.deploy.cluster import INJECTED
+from tests.deploy.patience import wait_until
 from tests.servers.ready_python import ready_python
 from trellis.cli import ledgers, main
 from trellis.cli.output import EVERY_S, Output, counting
@@ -30,11 +32,21 @@ app = App()
 async def double(ctx: Context, number: int) -> int:
     return 2 * number
 """
-INJECTED = {
-    "TRELLIS_SERVICE_HOST": "10.0.0.7",
-    "TRELLIS_GATEWAY_PORT": "tcp://10.0.0.7:8420",
-    "TRELLIS_GATEWAY_PORT_8420_TCP_ADDR": "10.0.0.7",
-}
+STUBBORN = """
+import asyncio
+from pathlib import Path
+
+from trellis import App, Context
+
+app = App()
+
+
+@app.job("hold")
+async def hold(ctx: Context) -> None:
+    Path("begun").touch()
+    while not Path("may-end").exists():
+        await asyncio.sleep(0.05)
+"""
 
 
 @contextmanager
@@ -97,6 +109,21 @@ def test_a_worker_has_health_and_a_log_of_json_alone(local: Terminal, tmp_path: 
     assert started.returncode == 0
     assert out == ""
     assert all(json.loads(line) for line in errors.splitlines())
+
+
+def test_a_worker_that_was_told_to_stop_is_alive_and_not_ready_until_its_handlers_end(local: Terminal, tmp_path: Path):
+    (tmp_path / "shop.py").write_text(STUBBORN)
+    local("submit", "hold", "null")
+    with process(tmp_path, "worker", "shop:app", "--ledger", local.url) as started:
+        address = address_in(lines_until(started, "serves hold"))
+        wait_until((tmp_path / "begun").exists, "the handler begins")
+        started.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx2.get(address).json() == {"status": "stopping", "checks": {}}, "it is not ready")
+        assert httpx2.get(address).status_code == 503
+        assert httpx2.get(address.replace("ready", "live")).status_code == 200
+        (tmp_path / "may-end").touch()
+        started.communicate(timeout=60)
+    assert started.returncode == 0
 
 
 def test_an_error_at_the_start_is_json_too(tmp_path: Path):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.cluster import SERVICES, service_variables
 from trellis.app.settings import Settings, read_settings
 from trellis.cli.bus_worker import checked_url
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
@@ -119,18 +120,10 @@ def test_a_program_that_connects_reads_that_warning_in_its_log(tmp_path: Path, c
 
 
 @pytest.mark.requirement("D64")
-@pytest.mark.parametrize("service", ["TRELLIS", "TRELLIS_GATEWAY", "TRELLIS_NLM", "TRELLIS_SAFETY", "TRELLIS_LEDGER"])
-def test_variables_injected_by_a_cluster_are_ignored(service: str, tmp_path: Path):
-    injected = {
-        f"{service}_SERVICE_HOST": "10.0.0.7",
-        f"{service}_SERVICE_PORT": "8420",
-        f"{service}_SERVICE_PORT_HTTP": "8420",
-        f"{service}_PORT": "tcp://10.0.0.7:8420",
-        f"{service}_PORT_8420_TCP": "tcp://10.0.0.7:8420",
-        f"{service}_PORT_8420_TCP_PROTO": "tcp",
-        f"{service}_PORT_8420_TCP_PORT": "8420",
-        f"{service}_PORT_8420_TCP_ADDR": "10.0.0.7",
-    }
+@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
+@pytest.mark.parametrize("service", SERVICES)
+def test_variables_injected_by_a_cluster_are_ignored(service: str, address: str, tmp_path: Path):
+    injected = service_variables(service, address=address)
     warnings: list[str] = []
     settings = read_settings(injected, tmp_path, warn=warnings.append)
     assert settings.model_dump() == Settings.model_validate({}).model_dump()

@@ -14,6 +14,7 @@ from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import KeySetFile
 from trellis.cli import main
+from trellis.engine import private_files
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.private_files import read_private, write_private
 from trellis.ledgers import open_ledger
@@ -123,6 +124,34 @@ def test_a_secret_that_others_can_read_is_none(tmp_path: Path):
         read_private(tmp_path / "missing")
     os.mkfifo(tmp_path / "pipe", 0o600)
     assert read_private(tmp_path / "pipe") == b"", "nobody waits for its other end"
+
+
+@pytest.mark.parametrize(
+    "mode, is_secret", [(0o400, True), (0o440, True), (0o640, True), (0o444, False), (0o660, False)]
+)
+def test_a_secret_of_root_may_be_read_by_the_group_of_this_process(
+    mode: int, is_secret: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Kubernetes gives a Secret to a pod, and systemd a credential to a service, as a file of root with mode 0440."""
+    secret, real = tmp_path / "secret.key", os.fstat
+    write_private(secret, "ab" * 32)
+
+    def of_root(descriptor: int) -> os.stat_result:
+        fields = list(real(descriptor))
+        fields[0], fields[4] = stat.S_IFREG | mode, 0
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_USER)
+    monkeypatch.setattr(private_files.os, "fstat", of_root)
+    if is_secret:
+        assert read_private(secret) == b"ab" * 32
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        if mode & 0o070:
+            with pytest.raises(KeyUnusable, match="chmod 600"):
+                read_private(secret)
+        return
+    with pytest.raises(KeyUnusable, match="chmod 640"):
+        read_private(secret)
 
 
 def test_the_doctor_names_what_others_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

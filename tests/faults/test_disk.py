@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.conftest import LOGIN, TEMPLATES
 from tests.ledgers.conformance.rig import SUBMITTER
-from tests.servers.postgres import PostgresServer, _unprivileged_user
+from tests.servers.postgres import PostgresServer, unprivileged_user
 from trellis.engine.errors import LedgerFull, LedgerReadOnly
 from trellis.engine.jobs import JobId, NewJob, Submitted
 from trellis.engine.ledger import Ledger
@@ -117,7 +117,7 @@ async def test_a_full_disk_refuses_and_loses_nothing_on_postgres(fault_server: P
 
 
 def _own(folder: Path) -> None:
-    user = _unprivileged_user()
+    user = unprivileged_user()
     if user is not None:
         entry = pwd.getpwnam(user)
         os.chown(folder, entry.pw_uid, entry.pw_gid)

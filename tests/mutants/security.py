@@ -339,7 +339,7 @@ LOW: dict[str, Mutant] = {
     ),
     "L-bus-key-readable": Mutant(
         file="engine/private_files.py",
-        old="    if stat.S_IMODE(file_status.st_mode) & 0o077:",
+        old="    if stat.S_IMODE(file_status.st_mode) & (_NOT_OWN_SECRET if is_own else _NOT_ROOT_SECRET):",
         new="    if not body:",
         tests=(f"{SIGNING}::test_a_private_key_that_others_can_read_is_refused",),
     ),

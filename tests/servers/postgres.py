@@ -127,7 +127,7 @@ class PostgresServer:
     def start(cls, bin_dir: Path | None = None, **settings: object) -> Self:
         """Start a new, empty cluster. `settings` are server parameters, over `SETTINGS_DEFAULT`."""
         binaries = _choose(bin_dir)
-        user = _unprivileged_user()
+        user = unprivileged_user()
         folder = _private_folder(user)
         try:
             binaries = _runnable_as(user, binaries, folder)
@@ -292,7 +292,7 @@ def _choose(bin_dir: Path | None) -> PostgresBinaries:
     return servers[0]
 
 
-def _unprivileged_user() -> str | None:
+def unprivileged_user() -> str | None:
     """PostgreSQL refuses to run as root, and initdb wants a user with a name."""
     if os.geteuid() != 0:
         return None
@@ -305,7 +305,7 @@ def _unprivileged_user() -> str | None:
 @contextlib.contextmanager
 def sharing_clusters() -> Iterator[None]:
     """Meanwhile, `initdb` runs once for this process and all that it starts."""
-    folder = _private_folder(_unprivileged_user())
+    folder = _private_folder(unprivileged_user())
     os.environ[SHARED_CLUSTERS] = str(folder)
     try:
         yield

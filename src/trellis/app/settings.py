@@ -705,6 +705,11 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return unknown
 
 
+def named_in(environment: Mapping[str, str]) -> frozenset[str]:
+    """Returns the settings whose value comes from this environment."""
+    return frozenset(_from_environment(environment, lambda _: None))
+
+
 def _from_environment(environment: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, str]:
     """Collects settings from the environment. Variables that Kubernetes injects for a Service are skipped silently."""
     named: dict[str, str] = {}

@@ -110,9 +110,10 @@ async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: Bu
             serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
             telling = asyncio.create_task(print_served(cli, bus, serves, SystemClock()))
             try:
-                async with process_observed(settings, ProcessHealth({"bus": partial(ping, bus)})) as address:
+                health = ProcessHealth({"bus": partial(ping, bus)})
+                async with process_observed(settings, health) as address:
                     print_health(cli, address)
-                    return await run_until_signalled(worker)
+                    return await run_until_signalled(worker, on_stop=health.stopping)
             finally:
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)

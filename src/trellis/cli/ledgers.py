@@ -20,7 +20,7 @@ import pydantic
 import typer
 from rich.text import Text
 
-from trellis.app.settings import FILE_NAME, PREFIX, Settings, unknown_variables
+from trellis.app.settings import FILE_NAME, PREFIX, Settings, named_in, unknown_variables
 from trellis.app.wiring import (
     SystemClock,
     development_key_path,
@@ -551,9 +551,10 @@ def _in_force(cli: Cli, settings: Settings | None) -> list[tuple[str, Any, str]]
     with suppress(FileNotFoundError):
         written = tomllib.loads((Path.cwd() / FILE_NAME).read_text(encoding="utf-8"))
     rows: list[tuple[str, Any, str]] = []
+    variables = named_in(os.environ)
     for name in Settings.model_fields:
         value, source = _plain(getattr(settings, name)), "default"
-        if f"{PREFIX}{name.upper()}" in os.environ:
+        if name in variables:
             source = f"{PREFIX}{name.upper()}"
         elif name in written:
             source = FILE_NAME

@@ -74,7 +74,7 @@ def key_findings(settings: Settings) -> list[Finding]:
             remedy = f"let {variable} name a file that belongs to this user and that others cannot read (chmod 600)"
             findings.append(error_finding(check, str(error.data["reason"]), remedy))
         else:
-            detail = f"{path} ({variable}) belongs to this user and others cannot read it"
+            detail = f"{path} ({variable}) belongs to this user or to root, and others cannot read it"
             findings.append(Finding(check=check, severity=FindingSeverity.OK, detail=detail))
     return findings
 

@@ -49,6 +49,10 @@ ON_THIS_MACHINE: Mapping[str, OnThisMachine] = MappingProxyType(
             "checks this machine: its settings, and the ledger and the gateway that they name",
             "Set TRELLIS_GATEWAY, and the doctor also asks that gateway; --ledger URL or --data DIR names a ledger.",
         ),
+        "health": OnThisMachine(
+            "asks a process of this machine at its health address",
+            "`trellis wait --gateway URL` waits for a gateway elsewhere.",
+        ),
         **dict.fromkeys(("token issue", "token key", "token issuer"), _OF_A_KEY),
         "agents create": OnThisMachine(
             "writes an agent's file into the object store",

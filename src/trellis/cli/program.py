@@ -40,6 +40,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "worker": ("workers", "Workers", "Run the jobs of an application until stopped."),
         "workers": ("workers", "Workers", "List worker processes seen lately: alive, silent since when, or drained."),
         "up": ("up", "Workers", "Serve the gateway and run the services of an instance until stopped."),
+        "health": ("health", "Workers", "Ask a process of this machine whether it is ready; exit 1 if not."),
         "wait": ("wait", "Workers", "Wait until the gateway of `trellis up` answers, and print its address."),
         "migrate": ("ledgers", "Ledger", "Make the ledger, or bring it to this program's schema."),
         "verify": ("ledgers", "Ledger", "Check every job's history against its lifecycle and its row."),

@@ -98,7 +98,7 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
             make_development_key(cli.url)
     finally:
         await ledger.close()
-    stop = stopped_by_signals()
+    stop = stopped_by_signals(health)
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
     if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):
         await _serve_jobs(cli, wanted, stop, app=choices.app, health=health)
@@ -116,14 +116,14 @@ async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: Process
         from trellis.cli.up_nlm import serve_nlm_alone
 
         make_folder(cli.url)
-        await serve_nlm_alone(cli, stopped_by_signals(), health)
+        await serve_nlm_alone(cli, stopped_by_signals(health), health)
         cli.out.line("stopped")
         return True
     if wanted == frozenset({SAFETY_KERNEL}):
         from trellis.cli.up_bus import serve_safety_kernel
 
         health.needs()
-        await serve_safety_kernel(cli, stopped_by_signals(), alone=True)
+        await serve_safety_kernel(cli, stopped_by_signals(health), alone=True)
         cli.out.line("stopped")
         return True
     return False

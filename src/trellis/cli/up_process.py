@@ -12,6 +12,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.wait import is_alive
 from trellis.engine.ledger import Ledger
 from trellis.engine.subscription import SubscriptionOptions
+from trellis.http_server.health import ProcessHealth
 
 # Roles of `trellis up`, and the lines that its parts print at start.
 
@@ -108,12 +109,17 @@ def print_ready(cli: Cli) -> None:
     cli.out.line("Ctrl-C stops it")
 
 
-def stopped_by_signals() -> asyncio.Event:
-    """An event that is set on SIGTERM or SIGINT."""
+def stopped_by_signals(health: ProcessHealth) -> asyncio.Event:
+    """An event that is set on SIGTERM or SIGINT. The process is not ready from then on."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        health.stopping()
+        stop.set()
+
     for number in SIGNALS:
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signalled)
     return stop
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.text import Text
 
-from trellis.app.wiring import open_when_available, process_name, run_worker
+from trellis.app.wiring import make_worker, open_when_available, process_name
 from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
@@ -26,7 +26,7 @@ from trellis.http_server.health import ProcessHealth
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
-from trellis.worker.worker import ExitCode
+from trellis.worker.worker import ExitCode, run_until_signalled
 
 SECTION = "Workers"
 LEDGER_ONLY = ("--prefetch", "--no-hints")
@@ -138,7 +138,7 @@ async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
             cli.out.note(
                 f"{options.name} serves {types}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
             )
-            return await run_worker(app, ledger, options)
+            return await run_until_signalled(make_worker(app, ledger, options), on_stop=health.stopping)
         finally:
             await ledger.close()
 

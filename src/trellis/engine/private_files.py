@@ -14,6 +14,8 @@ PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
 SECRET_BYTES_MAX = 1024 * 1024
 _GROUP = 0o070
+_NOT_OWN_SECRET, _NOT_ROOT_SECRET = 0o077, 0o037
+"""Bits that the mode of a secret file of this user, or of root for another user, must not have."""
 
 
 def file_mode(top: int) -> int:
@@ -79,7 +81,11 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """The bytes of a secret file. Raises KeyUnusable unless this user or root owns it and no other user can read it."""
+    """The bytes of a secret file. Raises KeyUnusable unless this user or root owns it and no other user can read it.
+
+    The group may read a file of root, and not write it: so Kubernetes and systemd give secrets to a process that is not
+    root.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
@@ -88,8 +94,12 @@ def read_private(path: Path) -> bytes:
     except OSError as error:
         raise KeyUnusable(reason=f"the key {path} cannot be read: {error.strerror}") from error
     check_owner(path, file_status)
-    if stat.S_IMODE(file_status.st_mode) & 0o077:
-        raise KeyUnusable(reason=f"others can read {path}; run: chmod 600 {path}")
+    is_own = file_status.st_uid == os.geteuid()
+    if stat.S_IMODE(file_status.st_mode) & (_NOT_OWN_SECRET if is_own else _NOT_ROOT_SECRET):
+        reason = f"others can read {path}; run: chmod 600 {path}"
+        if not is_own:
+            reason = f"others can read {path}, or its group can change it; run: chmod 640 {path}"
+        raise KeyUnusable(reason=reason)
     return body
 
 

@@ -61,14 +61,21 @@ class ProcessHealth:
         self._round: asyncio.Task[Readiness] | None = None
         self._failures: dict[str, Failures] = {}
         self._gauges: list[GaugeSource] = []
+        self._is_stopping = False
         self._reading: asyncio.Task[bytes] | None = None
 
     def needs(self, **probes: Probe) -> None:
         """Add dependencies. Before the first call the process counts as starting, and is not ready."""
         self._probes = {**(self._probes or {}), **probes}
 
+    def stopping(self) -> None:
+        """Make the process count as not ready from now on: it has been told to stop, and finishes what it holds."""
+        self._is_stopping = True
+
     async def ready(self) -> Readiness:
-        """Probe all dependencies."""
+        """Probe all dependencies, unless the process is about to stop."""
+        if self._is_stopping:
+            return Readiness(status="stopping", checks={})
         if self._round is None or self._round.done():
             self._round = asyncio.ensure_future(self._ask())
         return await asyncio.shield(self._round)

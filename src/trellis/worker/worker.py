@@ -329,12 +329,17 @@ async def open_until_signalled(open_ledger: OpenLedger, clock: Clock, rng: rando
             loop.remove_signal_handler(number)
 
 
-async def run_until_signalled(worker: WorkerProcess) -> ExitCode:
-    """Runs a worker on this event loop until SIGTERM or SIGINT, then drains it. Raises what breaks it."""
+async def run_until_signalled(worker: WorkerProcess, *, on_stop: Callable[[], None] | None = None) -> ExitCode:
+    """Runs a worker on this event loop until SIGTERM or SIGINT, then drains it. Raises what breaks it.
+
+    `on_stop` is called at the first signal.
+    """
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def signalled(name: str) -> None:
         _log.info("signal_received", signal=name, second=stop.is_set())
+        if on_stop is not None:
+            on_stop()
         (hurry if stop.is_set() else stop).set()
 
     for number in SIGNALS:

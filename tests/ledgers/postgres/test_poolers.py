@@ -12,7 +12,7 @@ from trellis.app.wiring import SystemClock, make_worker, new_id
 from trellis.auth.principals import Principal
 from trellis.client import Trellis
 from trellis.engine.errors import PermanentError, PoolerUnfit
-from trellis.engine.records import JobFilter, JobPlace
+from trellis.engine.records import FindingSeverity, JobFilter, JobPlace
 from trellis.engine.verify import verify
 from trellis.ledgers import migrate, open_ledger
 from trellis.ledgers.postgres.connection import SESSION_SETTINGS, PostgresConnection, PostgresError, connect, listens
@@ -127,3 +127,18 @@ async def test_a_process_is_known_by_its_name_in_the_servers_list(postgres_url: 
     assert "trellis-sweeper" in {row[0] for row in names}
     await other.close()
     await ledger.close()
+
+
+@pytest.mark.requirement("D32")
+async def test_the_doctor_says_that_work_is_found_by_polling_behind_a_pooler(postgres_url: str):
+    async with pooling(postgres_url) as (_, url):
+        ledger = await open_ledger(url)
+        (hints,) = [one for one in await ledger.inspect() if one.check == "hints"]
+        await ledger.close()
+    assert hints.severity is FindingSeverity.WARNING
+    assert "polling" in hints.detail
+    assert "TRELLIS_LEDGER" in hints.remedy
+    ledger = await open_ledger(postgres_url)
+    (hints,) = [one for one in await ledger.inspect() if one.check == "hints"]
+    await ledger.close()
+    assert (hints.severity, hints.remedy) == (FindingSeverity.OK, "")

@@ -9,6 +9,7 @@ from trellis.cli.up_process import print_ready, run_together, stopped_by_signals
 from trellis.engine.jobs import Actor
 from trellis.gateway import create_app
 from trellis.gateway.sign_in import SignInCodes
+from trellis.http_server.health import ProcessHealth
 from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.lifecycles import Role
 
@@ -24,7 +25,7 @@ async def serve_console(cli: Cli, instance: Instance, url: str, *, proposal: str
         await check_home_issuer(instance.ledger, instance.settings, by=Actor(role=Role.GATEWAY, name=cli.process))
         codes = SignInCodes(key=keys[0], name=user_name(), now=time.time)
         app = create_app(instance, keys, monotonic=time.monotonic, new_id=new_id, sign_in_codes=codes)
-        stop = stopped_by_signals()
+        stop = stopped_by_signals(ProcessHealth())
 
         def ready() -> None:
             cli.out.line("Or decide in a browser. This link signs in, once, within 15 minutes:")

@@ -231,6 +231,11 @@ def listens(connection: PostgresConnection) -> bool:
     return not isinstance(connection, PooledConnection)
 
 
+def is_pooled(url: str) -> bool:
+    """Whether this process found a pooler at this address when it connected."""
+    return url in _pooled_urls
+
+
 async def _open(url: str, timeout_s: float, settings: dict[str, str], **options: Any) -> PostgresConnection:
     connection = await asyncpg.connect(url, timeout=cast("Any", timeout_s), server_settings=settings, **options)
     return cast("PostgresConnection", connection)

@@ -47,6 +47,8 @@ RETRIED_ERRORS: tuple[type[Exception], ...] = (*CONFLICT_ERRORS, *CONNECTION_LOS
 BACKOFF_S_FIRST = 0.02
 BACKOFF_S_MAX = 1.0
 COLLISIONS_MAX = 3
+CONNECTIONS_MAX = 12
+"""Connections that one open ledger has at most: one for each of ten lanes, one to send hints and one to receive them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

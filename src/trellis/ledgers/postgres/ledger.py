@@ -69,9 +69,9 @@ from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
-from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
+from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
-from trellis.ledgers.postgres.notifier import PostgresNotifier
+from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
 from trellis.ledgers.refusals import (
     check_alerts,
@@ -121,6 +121,7 @@ class PostgresLedger(PostgresReads):
         self._read_lane = PostgresLane(url, options, failures)
         self._ping_lane = PostgresLane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
         self._notifier = PostgresNotifier(url, options, on=hints)
+        assert len(self._lanes()) + NOTIFIER_CONNECTIONS == CONNECTIONS_MAX, "the number that operators plan with"
         self._actors: dict[tuple[str, str], int] = {}
         self._node = options.node or this_node()
         self._new_actors: SingleFlight[Actor, int] = SingleFlight(self._register_actor)

@@ -17,6 +17,8 @@ from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 CHANNEL = "trellis_work"
 EVENTS_CHANNEL = "trellis_events"
 EVENTS_GAP_S = 0.05
+NOTIFIER_CONNECTIONS = 2
+"""One to send hints, one to receive them."""
 
 NOTIFY_WORK: LiteralString = f"select pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
 NOTIFY_EVENTS: LiteralString = f"select pg_notify('{EVENTS_CHANNEL}', '')"

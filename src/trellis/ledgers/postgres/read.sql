@@ -411,7 +411,11 @@ select (select setting from pg_settings where name = 'fsync') as fsync,
        (select count(*) from lease) as held,
        (select extract(epoch from max(clock_timestamp() - xact_start))::float8 from pg_stat_activity
          where backend_xid is not null or backend_xmin is not null) as oldest_transaction_s,
-       current_setting('server_version') as version
+       current_setting('server_version') as version,
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int as connections_max,
+       (select count(*) from pg_stat_activity where backend_type = 'client backend') as connections,
+       (select count(*) from pg_stat_activity where backend_type = 'client backend' and application_name like 'trellis%')
+         as own_connections
 
 -- name: beside
 select j.job_id, e.version, e.due_at, e.request, t.name as type_name, j.created_at

@@ -41,8 +41,8 @@ from trellis.engine.schedules import DUE_MAX, SCHEDULES_MAX, DueSchedules, Sched
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import request_keys, restore, rows
-from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
-from trellis.ledgers.postgres.lanes import PostgresLane
+from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow, is_pooled
+from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit, check_sample
@@ -56,11 +56,14 @@ from trellis.lifecycles.leased_job import LEASED_JOB
 SWEEP_AGE_S_MAX = 10.0
 OLD_TRANSACTION_S = 60.0
 UNSEQUENCED_MAX = 10_000
+CONNECTIONS_USED_SHARE = 0.8
+"""If a larger share of the server's connections is in use, the next processes may get none."""
 
 
-def findings(row: PostgresRow) -> list[Finding]:
-    """One finding per check."""
-    return [*_durability(row), _role(row), _sweep(row), _old_transaction(row), _feed(row)]
+def findings(row: PostgresRow, *, is_pooled: bool) -> list[Finding]:
+    """One finding per check. `is_pooled`: whether the ledger's connections go through a pooler."""
+    checks = (_role, _sweep, _old_transaction, _feed, _connections)
+    return [*_durability(row), *(check(row) for check in checks), _hints(is_pooled=is_pooled)]
 
 
 def _durability(row: PostgresRow) -> list[Finding]:
@@ -129,6 +132,32 @@ def _feed(row: PostgresRow) -> Finding:
     )
 
 
+def _connections(row: PostgresRow) -> Finding:
+    used, most = row["connections"], row["connections_max"]
+    few = used > CONNECTIONS_USED_SHARE * most
+    return Finding(
+        check="postgresql connections",
+        severity=FindingSeverity.WARNING if few else FindingSeverity.OK,
+        detail=f"{used} of {most} are in use, {row['own_connections']} of them by Trellis;"
+        f" a process uses at most {CONNECTIONS_MAX} for each ledger that it opens",
+        remedy="raise max_connections, put several roles into one process (`trellis up --roles A,B`), or put pgbouncer in between"
+        if few
+        else "",
+    )
+
+
+def _hints(*, is_pooled: bool) -> Finding:
+    """Says whether work is found by hints. Through a pooler nobody can listen for them."""
+    if not is_pooled:
+        return Finding(check="hints", severity=FindingSeverity.OK, detail="the connection is direct, so hints arrive")
+    return Finding(
+        check="hints",
+        severity=FindingSeverity.WARNING,
+        detail="there is a pooler before PostgreSQL: no hints arrive, so new work is found by polling, within a second",
+        remedy="name the server itself in TRELLIS_LEDGER, or leave it so: nothing is lost",
+    )
+
+
 # Reads of jobs, events and dead letters.
 
 VERSION_MAX = 2**31 - 1
@@ -174,6 +203,7 @@ def state_pairs(where: JobFilter) -> list[tuple[Lifecycle, int]] | None:
 class PostgresReads:
     """The reading half of the ledger. PostgresLedger adds the writing half."""
 
+    url: str
     _read_lane: PostgresLane
 
     async def fetch(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
@@ -597,7 +627,7 @@ class PostgresReads:
     async def inspect(self) -> list[Finding]:
         figures = await self.fetch(READ_QUERIES.inspect)
         return (
-            findings(figures[0])
+            findings(figures[0], is_pooled=is_pooled(self.url))
             if figures
             else [Finding(check="ledger", severity=FindingSeverity.ERROR, detail="the ledger does not answer")]
         )
