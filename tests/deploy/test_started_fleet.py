@@ -21,7 +21,7 @@ from tests.deploy.shipped import (
     environment_file,
     systemd_processes,
 )
-from tests.faults.test_stopped_roles import POLICY, QUESTION, STOP_S
+from tests.faults.platform import POLICY, QUESTION, STOP_S
 from tests.servers.nats import NatsServer, running_nats
 from tests.servers.pgbouncer import running_pgbouncer
 from tests.servers.postgres import PostgresServer, running_postgres
