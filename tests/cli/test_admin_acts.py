@@ -58,6 +58,7 @@ COMMAND_ACTS: dict[str, tuple[str, ...]] = {
     "rebuild": ("objects.rebuilt",),
     "backup": ("instance.backed_up",),
     "restore": ("instance.restored",),
+    "move": ("instance.moved", "instance.move_undone"),
     "migrate": ("ledger.migrated",),
     "retention apply": ("retention.removed",),
 }
@@ -262,8 +263,8 @@ def test_every_command_that_administers_leaves_an_act(
     migrated = acts_of(fresh)
     assert tuple(act.event for act in migrated) == COMMAND_ACTS["migrate"]
     _check(migrated, since=time.time())
-    # Backup and restore are for SQLite alone; tests/cli/test_backup.py shows their acts.
-    assert {command for command, _ in words} | {"migrate", "backup", "restore"} == COMMAND_ACTS.keys()
+    # These are for SQLite alone; tests/cli/test_backup.py and tests/cli/test_move.py show their acts.
+    assert {command for command, _ in words} | {"migrate", "backup", "restore", "move"} == COMMAND_ACTS.keys()
 
 
 def _fresh_ledger(url: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:

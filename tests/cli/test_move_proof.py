@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import asyncpg
@@ -31,7 +32,7 @@ async def _grow(url: str) -> None:
     """Add plain jobs, most of which have ended; jobs that completed with an artifact; and objects of all sizes."""
     async with open_instance(Settings.model_validate({}), url) as instance:
         ledger = instance.ledger
-        rig = Rig(kind="sqlite", ledger=ledger, advance=None, reopen=None)  # type: ignore[arg-type]
+        rig = Rig(kind="sqlite", ledger=ledger, advance=None, reopen=None, numbers=count(10_000))  # type: ignore[arg-type]
         for _ in range(ARTIFACTS):
             await rig.complete_for(await rig.submit_one(lifecycle="artifact"))
         for first in range(0, JOBS, 5_000):

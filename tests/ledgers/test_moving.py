@@ -17,6 +17,7 @@ from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import LedgerReadOnly, OptionInvalid, Refused
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.positions import of_sqlite, to_postgres
+from trellis.gateway.hub import EventHub
 from trellis.ledgers import open_ledger
 from trellis.ledgers.migration import migrated_by
 from trellis.ledgers.moving import rows
@@ -379,6 +380,10 @@ async def test_positions_numbers_and_leases_go_on_in_the_moved_ledger(new_postgr
     rest = await new.feed(page.position, limit=100)
     assert [event.id for event in rest.events][:1] == ["job-3-1"], "a position of the old ledger is one of this"
     assert not (await new.feed(end, limit=100)).events
+    hub = EventHub(ledger=new, published=None, clock=None, rng=None)  # type: ignore[arg-type]
+    assert await hub.begin(end) == await new.feed_end(), "a live stream begins there too"
+    with pytest.raises(OptionInvalid):
+        await hub.begin(of_sqlite(int(end) + 1))
     with pytest.raises(OptionInvalid):
         await new.feed(of_sqlite(int(end) + 1), limit=1)
     await new.submit(SUBMITTER, [NewJob(job_id=JobId("next"), type="work")])
