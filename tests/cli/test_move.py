@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 
 from tests.cli.conftest import Answer, Terminal
@@ -338,9 +339,18 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_closed(
     assert "nothing listens at 127.0.0.1" in refused(*wrong, *objects, *memory, *nlm)
     asyncio.run(put_object(small, "theirs", b"x"))
     assert "has objects; name an empty prefix" in refused(*ledger, *objects, *memory, *nlm)
+    database = apsw.Connection(str(small.folder / "ledger.db"))
+    (guard,) = database.execute("SELECT sql FROM sqlite_schema WHERE name = 'trellis_event_never_changes'").fetchall()[
+        0
+    ]
+    database.execute("DROP TRIGGER trellis_event_never_changes; UPDATE trellis_event SET version = 2 WHERE job = 1")
+    fresh = ("--to-objects", small.objects.replace("moved-", "other-"))
+    assert "` finds 1 violations, such as of job j0" in refused(*ledger, *fresh, *memory, *nlm)
+    database.execute("UPDATE trellis_event SET version = 1 WHERE job = 1")
+    database.execute(str(guard))
+    database.close()
     small.memory.mkdir(parents=True)
     (small.memory / "file").write_text("theirs")
-    fresh = ("--to-objects", small.objects.replace("moved-", "other-"))
     assert "exists and is no copy of this memory" in refused(*ledger, *fresh, *memory, *nlm)
 
 

@@ -335,6 +335,33 @@ async def test_a_copy_that_is_stopped_anywhere_goes_on_without_loss_or_repetitio
     assert stop_after > 3, "it was stopped several times"
 
 
+async def test_a_move_may_go_on_with_another_login_that_is_no_superuser(
+    postgres_url: str, postgres_server: PostgresServer, tmp_path: Path
+):
+    postgres_server.sql(
+        "do $$ begin create role mover login in role trellis_owner; exception when duplicate_object then null; end $$"
+    )
+    await filled(tmp_path / "ledger.db", 9)
+    first = await open_target(postgres_url)
+    second = await open_target(postgres_server.url(postgres_url.rpartition("/")[2], "mover"))
+
+    def stop(what: str, _count: int) -> None:
+        if what == "rows of jobs copied":
+            raise Stopped
+
+    async with closed_source(tmp_path / "ledger.db") as source:
+        assert await first.judge(None) is None, "a schema without anything in it is empty"
+        await first.prepare("m1", migrated_by("mover"))
+        with pytest.raises(Stopped):
+            await rows.copy_rows(source, first, "m1", stop)
+        await rows.copy_rows(source, second, "m1", lambda _what, _count: None)
+        _, differences = await rows.compare_rows(source, second, lambda _what, _count: None)
+        assert differences == []
+        await opened(second, source)
+    await first.close()
+    await second.close()
+
+
 async def test_a_difference_is_found_in_any_column(
     new_postgres_database, postgres_server: PostgresServer, tmp_path: Path
 ):

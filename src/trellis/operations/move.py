@@ -36,7 +36,7 @@ from trellis.ledgers.moving.target import FINISHED, PostgresTarget, TargetStage,
 from trellis.operations.backup import SUBJECT, InstancePlaces, is_passing
 from trellis.storage.objects.address import S3Address, S3Credentials, read_address
 from trellis.storage.objects.open import open_objects
-from trellis.storage.objects.store import CREATE, ObjectInfo, PutStored, StoreError
+from trellis.storage.objects.store import CREATE, ObjectInfo, ObjectStore, PutStored, StoreError
 
 MARK_KEY = "system/move.json"
 """The object that says whose move fills this store. It is removed when the instance opens."""
@@ -112,6 +112,7 @@ class InstanceMove:
         async with self._opened():
             with self._phase("check"):
                 await self._check()
+                await self._check_audit()
             counts = await asyncio.to_thread(self._count_objects)
         return MoveReport(id=None, state="possible", objects=counts[0], bytes=counts[1], seconds=self._seconds)
 
@@ -277,24 +278,24 @@ class InstanceMove:
                 raise MoveRefused(reason=f"{self.places.nlm_ledger} belongs to another move; undo that one first")
 
     async def _check_source(self) -> None:
-        """Refuse an instance that is not whole: its copy would not be either."""
-        async with AsyncExitStack() as stack:
-            audited: list[AuditedLedger] = []
-            for chain, source in ((INSTANCE_CHAIN, self._source), (NLM_CHAIN, self._nlm and self._nlm[0])):
-                ledger = None if source is None else await open_ledger(source.url)
-                audited.append(AuditedLedger(chain=chain, ledger=ledger))
-                if ledger is None:
-                    continue
-                stack.push_async_callback(ledger.close)
+        """Refuse ledgers that break their own rules: their copies would too."""
+        for source, _ in self._ledgers():
+            ledger = await open_ledger(source.url)
+            try:
                 report = await verify(ledger, on_progress=lambda far: self.on_progress("jobs checked", far.jobs))
-                if not report.ok:
-                    first = report.violations[0]
-                    which = f"{report.found} violations, such as of job {first.job_id}: {first.detail}"
-                    raise MoveRefused(reason=f"`trellis verify` finds {which}")
-            records = await verify_audit(audited, self._here, on_progress=self.on_progress)
-        if not records.ok:
-            which = f"{records.found} violations, such as: {records.violations[0].detail}"
-            raise MoveRefused(reason=f"`trellis audit verify` finds {which}")
+            finally:
+                await ledger.close()
+            if not report.ok:
+                first = report.violations[0]
+                which = f"{report.found} violations, such as of job {first.job_id}: {first.detail}"
+                raise MoveRefused(reason=f"`trellis verify` finds {which}")
+
+    async def _check_audit(self) -> None:
+        """Refuse audit records that differ from what was sealed. A move finds that when it verifies the copy."""
+        nlm = None if self._nlm is None else self._nlm[0].url
+        violations = await self._audit(self._source.url, nlm, self._here)
+        if violations:
+            raise MoveRefused(reason=f"`trellis audit verify` finds: {violations[0]}")
 
     async def _judge_objects(self, move_id: str | None) -> bool:
         """Whether the store has the mark of this move. Raises MoveRefused if it has objects of anybody else."""
@@ -452,15 +453,20 @@ class InstanceMove:
 
     async def _verify_audit(self) -> list[str]:
         """The sealed audit records against the new ledgers and the new store."""
+        violations = await self._audit(self.targets.ledger, self.targets.nlm_ledger, self._there)
+        return [f"`trellis audit verify` finds: {one}" for one in violations]
+
+    async def _audit(self, url: str, nlm_url: str | None, objects: ObjectStore) -> list[str]:
+        """What is wrong with the sealed audit records of an instance."""
         async with AsyncExitStack() as stack:
             audited: list[AuditedLedger] = []
-            for chain, url in ((INSTANCE_CHAIN, self.targets.ledger), (NLM_CHAIN, self.targets.nlm_ledger)):
-                ledger = None if url is None else await open_ledger(url)
+            for chain, one in ((INSTANCE_CHAIN, url), (NLM_CHAIN, nlm_url)):
+                ledger = None if one is None else await open_ledger(one)
                 if ledger is not None:
                     stack.push_async_callback(ledger.close)
                 audited.append(AuditedLedger(chain=chain, ledger=ledger))
-            report = await verify_audit(audited, self._there, on_progress=self.on_progress)
-        return [f"`trellis audit verify` there: {one.detail}" for one in report.violations[:5]]
+            report = await verify_audit(audited, objects, on_progress=self.on_progress)
+        return [violation.detail for violation in report.violations[:5]]
 
     # --- open ----------------------------------------------------------------------------------------------------
 

@@ -173,7 +173,6 @@ class PostgresTarget:
             await self._connection.execute(WRITE.numbers, *numbers)
             await self._connection.execute(WRITE.feed_end, numbers[1])
             await self._connection.execute("select _ensure_partitions()")
-        async with self._reported():
             await self._connection.execute(
                 "analyze job, event, feed, ready, resting, parked, lease, ended, dead_letter"
             )
