@@ -1,8 +1,9 @@
 """`trellis move`: takes an embedded instance to PostgreSQL and S3."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,9 @@ from trellis.engine.errors import OptionInvalid
 from trellis.engine.extras import Extra, extra_needed, program_version
 from trellis.engine.private_files import read_private, write_private
 from trellis.storage.objects.address import s3_credentials
+
+if TYPE_CHECKING:
+    from trellis.operations.move import MoveReport
 
 SECTION = "Ledger"
 GUIDE = "docs/how-to/move-to-a-fleet.md"
@@ -77,18 +81,22 @@ async def move(
     if to_keys is not None and report.state == "moved" and not to_keys.exists():
         write_private(to_keys, read_private(development_key_path(cli.url)).decode("ascii"))
     settings = moving.settings(to_keys or development_key_path(cli.url).absolute()) if report.state == "moved" else {}
+    _print(cli, report, settings)
+
+
+def _print(cli: Cli, report: "MoveReport", settings: Mapping[str, str]) -> None:
     if cli.out.as_json:
-        cli.out.record({**as_record(report), "settings": settings})
-        return
-    if report.state != "moved":
-        done = "the move is possible; nothing was changed" if dry_run else "undone: this instance is open again"
-        cli.out.line(done, style="green")
-        return
-    if report.rows:
-        jobs, events = report.rows["jobs"], report.rows["events"]
-        cli.out.line(f"moved {jobs:,} jobs, {events:,} events, {report.objects:,} objects ({report.bytes:,} bytes)")
-        took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
-        cli.out.note(f"every row, object and file was compared; {took}")
-    cli.out.line("the instance is open there; set for every process of it:", style="green")
-    cli.out.facts(list(settings.items()))
-    cli.out.note(f"add the password of the ledger, and see {GUIDE} about a safety policy")
+        cli.out.record({**as_record(report), "settings": dict(settings)})
+    elif report.state == "possible":
+        cli.out.line("the move is possible; nothing was changed", style="green")
+    elif report.state == "undone":
+        cli.out.line("undone: this instance is open again", style="green")
+    else:
+        if report.rows:
+            jobs, events = report.rows["jobs"], report.rows["events"]
+            cli.out.line(f"moved {jobs:,} jobs, {events:,} events, {report.objects:,} objects ({report.bytes:,} bytes)")
+            took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
+            cli.out.note(f"every row, object and file was compared; {took}")
+        cli.out.line("the instance is open there; set for every process of it:", style="green")
+        cli.out.facts(list(settings.items()))
+        cli.out.note(f"add the password of the ledger, and see {GUIDE} about a safety policy")

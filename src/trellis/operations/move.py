@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -257,8 +257,8 @@ class InstanceMove:
                 raise MoveRefused(reason=reason)
         for source, target in self._ledgers():
             source.check()
-            found = await target.judge(None if mark is None else mark.id)
-            if found is not None and found.stage is TargetStage.UNDONE:
+            there = await target.judge(None if mark is None else mark.id)
+            if there is not None and there.stage is TargetStage.UNDONE:
                 options = "" if mark is None else mark.options
                 raise MoveRefused(reason=f"an undo was begun; `trellis move --undo {options}` ends it")
         await self._judge_objects(None if mark is None else mark.id)
@@ -333,15 +333,11 @@ class InstanceMove:
         known = self._source.mark()
         mark = known or self._mark(uuid.uuid4().hex)
         open_ledgers = [source for source, _ in self._ledgers() if source.mark() is None]
-        begun: list[SqliteSource] = []
-        try:
+        with ExitStack() as begun:
             for source in open_ledgers:
                 source.begin_alone()
-                begun.append(source)
-        except BaseException:
-            for source in begun:
-                source.abandon()
-            raise
+                begun.callback(source.abandon)
+            begun.pop_all()
         for source in open_ledgers:
             source.close_for_writers(mark)
             self.on_phase(f"closed {source.path.name}")

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import shlex
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -22,15 +21,12 @@ from trellis.engine.errors import LedgerNotMigrated, LedgerUnavailable, Refused
 from trellis.engine.private_files import open_beside
 from trellis.ledgers.moving.parts import SOURCE, UNKNOWN_ROLE, LedgerPart, MovedRow
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Database, connect, parse_url, to_ledger_error
-from trellis.ledgers.sqlite.plan import US
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
 
 PAGE_ROWS = 1_000
 PAGE_BYTES = 4 * 1024 * 1024
 """A page ends after the row with which it has this many bytes."""
-SEEN_S = 60.0
 FORMAT = 1
-_WRITES = ("INSERT", "UPDATE", "DELETE")
 
 
 class MoveRefused(Refused):
@@ -170,7 +166,7 @@ class SqliteSource:
         except LedgerUnavailable as error:
             if not isinstance(error.__cause__, apsw.BusyError):
                 raise
-            seen = [row[0] for row in self._execute(SOURCE.seen_lately, (int((time.time() - SEEN_S) * US),))]
+            seen = [row[0] for row in self._execute(SOURCE.seen_lately)]
             who = f", such as {', '.join(seen)}" if seen else ""
             reason = f"another process has {self.path} open{who}; stop `trellis up`, workers and other commands first"
             raise MoveRefused(reason=reason) from error
@@ -182,16 +178,10 @@ class SqliteSource:
 
     def close_for_writers(self, mark: MoveMark) -> None:
         """Write the mark and make the triggers, and commit what `begin_alone` began."""
-        message = str(MovedAway(ledger=mark.ledger, remedy=mark.remedy)).replace("'", "''")
+        message = str(MovedAway(ledger=mark.ledger, remedy=mark.remedy))
         self._put_mark(mark)
-        for (table,) in self._execute(SOURCE.tables):
-            for verb in _WRITES:
-                row = "new" if verb == "INSERT" else "old"
-                when = f"WHEN {row}.key IS NOT 'move'" if table == "trellis_meta" else ""
-                self._execute(
-                    f"CREATE TRIGGER IF NOT EXISTS {_trigger(table, verb)} BEFORE {verb} ON {table} {when}"
-                    f" BEGIN SELECT raise(ABORT, '{message}'); END"
-                )
+        for (statement,) in self._execute(SOURCE.closing, (message,)):
+            self._execute(statement)
         self._execute("COMMIT")
         self._execute("PRAGMA journal_mode = WAL")
 
@@ -204,9 +194,8 @@ class SqliteSource:
     def reopen(self) -> None:
         """Take the mark and the triggers away."""
         self._execute("BEGIN IMMEDIATE")
-        for (table,) in self._execute(SOURCE.tables):
-            for verb in _WRITES:
-                self._execute(f"DROP TRIGGER IF EXISTS {_trigger(table, verb)}")
+        for (statement,) in self._execute(SOURCE.opening):
+            self._execute(statement)
         self._execute(SOURCE.remove_mark)
         self._execute("COMMIT")
 
@@ -246,7 +235,3 @@ class SqliteSource:
             yield from self._database.execute(sql, bindings)
         except apsw.Error as error:
             raise to_ledger_error(error, self.url) from error
-
-
-def _trigger(table: str, verb: str) -> str:
-    return f"trellis_moved_{table.removeprefix('trellis_')}_{verb.lower()}"

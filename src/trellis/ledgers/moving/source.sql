@@ -134,8 +134,15 @@ SELECT max(coalesce((SELECT max(id) FROM trellis_job), 0), coalesce((SELECT valu
   coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'trellis_event'), 0), coalesce((SELECT max(id) FROM trellis_signal), 0),
   coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'trellis_act'), 0);
 
--- name: tables
-SELECT name FROM sqlite_schema WHERE type = 'table' AND name LIKE 'trellis\_%' ESCAPE '\' ORDER BY name;
+-- The statements that close the ledger: for each table and kind of write a trigger with this message. The mark itself can be written.
+-- name: closing
+SELECT printf('CREATE TRIGGER IF NOT EXISTS trellis_moved_%s_%s BEFORE %s ON %s %s BEGIN SELECT raise(ABORT, %Q); END',
+  substr(t.name, 9), w.value, w.value, t.name,
+  iif(t.name = 'trellis_meta', 'WHEN ' || iif(w.value = 'insert', 'new', 'old') || '.key IS NOT ''move''', ''), ?1)
+FROM sqlite_schema t, json_each('["insert", "update", "delete"]') w WHERE t.type = 'table' AND substr(t.name, 1, 8) = 'trellis_';
+
+-- name: opening
+SELECT printf('DROP TRIGGER %s', t.name) FROM sqlite_schema t WHERE t.type = 'trigger' AND substr(t.name, 1, 14) = 'trellis_moved_';
 
 -- name: mark
 SELECT value FROM trellis_meta WHERE key = 'move';
@@ -150,4 +157,4 @@ DELETE FROM trellis_meta WHERE key = 'move';
 SELECT 1 FROM trellis_follower WHERE place = 'rebuilding';
 
 -- name: seen_lately
-SELECT name FROM trellis_worker WHERE seen_at > ?1 ORDER BY name LIMIT 5;
+SELECT name FROM trellis_worker WHERE seen_at > (unixepoch('subsec') - 60) * 1000000 ORDER BY name LIMIT 5;

@@ -120,12 +120,7 @@ class PostgresTarget:
             before = await self._connection.fetchval("select coalesce(max(no), 0) from act")
             mark = TargetMark(id=move_id, stage=TargetStage.COPYING, acts_before=before)
             await self._connection.execute("insert into meta (name, value) values ('move', $1)", _text(mark))
-            for row in await self._connection.fetch(TARGET.guarded_tables):
-                table = str(row[0])
-                await self._connection.execute(
-                    f'create or replace trigger moving before insert or update or delete on "{table}"'
-                    " for each statement execute function _refuse_while_moving()"
-                )
+            await self._connection.execute("select _guard_move(true)")
         return mark
 
     async def _is_made(self) -> bool:
@@ -198,7 +193,7 @@ class PostgresTarget:
             if not await self._decide(opened):
                 return False
             await self._connection.execute("delete from meta where name like 'move:%'")
-            await self._drop_guards()
+            await self._connection.execute("select _guard_move(false)")
             await record_as_owner(self._connection, MigratedBy(name=actor.name, cause=act.cause), act)
         return True
 
@@ -222,19 +217,8 @@ class PostgresTarget:
         if mark is None or mark.id != move_id:
             return
         async with self._writing(move_id):
-            for table in _CLEARED:
-                await self._connection.execute(f'delete from "{table}"')  # noqa: S608 - names of this module
-            await self._connection.execute("delete from act where no > _acts_before_move()")
-            await self._connection.execute(
-                "delete from meta where name in ('home_issuer', 'retained_up_to') or name like 'alert\\_%'"
-            )
-            await self._connection.execute("update sweeper set tick = null; update feed_end set pos = 0")
-            await self._drop_guards()
+            await self._connection.execute("select _clear_moved(), _guard_move(false)")
             await self._connection.execute("delete from meta where name = 'move' or name like 'move:%'")
-
-    async def _drop_guards(self) -> None:
-        for row in await self._connection.fetch(TARGET.guarded_tables):
-            await self._connection.execute(f'drop trigger if exists moving on "{row[0]!s}"')
 
     @asynccontextmanager
     async def _writing(self, move_id: str) -> AsyncGenerator[None]:
@@ -253,40 +237,6 @@ class PostgresTarget:
             raise LedgerUnavailable(reason=f"{self.address}: {type(error).__name__}: {error}") from error
         except PostgresError as error:
             raise LedgerUnavailable(reason=f"{self.address} refused: {error}") from error
-
-
-_CLEARED = (
-    *(
-        "event",
-        "feed",
-        "batch",
-        "ready",
-        "resting",
-        "parked",
-        "lease",
-        "ended",
-        "deadline",
-        "slot",
-        "dead_letter",
-        "idempotency",
-        "result",
-    ),
-    *(
-        "checkpoint",
-        "journal",
-        "signal",
-        "renewal",
-        "wish",
-        "job",
-        "type_options",
-        "concurrency_key",
-        "worker",
-        "follower",
-        "request_key",
-    ),
-    *("alert", "schedule", "audit_head", "job_type"),
-)
-"""Tables that an undone move empties. Actors stay: they are names."""
 
 
 def _read(text: str) -> TargetMark:

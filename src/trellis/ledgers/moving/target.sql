@@ -132,10 +132,3 @@ select value from trellis.meta where name = 'move'
 
 -- name: places
 select name, value from trellis.meta where name like 'move:%'
-
--- name: guarded_tables
-select c.relname from pg_class c where c.relnamespace = 'trellis'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
- order by c.relname
-
--- name: is_guarded
-select exists (select from pg_trigger t where t.tgrelid = 'trellis.job'::regclass and t.tgname = 'moving')

@@ -21,3 +21,33 @@ begin
   end if;
   return null;
 end $$;
+
+-- Keeps all writers but the move away, or lets them in.
+create or replace function _guard_move(p_on boolean) returns void language plpgsql set search_path from current as $$
+declare part text;
+begin
+  for part in select c.relname from pg_class c
+               where c.relnamespace = 'trellis'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition order by c.relname loop
+    if p_on then
+      execute format('create or replace trigger moving before insert or update or delete on %I for each statement execute function '
+                     '_refuse_while_moving()', part);
+    else
+      execute format('drop trigger if exists moving on %I', part);
+    end if;
+  end loop;
+end $$;
+
+-- Removes what a move that was undone has written. Actors stay: they are names.
+create or replace function _clear_moved() returns void language plpgsql set search_path from current as $$
+declare part text;
+begin
+  foreach part in array array['event', 'feed', 'batch', 'ready', 'resting', 'parked', 'lease', 'ended', 'deadline', 'slot', 'dead_letter',
+                              'idempotency', 'result', 'checkpoint', 'journal', 'signal', 'renewal', 'wish', 'job', 'type_options',
+                              'concurrency_key', 'worker', 'follower', 'request_key', 'alert', 'schedule', 'audit_head', 'job_type'] loop
+    execute format('delete from %I', part);
+  end loop;
+  delete from act c where c.no > _acts_before_move();
+  delete from meta m where m.name = 'home_issuer' or m.name like 'alert\_%';
+  update sweeper s set tick = null;
+  update feed_end f set pos = 0;
+end $$;
