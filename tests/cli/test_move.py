@@ -393,6 +393,8 @@ def test_a_closed_instance_does_not_serve_and_its_backup_is_closed_too(
         assert answer.code != 0
         assert "This ledger is closed" in answer.err
     monkeypatch.delenv("TRELLIS_GATEWAY")
+    doctor = small.terminal("doctor").out
+    assert "this ledger is closed" in doctor.replace("\n", " ")
     assert small.terminal("backup", str(tmp_path / "b.tar")).code == 0
     restored = f"sqlite:///{tmp_path / 'again' / 'trellis.db'}"
     answer = small.terminal("restore", str(tmp_path / "b.tar"), ledger=restored)

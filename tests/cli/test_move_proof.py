@@ -77,7 +77,7 @@ def test_a_large_instance_arrives_whole_though_the_move_is_killed_twice(
     end = subprocess.run(command, cwd=fleet.folder, capture_output=True, text=True, check=False)
     assert end.returncode == 0, end.stderr
     with capsys.disabled():
-        print(f"\nmoved in {time.monotonic() - began:.1f} s with two kills; the last process: {end.stdout.strip()}")
+        sys.stdout.write(f"\nmoved in {time.monotonic() - began:.1f} s, killed twice; at last {end.stdout.strip()}\n")
     assert fleet.terminal("verify").code == 0
     assert fleet.terminal("verify", ledger=fleet.ledger).code == 0
     assert fleet.terminal("verify", ledger=str(fleet.nlm_ledger)).code == 0

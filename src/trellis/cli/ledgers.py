@@ -44,6 +44,7 @@ from trellis.engine.records import Finding, FindingSeverity, JobFilter, Subscrib
 from trellis.engine.verify import VerifyProgress, VerifyViolation, verify
 from trellis.ledgers import migrate as migrate_ledger
 from trellis.ledgers import open_ledger
+from trellis.ledgers.moving.source import read_mark
 from trellis.lifecycles import Role
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.doctor import (
@@ -398,7 +399,7 @@ async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
     except TrellisError as error:
         return [_failed("ledger", error, url)]
     try:
-        findings = await ledger.inspect()
+        findings = [*_closed(url), *await ledger.inspect()]
         workers = await ledger.workers()
         findings += work_findings(await ledger.queues(), workers, await ledger.now())
         findings += version_findings(workers, program_version(), await ledger.now())
@@ -415,6 +416,15 @@ async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
     finally:
         await ledger.close()
     return findings
+
+
+def _closed(url: str) -> list[Finding]:
+    """Whether the ledger is closed because its instance moves or has moved."""
+    mark = read_mark(url)
+    if mark is None:
+        return []
+    detail = f"this ledger is closed: its instance moves, or has moved, to {mark.ledger}"
+    return [Finding(check="move", severity=FindingSeverity.WARNING, detail=detail, remedy=mark.remedy)]
 
 
 async def _queue_jobs(ledger: Ledger) -> list[Finding]:

@@ -62,6 +62,9 @@ async def move(
     """
     if dry_run and undo:
         raise OptionInvalid(option="--dry-run", value=True, expected="no --undo beside it")
+    key = development_key_path(cli.url)
+    if to_keys is not None and to_keys.exists() and read_private(to_keys) != read_private(key):
+        raise OptionInvalid(option="--to-keys", value=str(to_keys), expected="a file that does not exist")
     refuse_missing(cli.url, unused_gateway=None if cli.ledger or cli.data else cli.settings.gateway)
     places, actor = instance_places(cli, guide=GUIDE), cli.operator("move")
     with extra_needed(Extra.POSTGRES, "A ledger on PostgreSQL"), extra_needed(Extra.S3, "An object store on S3"):
@@ -79,8 +82,8 @@ async def move(
         )
         report = await (moving.check() if dry_run else moving.undo() if undo else moving.run())
     if to_keys is not None and report.state == "moved" and not to_keys.exists():
-        write_private(to_keys, read_private(development_key_path(cli.url)).decode("ascii"))
-    settings = moving.settings(to_keys or development_key_path(cli.url).absolute()) if report.state == "moved" else {}
+        write_private(to_keys, read_private(key).decode("ascii"))
+    settings = moving.settings(to_keys or key) if report.state == "moved" else {}
     _print(cli, report, settings)
 
 

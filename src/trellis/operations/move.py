@@ -394,7 +394,7 @@ class InstanceMove:
             differences += await asyncio.to_thread(compare_memory, self.places.memory, self.targets.memory)
             differences += await self._verify_audit()
         except (LedgerError, StoreError) as error:
-            raise MoveUnverified(reason=str(error)) from error
+            raise MoveUnverified(reason=self._without_passwords(str(error))) from error
         if differences:
             raise MoveDiffers(reason="; ".join(differences[:10]), options=mark.options)
         nlm = counts[1] if len(counts) > 1 else dict[str, int]()
@@ -485,6 +485,11 @@ class InstanceMove:
         for source, _ in self._ledgers():
             await asyncio.to_thread(source.note_moved)
         await self._there.delete(MARK_KEY)
+
+    def _without_passwords(self, text: str) -> str:
+        for url in (self.targets.ledger, self.targets.nlm_ledger):
+            text = text if url is None else text.replace(url, public_address(url))
+        return text
 
     # --- undo ----------------------------------------------------------------------------------------------------
 

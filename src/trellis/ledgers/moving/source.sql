@@ -6,9 +6,9 @@
 
 -- name: roles
 CREATE TEMP TABLE IF NOT EXISTS move_role AS
-SELECT a.id AS actor, coalesce((SELECT max(e.role) FROM roles_of_events e WHERE e.actor = a.id),
-    (SELECT max(c.role) FROM trellis_act c WHERE c.actor = a.id), ?1) AS role
-FROM trellis_actor a;
+SELECT a.id AS actor, coalesce(e.role, c.role, ?1) AS role FROM trellis_actor a
+LEFT JOIN (SELECT actor, max(role) AS role FROM roles_of_events GROUP BY actor) e ON e.actor = a.id
+LEFT JOIN (SELECT actor, max(role) AS role FROM trellis_act GROUP BY actor) c ON c.actor = a.id;
 
 -- name: roles_of_events
 CREATE TEMP TABLE IF NOT EXISTS roles_of_events AS SELECT DISTINCT role, actor FROM trellis_event;
