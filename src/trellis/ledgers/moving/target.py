@@ -168,9 +168,8 @@ class PostgresTarget:
             await self._connection.execute(WRITE.numbers, *numbers)
             await self._connection.execute(WRITE.feed_end, numbers[1])
             await self._connection.execute("select _ensure_partitions()")
-            await self._connection.execute(
-                "analyze job, event, feed, ready, resting, parked, lease, ended, dead_letter"
-            )
+            await self._connection.execute(WRITE.summarize)
+            await self._connection.execute(WRITE.statistics)
 
     # --- reading back --------------------------------------------------------------------------------------------
 

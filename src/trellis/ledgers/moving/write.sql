@@ -207,3 +207,11 @@ select setval(pg_get_serial_sequence('trellis.job', 'id'), greatest($1::bigint, 
 
 -- name: feed_end
 update feed_end set pos = $1
+
+-- Blocks that a BRIN index does not know yet are read whole by everybody who follows the feed.
+-- name: summarize
+select brin_summarize_new_values(c.oid) from pg_class c join pg_am a on a.oid = c.relam
+ where c.relnamespace = 'trellis'::regnamespace and c.relkind = 'i' and a.amname = 'brin'
+
+-- name: statistics
+analyze job, event, feed, ready, resting, parked, lease, ended, dead_letter, idempotency, result, journal, signal, job_type, actor

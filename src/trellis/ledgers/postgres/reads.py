@@ -414,7 +414,7 @@ class PostgresReads:
             else:
                 # Never beyond `feed_end`, so that a reader can tell a stored position from one of another ledger.
                 after = (last, KEY_MAX, 0)
-                places = at_once if feed_rows else min(4 * places, FEED_EMPTY_BATCHES_MAX)
+                places = _next_places(places, at_once, len(feed_rows), limit - len(events))
         return FeedPage(events=tuple(events), positions=tuple(positions), position=of_postgres(*after))
 
     async def _position_here(self, position: str | None) -> str | None:
@@ -652,6 +652,16 @@ def _cursor(cursor: str | None) -> int:
     if not cursor.isdigit():
         raise OptionInvalid(option="cursor", value=cursor, expected="the cursor of an earlier page")
     return int(cursor)
+
+
+def _next_places(places: int, at_once: int, events: int, wanted: int) -> int:
+    """How many feed positions the next query reads, after one that read `places` of them with so many events.
+
+    More if they had few: a feed of single submits, or one that was moved from SQLite, has one event at each.
+    """
+    if not events:
+        return min(4 * places, FEED_EMPTY_BATCHES_MAX)
+    return at_once if events > places else min(4 * places, max(at_once, wanted), FEED_EMPTY_BATCHES_MAX)
 
 
 def _position(text: str | None) -> tuple[int, int, int]:
