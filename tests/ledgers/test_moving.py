@@ -9,6 +9,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from tests.cli.moving import fill, records
 from tests.ledgers.conformance.opening import postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import SUBMITTER, Rig
 from tests.ledgers.conformance.story import Player, Story, compare_histories
@@ -27,7 +28,7 @@ from trellis.ledgers.moving.target import PostgresTarget, TargetStage, open_targ
 from trellis.ledgers.postgres.migrate import migrate
 from trellis.ledgers.sqlite.connection import connect, parse_url
 from trellis.ledgers.sqlite.schema import prepare
-from trellis.lifecycles import Role
+from trellis.lifecycles import LIFECYCLES, Role
 
 SEEDS = 16
 STEPS = 24
@@ -102,6 +103,22 @@ async def test_a_moved_ledger_plays_on_as_the_one_it_was(clocked_postgres: Postg
             await Story(seed=seed, players=(Player(rig=stays), Player(rig=postgres))).play(STEPS)
         await compare_histories(stays, postgres)
         assert (await postgres.verify()).ok
+
+
+async def test_every_state_of_every_lifecycle_arrives_as_readers_see_it(new_postgres_database, tmp_path: Path):
+    path, url = tmp_path / "ledger.db", new_postgres_database()
+    await fill(f"sqlite:///{path}", lifecycles=LIFECYCLES)
+    before = await records(f"sqlite:///{path}")
+    states = {(job.lifecycle, job.state) for job in before["jobs"]}
+    assert states == {(one.name, state.name) for one in LIFECYCLES.values() for state in one.states}
+    target = await open_target(url)
+    async with closed_source(path) as source:
+        await moved(source, target)
+        await opened(target, source)
+    await target.close()
+    after = await records(url)
+    for what, value in before.items():
+        assert after[what] == value, what
 
 
 # --- the source ------------------------------------------------------------------------------------------------------
