@@ -102,4 +102,4 @@ def _print(cli: Cli, report: "MoveReport", settings: Mapping[str, str]) -> None:
             cli.out.note(f"every row, object and file was compared; {took}")
         cli.out.line("the instance is open there; set for every process of it:", style="green")
         cli.out.facts(list(settings.items()))
-        cli.out.note(f"add the password of the ledger, and see {GUIDE} about a safety policy")
+        cli.out.note(f"add the password and the parameters of your address; {GUIDE} says what else a fleet needs")
