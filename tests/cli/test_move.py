@@ -235,7 +235,11 @@ def test_an_open_instance_is_not_undone(small: Fleet):
     with pytest.raises(MoveDecided, match="the instance is open at postgresql://postgres@"):
         asyncio.run(small.moving(lambda _: None).undo())
     assert "This ledger is closed" in small.terminal("submit", "t").err
+    (small.memory / "objects" / "new").write_text("the new instance has begun to work")
+    asyncio.run(put_object(small, "c/three.json", b"3"))
     assert asyncio.run(small.moving(lambda _: None).run()).state == "moved"
+    answer = small.terminal("submit", "t", ledger=str(small.nlm_ledger))
+    assert answer.code == 0, "the other ledger is open too"
 
 
 @pytest.mark.parametrize(

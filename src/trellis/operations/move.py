@@ -261,6 +261,8 @@ class InstanceMove:
             if there is not None and there.stage is TargetStage.UNDONE:
                 options = "" if mark is None else mark.options
                 raise MoveRefused(reason=f"an undo was begun; `trellis move --undo {options}` ends it")
+        if mark is not None and await self._is_open():
+            return  # it works there, and has objects and memory of its own by now
         await self._judge_objects(None if mark is None else mark.id)
         check_memory(self.places.memory, self.targets.memory, is_resumed=mark is not None)
         if mark is None:
@@ -301,12 +303,10 @@ class InstanceMove:
         """Whether the store has the mark of this move. Raises MoveRefused if it has objects of anybody else."""
         stored = await self._there.get(MARK_KEY)
         if stored is not None:
-            if json.loads(stored.body).get("move") == move_id:
+            if stored.body == _mark_body(move_id):
                 return True
             raise MoveRefused(reason=f"another instance is being moved to {self._there.url}; name an empty prefix")
-        state = await self._target.mark() if move_id is not None else None
-        is_opened = state is not None and state.stage is TargetStage.OPEN  # the mark is removed after that
-        if not is_opened and (await self._there.list("", limit=1)).items:
+        if (await self._there.list("", limit=1)).items:
             raise MoveRefused(reason=f"{self._there.url} has objects; name an empty prefix")
         return False
 
@@ -349,11 +349,11 @@ class InstanceMove:
         for _, target in self._ledgers():
             if await target.judge(mark.id) is None:
                 await target.prepare(mark.id, by)
-        if not await self._judge_objects(mark.id) and not await self._is_open():
-            answer = await self._there.put(MARK_KEY, json.dumps({"move": mark.id}).encode(), when=CREATE)
-            if not isinstance(answer, PutStored):
-                raise MoveRefused(reason=f"another move has just begun to {self._there.url}")
         if not await self._is_open():
+            if not await self._judge_objects(mark.id):
+                answer = await self._there.put(MARK_KEY, _mark_body(mark.id), when=CREATE)
+                if not isinstance(answer, PutStored):
+                    raise MoveRefused(reason=f"another move has just begun to {self._there.url}")
             await self._there.probe()
         self.on_phase("prepare")
 
@@ -507,7 +507,7 @@ class InstanceMove:
 
     async def _has_own_mark(self, mark: MoveMark) -> bool:
         stored = await self._there.get(MARK_KEY)
-        return stored is not None and json.loads(stored.body).get("move") == mark.id
+        return stored is not None and stored.body == _mark_body(mark.id)
 
     @contextmanager
     def _phase(self, name: str) -> Generator[None]:
@@ -515,6 +515,10 @@ class InstanceMove:
         yield
         self._seconds[name] = round(time.monotonic() - began, 3)
         self.on_phase(name)
+
+
+def _mark_body(move_id: str | None) -> bytes:
+    return json.dumps({"move": move_id}).encode()
 
 
 async def _at_once(calls: Sequence[Any]) -> list[Any]:
