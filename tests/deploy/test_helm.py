@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 
 from tests.deploy.shipped import CHART, DEPLOY, PINNED, VALUES, containers, helm, of_kind, pods, rendered
-from tests.faults.test_stopped_roles import STOP_S
+from tests.faults.platform import STOP_S
 from trellis.cli.up_process import ROLES, SAFETY_KERNEL, USES_MEMORY
 
 OLDEST, NEWEST = "1.25.0", "1.37.0"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.shipped import UNITS, environment_file, systemd_roles, unit
-from tests.faults.test_stopped_roles import STOP_S
+from tests.faults.platform import STOP_S
 from trellis.cli.up_process import ROLES
 
 SERVICES = ("trellis@.service", "trellis-migrate.service")
