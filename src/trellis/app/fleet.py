@@ -1,5 +1,6 @@
 """Builds the parts of the bus from the settings: configuration, safety kernel, pointers, and the bus connection."""
 
+import hashlib
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -23,12 +24,14 @@ from trellis.engine.errors import SettingsInvalid
 from trellis.nlm.open import DEFAULT as DEFAULT_NLM
 from trellis.nlm.open import open_provider
 from trellis.nlm.provider import NlmProvider
+from trellis.storage.memory_place import SharedMemory, shared_prefix
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 
 OBJECTS_FOLDER = "objects"
 MEMORY_FOLDER = "memory.git"
+MEMORY_CACHE_FOLDER = "memory-cache.git"
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
 """Wildcard listen addresses, with the loopback address that reaches each on this machine."""
 NO_POLICY = MappingProxyType(
@@ -107,7 +110,13 @@ class StorageLocations:
 
     ledger: str
     objects: str
-    memory: Path
+    memory: Path | SharedMemory
+    """A folder of this host, or a part of the object store."""
+
+    @property
+    def memory_folder(self) -> Path:
+        """The folder of this host with the repository of memory, or with its replica."""
+        return self.memory.cache if isinstance(self.memory, SharedMemory) else self.memory
 
 
 def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
@@ -119,9 +128,20 @@ def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
             source=missing, detail=f"set TRELLIS_{missing.upper()}: only an SQLite ledger has a folder"
         )
     objects = settings.objects or f"file://{(folder or Path()) / OBJECTS_FOLDER}"
-    return StorageLocations(
-        ledger=ledger, objects=objects, memory=settings.memory or (folder or Path()) / MEMORY_FOLDER
-    )
+    memory = settings.memory or (folder or Path()) / MEMORY_FOLDER
+    prefix = shared_prefix(str(memory))
+    if prefix is None:
+        return StorageLocations(ledger=ledger, objects=objects, memory=memory)
+    cache = settings.memory_cache or _cache_beside(folder, f"{objects} {prefix}")
+    return StorageLocations(ledger=ledger, objects=objects, memory=SharedMemory(prefix=prefix, cache=cache))
+
+
+def _cache_beside(folder: Path | None, identity: str) -> Path:
+    """The default folder of a replica: beside an SQLite ledger, else one of this memory alone in the user's cache."""
+    if folder is not None:
+        return folder / MEMORY_CACHE_FOLDER
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "trellis" / f"memory-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.git"
 
 
 def local_folders(places: StorageLocations) -> tuple[Path, ...]:
@@ -129,7 +149,7 @@ def local_folders(places: StorageLocations) -> tuple[Path, ...]:
     files = [places.ledger.removeprefix("sqlite:///").partition("?")[0]] if is_file(places.ledger) else []
     folders = [Path(file).absolute().parent for file in files]
     folders += [Path(places.objects.removeprefix("file://"))] if places.objects.startswith("file://") else []
-    return tuple(dict.fromkeys((*folders, places.memory.absolute())))
+    return tuple(dict.fromkeys((*folders, places.memory_folder.absolute())))
 
 
 def is_file(ledger: str) -> bool:

@@ -107,7 +107,9 @@ class Settings(pydantic.BaseModel):
     objects: str | None = None
     """`file:///path` or `s3://bucket/prefix?endpoint=…`; by default a folder beside an SQLite ledger."""
     memory: Path | None = None
-    """The git repository of agents' memory; by default beside an SQLite ledger."""
+    """The git repository of agents' memory: a folder, by default beside an SQLite ledger, or `objects` (`objects:PREFIX`) for one in the object store that any host can serve."""
+    memory_cache: Path | None = None
+    """For `TRELLIS_MEMORY=objects`: the folder of this host's replica, which may be lost; by default beside an SQLite ledger, else in the user's cache folder."""
     nlm: str = "extractive"
     """The provider that answers grounded questions: `extractive`, `openai`, or the name of a plug-in."""
     nlm_base_url: str | None = None

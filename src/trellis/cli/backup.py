@@ -150,5 +150,5 @@ def _places(cli: Cli) -> InstancePlaces:
         ledger=ledger.absolute(),
         nlm_ledger=nlm_ledger.absolute(),
         objects=Path(where.objects.removeprefix("file://")).absolute(),
-        memory=where.memory.absolute(),
+        memory=where.memory.absolute() if isinstance(where.memory, Path) else None,
     )
