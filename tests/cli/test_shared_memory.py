@@ -51,6 +51,13 @@ def test_verify_and_doctor_check_the_memory_in_the_store(shared: Terminal, tmp_p
         assert lost.name in "".join((answer.out + answer.err).split())
 
 
+def test_memory_that_nobody_has_used_yet_is_no_damage(local: Terminal, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TRELLIS_MEMORY", "objects")
+    (tmp_path / "objects").mkdir()
+    assert local("verify").code == 0
+    assert "objects:memory has no change yet" in local("doctor").out
+
+
 def test_backup_has_the_memory_that_is_in_the_store(shared: Terminal, tmp_path: Path):
     before = shared("memory", "history", VIOLIN, "--json").records
     assert shared("backup", str(tmp_path / "b.tar")).code == 0

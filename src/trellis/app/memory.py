@@ -63,7 +63,7 @@ async def _check_shared(place: SharedMemory, objects: ObjectStore) -> None:
 
 
 async def verify_shared_memory(settings: Settings, ledger_url: str) -> MemoryVerifyReport | None:
-    """Checks every commit and object of a memory in the object store; None if the memory is in a folder.
+    """Checks every commit and object of a memory in the object store; None if it is in a folder, or not created yet.
 
     It is fetched as a new host fetches it, so what a replica has cannot hide what the store lost. Raises MemoryMissing.
     """
@@ -72,6 +72,8 @@ async def verify_shared_memory(settings: Settings, ledger_url: str) -> MemoryVer
         return None
     objects = await open_objects(places.objects, credentials=s3_credentials(os.environ))
     try:
+        if not await _was_created(places.memory, objects):
+            return None
         with tempfile.TemporaryDirectory() as scratch:
             place = SharedMemory(prefix=places.memory.prefix, cache=Path(scratch) / "copy.git")
             memory = open_shared_memory(objects, place)
@@ -88,8 +90,16 @@ async def check_shared_memory(place: SharedMemory, objects: ObjectStore) -> str:
 
     Raises MemoryMissing, MemoryBusy, MemoryDamaged and MemoryUnavailable. Writes nothing.
     """
+    if not await _was_created(place, objects):
+        return "no change yet: the first process that uses it creates it"
     shared = open_shared_repository(objects, place)
     try:
         return await asyncio.to_thread(shared.checked_packs)
     finally:
         await asyncio.to_thread(shared.close)
+
+
+async def _was_created(place: SharedMemory, objects: ObjectStore) -> bool:
+    """Whether an instance has used this memory before, or any other."""
+    head = SharedStore(objects, place.prefix).head_key
+    return await objects.head(head) is not None or await recorded(objects) is not None
