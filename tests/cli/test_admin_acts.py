@@ -56,6 +56,8 @@ COMMAND_ACTS: dict[str, tuple[str, ...]] = {
     "agents resume": ("agent.status.changed",),
     "token issuer": ("issuer.changed",),
     "rebuild": ("objects.rebuilt",),
+    "memory export": ("memory.exported",),
+    "memory import": ("memory.imported",),
     "backup": ("instance.backed_up",),
     "restore": ("instance.restored",),
     "move": ("instance.moved", "instance.move_undone"),
@@ -241,6 +243,8 @@ def test_every_command_that_administers_leaves_an_act(
         ("token issuer", ("https://new.example", "--replaces", "https://old.example")),
         ("rebuild", ("--from", "ledger")),
         ("token issue", ("--role", "worker")),
+        ("memory export", (str(tmp_path / "exported.git"),)),
+        ("memory import", (str(tmp_path / "memory"),)),
     ]
     assert trellis("job", "cancel", trellis.submit("t")).code == 0
     began = len(acts_of(trellis.url))
@@ -248,6 +252,9 @@ def test_every_command_that_administers_leaves_an_act(
         with monkeypatch.context() as patch:
             if command == "token issue":
                 patch.setenv("TRELLIS_TOKEN_KEY_FILE", str(key))
+            if command == "memory import":
+                patch.setenv("TRELLIS_MEMORY", "objects")
+                patch.setenv("TRELLIS_MEMORY_CACHE", str(tmp_path / "cache.git"))
             if command == "retention apply":
                 patch.setattr("trellis.engine.records.KEEP_DAYS_MIN", 0.0)  # what ended a moment ago
                 patch.setenv("TRELLIS_RETENTION_DAYS", "0.0000001")

@@ -8,18 +8,9 @@ import asyncpg
 import pytest
 
 from tests.faults.fleet import POLL_S
-from tests.faults.test_stopped_roles import (
-    BUS_WORKER,
-    EVERYBODY,
-    GATEWAY,
-    WORKER,
-    Platform,
-    loaded,
-    nats,
-    platform,
-    until,
-)
-from trellis.cli.up_process import NLM, SAFETY_KERNEL
+from tests.faults.platform import BUS_WORKER, EVERYBODY, WORKER, Platform, loaded, until
+from tests.faults.test_stopped_roles import nats, platform
+from trellis.cli.up_process import GATEWAY, NLM, SAFETY_KERNEL
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX
 
 __all__ = ["nats", "platform"]

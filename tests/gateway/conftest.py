@@ -120,7 +120,7 @@ async def opened(folder: Path, clock: FakeClock) -> AsyncGenerator[Instance]:
             places=found,
             ledger=ledger,
             objects=objects,
-            repository=open_memory(found.memory or folder),
+            repository=open_memory(found.memory_folder or folder),
             provider=provider,
             settings=settings,
             name="gateway@test",

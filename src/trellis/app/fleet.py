@@ -1,5 +1,6 @@
 """Builds the parts of the bus from the settings: configuration, safety kernel, pointers, and the bus connection."""
 
+import hashlib
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -18,12 +19,14 @@ from trellis.bus.topics import FILE_NAME, Topics, read_topics
 from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
+from trellis.storage.memory_place import SharedMemory, shared_prefix
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
 
 OBJECTS_FOLDER = "objects"
 MEMORY_FOLDER = "memory.git"
+MEMORY_CACHE_FOLDER = "memory-cache.git"
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where somebody listens, not where we do
 """Wildcard listen addresses, with the loopback address that reaches each on this machine."""
 NO_POLICY = MappingProxyType(
@@ -102,8 +105,13 @@ class StorageLocations:
 
     ledger: str
     objects: str
-    memory: Path | None
-    """The repository of agents' memory; None in a process that reads memory through the gateway."""
+    memory: Path | SharedMemory | None
+    """A folder of this host, or a part of the object store; None in a process that reads memory through the gateway."""
+
+    @property
+    def memory_folder(self) -> Path | None:
+        """The folder of this host with the repository of memory, or with its replica; None if there is none here."""
+        return self.memory.cache if isinstance(self.memory, SharedMemory) else self.memory
 
 
 def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
@@ -115,8 +123,22 @@ def storage_locations(settings: Settings, ledger: str) -> StorageLocations:
             source=missing, detail=f"set TRELLIS_{missing.upper()}: only an SQLite ledger has a folder"
         )
     objects = settings.objects or f"file://{(folder or Path()) / OBJECTS_FOLDER}"
-    memory = None if settings.reads_memory_at_gateway else settings.memory or (folder or Path()) / MEMORY_FOLDER
-    return StorageLocations(ledger=ledger, objects=objects, memory=memory)
+    if settings.reads_memory_at_gateway:
+        return StorageLocations(ledger=ledger, objects=objects, memory=None)
+    memory = settings.memory or (folder or Path()) / MEMORY_FOLDER
+    prefix = shared_prefix(str(memory))
+    if prefix is None:
+        return StorageLocations(ledger=ledger, objects=objects, memory=memory)
+    cache = settings.memory_cache or _cache_beside(folder, f"{objects} {prefix}")
+    return StorageLocations(ledger=ledger, objects=objects, memory=SharedMemory(prefix=prefix, cache=cache))
+
+
+def _cache_beside(folder: Path | None, identity: str) -> Path:
+    """The default folder of a replica: beside an SQLite ledger, else one of this memory alone in the user's cache."""
+    if folder is not None:
+        return folder / MEMORY_CACHE_FOLDER
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "trellis" / f"memory-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.git"
 
 
 def local_folders(places: StorageLocations) -> tuple[Path, ...]:
@@ -124,7 +146,7 @@ def local_folders(places: StorageLocations) -> tuple[Path, ...]:
     files = [places.ledger.removeprefix("sqlite:///").partition("?")[0]] if is_file(places.ledger) else []
     folders = [Path(file).absolute().parent for file in files]
     folders += [Path(places.objects.removeprefix("file://"))] if places.objects.startswith("file://") else []
-    folders += [] if places.memory is None else [places.memory.absolute()]
+    folders += [] if places.memory_folder is None else [places.memory_folder.absolute()]
     return tuple(dict.fromkeys(folders))
 
 

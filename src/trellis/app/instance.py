@@ -22,6 +22,7 @@ from trellis.app.fleet import (
     storage_locations,
     topics_of,
 )
+from trellis.app.memory import open_instance_memory
 from trellis.app.nlm import nlm_address, open_settings_provider
 from trellis.app.roles import role_of
 from trellis.app.settings import Settings
@@ -77,9 +78,8 @@ from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
 from trellis.runs.source_changes import SourceChanges
 from trellis.runs.timetable import Timetable
-from trellis.storage.memory.bare_repository import check_belonging, repository_id
 from trellis.storage.memory.layout import AlreadyApplied, Committed, TokenCounter, count_tokens, open_tokenizer
-from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import Operation, Update
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
@@ -610,27 +610,24 @@ async def open_instance(
         try:
             await objects.probe()
             provider = open_settings_provider(settings, clock=SystemClock(), ledger=locations.ledger)
-            memory = None
-            if locations.memory is not None:
-                memory = await asyncio.to_thread(open_memory, locations.memory, counter=counter)
-                if uses_memory:
-                    repository = await asyncio.to_thread(repository_id, memory.path, new_id)
-                    await check_belonging(objects, repository, memory.path)
             try:
-                instance = Instance(
-                    places=locations,
-                    ledger=ledger,
-                    objects=objects,
-                    repository=memory,
-                    provider=provider,
-                    settings=settings,
-                    counter=counter,
-                    name=name or process_name("trellis"),
-                )
-                try:
-                    yield instance
-                finally:
-                    await instance.release()
+                async with open_instance_memory(
+                    locations.memory, objects, counter=counter, uses_memory=uses_memory
+                ) as memory:
+                    instance = Instance(
+                        places=locations,
+                        ledger=ledger,
+                        objects=objects,
+                        repository=memory,
+                        provider=provider,
+                        settings=settings,
+                        counter=counter,
+                        name=name or process_name("trellis"),
+                    )
+                    try:
+                        yield instance
+                    finally:
+                        await instance.release()
             finally:
                 await provider.close()
         finally:

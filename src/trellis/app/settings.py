@@ -111,8 +111,11 @@ class Settings(pydantic.BaseModel):
     objects: str | None = None
     """`file:///path` or `s3://bucket/prefix?endpoint=…`; by default a folder beside an SQLite ledger."""
     memory: Path | None = None
-    """The git repository of agents' memory; by default beside an SQLite ledger. `gateway`: this process has none and reads
-    memory through the gateway at TRELLIS_GATEWAY, which only the role orchestrator can do."""
+    """The git repository of agents' memory: a folder, by default beside an SQLite ledger, or `objects` (`objects:PREFIX`) for
+    one in the object store that any host can serve. `gateway`: this process has none and reads memory through the gateway
+    at TRELLIS_GATEWAY, which only the role orchestrator can do."""
+    memory_cache: Path | None = None
+    """For `TRELLIS_MEMORY=objects`: the folder of this host's replica, which may be lost; by default beside an SQLite ledger, else in the user's cache folder."""
     nlm: str = "extractive"
     """The provider that answers grounded questions: `extractive`, `openai`, `backend`, which asks the NLM backend at
     TRELLIS_NLM_BACKEND, or the name of a plug-in."""

@@ -154,5 +154,5 @@ def instance_places(cli: Cli, *, guide: str = GUIDE) -> InstancePlaces:
         ledger=ledger.absolute(),
         nlm_ledger=nlm_ledger.absolute(),
         objects=Path(where.objects.removeprefix("file://")).absolute(),
-        memory=where.memory.absolute(),
+        memory=where.memory.absolute() if isinstance(where.memory, Path) else None,
     )

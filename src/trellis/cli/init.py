@@ -21,8 +21,8 @@ ledger = "sqlite:///trellis.db"
 # Documents and audit records; by default the folder `objects` beside the ledger.
 # objects = "s3://bucket/prefix?endpoint=https://s3.example"
 
-# The git repository of the agents' memory; by default `memory.git` beside the ledger.
-# memory = "memory.git"
+# The git repository of the agents' memory; by default `memory.git` beside the ledger, or in the object store.
+# memory = "objects"
 
 # Who answers grounded questions: extractive needs no key and no network.
 # nlm = "openai"
@@ -62,10 +62,10 @@ async def init(cli: Cli) -> None:
 
 
 def _folders(cli: Cli) -> list[Path]:
-    """The local folders of objects and memory."""
+    """The local folders of objects and memory. A memory in the object store has none: its replica is made when it is read."""
     where = storage_locations(cli.settings, cli.url)
     objects = [Path(where.objects.removeprefix("file://"))] if where.objects.startswith("file://") else []
-    return [*objects, *([] if where.memory is None else [where.memory])]
+    return [*objects, *([where.memory] if isinstance(where.memory, Path) else [])]
 
 
 async def _open_once(cli: Cli) -> None:

@@ -66,13 +66,16 @@ from trellis.operations.doctor import (
 )
 from trellis.operations.explain import counted, duration
 
-if TYPE_CHECKING:  # loads HTTP
+if TYPE_CHECKING:  # loads HTTP, or git
     from trellis.http.client import GatewayClient
+    from trellis.storage.memory.verification import MemoryVerifyReport
+    from trellis.storage.objects.store import ObjectStore
 
 SECTION = "Ledger"
 LETTERS_COUNTED = 100
 GATEWAY_S = 5.0
 """How long the doctor waits for a gateway."""
+MEMORY_REMEDY = "look at the object store; what is lost for good comes back from a backup or an export of the memory"
 STORE_S = 10.0
 """How long the doctor waits for the object store."""
 NLM_DEGRADED = "degraded"
@@ -163,7 +166,7 @@ async def _print_plan(cli: Cli) -> None:
 async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
     """Check every job's history against its lifecycle and its row.
 
-    Every event is replayed; exit 1 if anything is wrong.
+    Every event is replayed; exit 1 if anything is wrong. A memory in the object store is fetched and checked too: every commit, every object.
     """
     wanted = values.limit(limit, LIMIT_MAX)
     with counting(cli.out) as count:
@@ -173,18 +176,48 @@ async def verify_ledger(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> int:
 
         async with cli.open() as ledger:
             report = await verify(ledger, on_progress=progress)
+    memory = await _verified_memory(cli)
+    damage = () if memory is None else memory.damage
+    code = 0 if report.ok and not damage else 1
     shown = report.violations[:wanted]
     if cli.out.as_json:
         for violation in shown:
             cli.out.record(as_record(violation))
-        cli.out.record({"jobs": report.jobs, "events": report.events, "violations": report.found})
-        return 0 if report.ok else 1
+        counts: dict[str, object] = {"jobs": report.jobs, "events": report.events, "violations": report.found}
+        if memory is not None:
+            counts |= {"memory_commits": memory.commits, "memory_damage": list(damage)}
+        cli.out.record(counts)
+        return code
     if shown:
         cli.out.listing(shown, VIOLATION_COLUMNS, empty="")
     if report.found > len(shown):
         cli.out.note(f"{counted(report.found - len(shown), 'violation')} more; --limit shows more")
     cli.out.line(_counts(report.jobs, report.events, report.found), style="green" if report.ok else "bold red")
-    return 0 if report.ok else 1
+    if memory is not None:
+        _show_memory(cli, memory)
+    return code
+
+
+async def _verified_memory(cli: Cli) -> "MemoryVerifyReport | None":
+    """The check of the memory in the object store; None for one in a folder, which git itself can check."""
+    from trellis.storage.memory_place import shared_prefix
+
+    if cli.settings.memory is None or shared_prefix(str(cli.settings.memory)) is None:
+        return None
+    from trellis.app.memory import verify_shared_memory  # loads git
+
+    return await verify_shared_memory(cli.settings, cli.url)
+
+
+def _show_memory(cli: Cli, memory: "MemoryVerifyReport") -> None:
+    for finding in memory.damage:
+        cli.out.line(finding, style="red")
+    if memory.unexplained:
+        cli.out.note(f"memory: {counted(len(memory.unexplained), 'commit')} that no proposal explains")
+    result = f"{len(memory.damage)} damaged" if memory.damage else "no damage"
+    cli.out.line(
+        f"memory: {counted(memory.commits, 'commit')}: {result}", style="bold red" if memory.damage else "green"
+    )
 
 
 def _counts(jobs: int, events: int, violations: int) -> str:
@@ -466,7 +499,7 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
     try:
         where = storage_locations(settings, url)
         objects = read_address(where.objects)
-        paths = (sqlite_path(url), sqlite_path(settings.nlm_ledger_of(url)), objects, where.memory)
+        paths = (sqlite_path(url), sqlite_path(settings.nlm_ledger_of(url)), objects, where.memory_folder)
     except TrellisError:
         return []  # errors in them are reported by other checks
     exposed = [str(path) for path in paths if isinstance(path, Path) and is_open_to_others(path)]
@@ -503,6 +536,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
             await objects.probe()
             page = await objects.list(f"{ids.ALERT_FOLDER}/", limit=LETTERS_COUNTED)
         models = await unset_model_findings(settings, objects)
+        memory = await _shared_memory(settings, url, objects)
     except TrellisError as error:
         return [store_finding(objects.url, str(error))]
     except TimeoutError:
@@ -510,7 +544,29 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
     finally:
         await objects.close()
     names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]
-    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED), *models]
+    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED), *memory, *models]
+
+
+async def _shared_memory(settings: Settings, url: str, objects: "ObjectStore") -> list[Finding]:
+    """Whether a memory in the object store has every pack that its head names; nothing for one in a folder."""
+    from trellis.app.instance import storage_locations
+    from trellis.app.memory import check_shared_memory
+    from trellis.storage.memory_place import SharedMemory
+
+    try:
+        place = storage_locations(settings, url).memory
+    except SettingsInvalid:
+        return []
+    if not isinstance(place, SharedMemory):
+        return []
+    try:
+        async with asyncio.timeout(STORE_S):
+            there = await check_shared_memory(place, objects)
+    except TimeoutError:
+        return [error_finding("memory", f"{place} does not answer within {STORE_S:g} s", MEMORY_REMEDY)]
+    except TrellisError as error:
+        return [error_finding("memory", str(error), MEMORY_REMEDY)]
+    return [Finding(check="memory", severity=FindingSeverity.OK, detail=f"{place} has {there}")]
 
 
 async def _nlm(settings: Settings) -> list[Finding]:

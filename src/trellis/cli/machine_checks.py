@@ -48,7 +48,7 @@ def disk_findings(settings: Settings, url: str) -> list[Finding]:
     paths: list[object] = [sqlite_path(url)]
     try:
         where = storage_locations(settings, url)
-        paths += [sqlite_path(settings.nlm_ledger_of(url)), read_address(where.objects), where.memory]
+        paths += [sqlite_path(settings.nlm_ledger_of(url)), read_address(where.objects), where.memory_folder]
     except TrellisError:
         pass  # errors in them are reported by other checks
     by_device: dict[int, Finding] = {}

@@ -1,19 +1,28 @@
-"""`trellis memory`: agents' memory and its history, from the stores or over HTTP.
+"""`trellis memory`: agents' memory and its history, from the stores or over HTTP; export and import of all of it.
 
-Reading needs permission: locally as the owner of the ledger or by token, over HTTP by the token's roles.
+Reading needs permission: locally as the owner of the ledger or by token, over HTTP by the token's roles. Export and
+import need an operator of this machine.
 """
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trellis.cli import values
 from trellis.cli.agents import AgentArgument
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
-from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
+from trellis.cli.invocation import Cli, refuse_missing
+from trellis.cli.output import ListingColumn, as_record, counting
+from trellis.engine.admin_acts import NewAct
+from trellis.engine.errors import SettingsInvalid
 from trellis.operations.explain import counted
+
+EXPORTED = "memory.exported"
+IMPORTED = "memory.imported"
+SUBJECT = "memory"
 
 WideOption = Annotated[bool, typer.Option("--wide", help="With the facts; without it the snapshot and the open loops.")]
 
@@ -21,12 +30,18 @@ WideOption = Annotated[bool, typer.Option("--wide", help="With the facts; withou
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     memory = group(
-        program, "memory", section="Agents", help_="Memory of agents: list, read, history, diff.", lists=True
+        program,
+        "memory",
+        section="Agents",
+        help_="Memory of agents: list, read, history, diff, export, import.",
+        lists=True,
     )
     command(memory, "list", gateway=True)(list_memories)
     command(memory, "read", gateway=True)(read)
     command(memory, "history", gateway=True)(history)
     command(memory, "diff", gateway=True)(diff)
+    command(memory, "export")(export)
+    command(memory, "import")(import_)
 
 
 async def list_memories(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:
@@ -69,6 +84,77 @@ async def diff(
         cli.out.diff(changes.diff)
     else:
         cli.out.line(f"Nothing changed from version {changes.from_version} to {changes.to_version}.")
+
+
+async def export(
+    cli: Cli,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new repository; nothing may be there yet.")],
+    reason: ReasonOption = None,
+) -> None:
+    """Make a plain bare git repository of the memory of all agents, with the same commits.
+
+    `git clone DIR` then shows it to a person, and TRELLIS_MEMORY may name it as a memory on a disk. The memory itself does not change.
+    """
+    from trellis.app.wiring import new_id
+    from trellis.storage.memory.transfer import export_memory
+
+    actor = cli.operator("memory export")
+    async with cli.instance() as instance:
+        identity = await asyncio.to_thread(instance.memory.identity, new_id)
+        with counting(cli.out) as progress:
+            report = await asyncio.to_thread(
+                export_memory, instance.memory, folder, identity, lambda number: progress("commits exported", number)
+            )
+        facts = {"commits": report.commits, "commit": report.commit}
+        act = NewAct(event=EXPORTED, subject=SUBJECT, target=folder.name, cause=reason, facts=facts)
+        await instance.ledger.record_act(actor, act)
+    _show_transfer(cli, as_record(report), f"exported {counted(report.commits, 'commit')} to {folder}")
+
+
+async def import_(
+    cli: Cli,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The bare repository that the instance used so far.")],
+    reason: ReasonOption = None,
+) -> None:
+    """Bring a memory from a folder of this machine to the object store, with the same commits.
+
+    TRELLIS_MEMORY says where it goes: `objects`, or `objects:PREFIX`. Stop every process that uses the memory first. What was stored is read back and
+    checked before anybody can use it; then the old folder refuses every use. A broken-off import goes on when it is run again.
+    """
+    from trellis.app.fleet import storage_locations
+    from trellis.app.wiring import new_id
+    from trellis.ledgers import open_ledger
+    from trellis.storage.memory.transfer import MemoryImport
+    from trellis.storage.memory_place import SharedMemory
+
+    actor = cli.operator("memory import")
+    refuse_missing(cli.url)
+    place = storage_locations(cli.settings, cli.url).memory
+    if not isinstance(place, SharedMemory):
+        detail = f"it is the folder {place}; set it to objects, or to objects:PREFIX, where the memory is to go"
+        raise SettingsInvalid(source="TRELLIS_MEMORY", detail=detail)
+    async with cli.objects() as objects:
+        transfer = MemoryImport(folder, objects, place.prefix, new_id=new_id)
+        with counting(cli.out) as progress:
+            report = await asyncio.to_thread(transfer.run, lambda number: progress("commits imported", number))
+    ledger = await open_ledger(cli.url)
+    try:
+        facts = {"commits": report.commits, "commit": report.commit}
+        act = NewAct(event=IMPORTED, subject=SUBJECT, target=str(place), cause=reason, facts=facts)
+        await ledger.record_act(actor, act)
+    finally:
+        await ledger.close()
+    _show_transfer(cli, as_record(report), f"imported {counted(report.commits, 'commit')} to {place}")
+    cli.out.note(
+        f"start every process with TRELLIS_MEMORY={place}; {folder} refuses to be used as a memory from now on"
+    )
+
+
+def _show_transfer(cli: Cli, record: dict[str, Any], line: str) -> None:
+    if cli.out.as_json:
+        cli.out.record(record)
+    else:
+        cli.out.line(line, style="green")
 
 
 def _show_list(cli: Cli, memories: Sequence[dict[str, Any]]) -> None:

@@ -43,6 +43,7 @@ ON_THIS_MACHINE: Mapping[str, OnThisMachine] = MappingProxyType(
             ),
         ),
         **dict.fromkeys(("migrate", "verify", "sweep", "rebuild", "backup", "restore", "move"), _OF_THE_LEDGER),
+        **dict.fromkeys(("memory export", "memory import"), _OF_THE_LEDGER),
         **dict.fromkeys(("followers list", "followers leave-behind"), _OF_THE_LEDGER),
         **dict.fromkeys(("audit verify", "audit head", "retention plan", "retention apply"), _OF_THE_LEDGER),
         "doctor": OnThisMachine(

@@ -7,12 +7,11 @@
 Every method runs the asynchronous one on an event loop in a separate thread, so nothing is implemented twice.
 """
 
-import asyncio
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from trellis.engine.event_loop_thread import EventLoopThread
 from trellis.http.client import GatewayClient
 from trellis.http.jobs import Jobs
 from trellis.http.resources import (
@@ -33,30 +32,6 @@ from trellis.http.resources import (
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 ItemT = TypeVar("ItemT")
-
-
-class EventLoopThread:
-    """An event loop that runs in its own thread until it is stopped."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="trellis-client", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run `work` and return its result. Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
-
-    def stop(self) -> None:
-        """Cancel the remaining tasks and end the thread."""
-        self.run(self._loop.shutdown_asyncgens())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 class BlockingTwin:
@@ -286,7 +261,7 @@ class SyncGatewayClient(BlockingTwin):
 @contextmanager
 def blocking(opening: AbstractAsyncContextManager[GatewayClient]) -> Generator[SyncGatewayClient]:
     """The blocking counterpart of a client that stays open for the duration of the context."""
-    thread = EventLoopThread()
+    thread = EventLoopThread("trellis-client")
     try:
         client = thread.run(_awaited(opening.__aenter__()))
         try:

@@ -79,12 +79,14 @@ class InstancePlaces:
     ledger: Path
     nlm_ledger: Path
     objects: Path
-    memory: Path
+    memory: Path | None
+    """None if the memory is among the objects."""
 
     @property
     def parts(self) -> dict[str, Path]:
         """The parts by their name in a backup. The ledger is the last one, because it makes the others an instance."""
-        return {OBJECTS: self.objects, MEMORY: self.memory, NLM_LEDGER: self.nlm_ledger, LEDGER: self.ledger}
+        memory = {} if self.memory is None else {MEMORY: self.memory}
+        return {OBJECTS: self.objects, **memory, NLM_LEDGER: self.nlm_ledger, LEDGER: self.ledger}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +136,7 @@ def _take(places: InstancePlaces, file: Path, version: str, on_progress: Progres
         raise BackupRefused(file=file, done="taken", reason="the file exists already; choose another name")
     with contextlib.ExitStack() as cleanup:
         kept = _scratch_beside(cleanup, places.objects)
-        memory = _scratch_beside(cleanup, places.memory)
+        memory = None if places.memory is None else _scratch_beside(cleanup, places.memory)
         ledgers = {NLM_LEDGER: places.nlm_ledger, LEDGER: places.ledger}
         snapshots = {
             name: cleanup.enter_context(contextlib.closing(SqliteSnapshot(path)))
@@ -144,7 +146,8 @@ def _take(places: InstancePlaces, file: Path, version: str, on_progress: Progres
 
         def link(check: Callable[[], None]) -> None:
             link_objects(places.objects, kept / OBJECTS, check)
-            link_memory(places.memory, memory / MEMORY, check)
+            if places.memory is not None and memory is not None:
+                link_memory(places.memory, memory / MEMORY, check)
 
         on_progress("files kept", 0)
         link(lambda: None)
@@ -164,13 +167,18 @@ def _take(places: InstancePlaces, file: Path, version: str, on_progress: Progres
             writer.add(name, work / name)
             (work / name).unlink()
         for name, folder in ((MEMORY, memory), (OBJECTS, kept)):
+            if folder is None:
+                continue
             writer.add_tree(name, folder / name, lambda files: on_progress("files saved", files))
         done = writer.finish()
     return BackupReport(**asdict(done), file=str(file), taken_at=taken_at, held_ms=held.took_s * 1000)
 
 
 def link_objects(source: Path, target: Path, check: Callable[[], None]) -> int:
-    """Keep the objects of a local store. Scratch files and locks are left out."""
+    """Keep the objects of a local store. Scratch files and locks are left out.
+
+    Of a memory among them, `head.json` is kept before the folder `packs`, by the order of names: what it names is there.
+    """
     if not source.is_dir():
         target.mkdir(exist_ok=True)
         return 0
@@ -261,7 +269,7 @@ async def restore_backup(
     was saved is refused unless `accept_violations`. Raises BackupRefused and BackupDamaged.
     """
     beside = [path.with_name(path.name + end) for path in (places.ledger, places.nlm_ledger) for end in SQLITE_SUFFIXES]
-    for path in (places.objects, places.memory, *beside):
+    for path in (places.objects, *([] if places.memory is None else [places.memory]), *beside):
         if not is_empty(path):
             why = f"{path} exists already; restore into an empty folder, or move it away first"
             raise BackupRefused(file=file, done="restored", reason=why)
@@ -273,12 +281,12 @@ async def restore_backup(
         about = scratch[LEDGER].with_name(ABOUT)
         reader = ArchiveReader(
             path=file,
-            place_of=lambda name: about if name == ABOUT else _place_of(name, scratch),
+            place_of=lambda name: about if name == ABOUT else _place_of(name, scratch, file),
             on_files=lambda files: on_progress("files restored", files),
         )
         archive = await asyncio.to_thread(reader.read)
         report = _checked(file, archive, about, digest)
-        for folder in MEMORY_FOLDERS if scratch[MEMORY].exists() else ():
+        for folder in MEMORY_FOLDERS if MEMORY in scratch and scratch[MEMORY].exists() else ():
             (scratch[MEMORY] / folder).mkdir(0o700, parents=True, exist_ok=True)
         verification = await _check_ledgers(
             file, scratch, actor, reason, report, on_progress, strict=not accept_violations
@@ -295,9 +303,15 @@ async def restore_backup(
     )
 
 
-def _place_of(name: str, scratch: dict[str, Path]) -> Path:
+def _place_of(name: str, scratch: dict[str, Path], file: Path) -> Path:
     part, _, rest = name.partition("/")
     _refuse_unknown(name)
+    if part not in scratch:
+        why = (
+            "its memory is a repository of its own and TRELLIS_MEMORY names the object store; restore without that "
+            "setting, then bring it there with `trellis memory import`"
+        )
+        raise BackupRefused(file=file, done="restored", reason=why)
     return scratch[part] / rest if rest else scratch[part]
 
 

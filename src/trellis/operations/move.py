@@ -237,7 +237,14 @@ class InstanceMove:
             raise MoveRefused(reason=f"there is no {self.places.nlm_ledger}; leave --to-nlm-ledger out")
         if self.targets.nlm_ledger is not None and public_address(self.targets.nlm_ledger) == address:
             raise MoveRefused(reason="--to-ledger and --to-nlm-ledger name one database; each ledger needs its own")
+        self._refuse_impossible_memory()
+
+    def _refuse_impossible_memory(self) -> None:
         memory = self.targets.memory
+        if self.places.memory is None:
+            if memory is not None:
+                raise MoveRefused(reason="memory is in the object store and moves with it; leave --to-memory out")
+            return
         if self.places.memory.is_dir() and memory is None:
             reason = f"{self.places.memory} is the memory of agents; name its new folder with --to-memory"
             raise MoveRefused(reason=reason)
@@ -544,9 +551,9 @@ def memory_files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def check_memory(source: Path, target: Path | None, *, is_resumed: bool) -> None:
+def check_memory(source: Path | None, target: Path | None, *, is_resumed: bool) -> None:
     """Refuse a folder that holds something else than the copy, or a disk without room for it."""
-    if target is None or not source.is_dir():
+    if target is None or source is None or not source.is_dir():
         return
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not is_resumed or compare_memory(source, target):
@@ -560,9 +567,9 @@ def check_memory(source: Path, target: Path | None, *, is_resumed: bool) -> None
         raise MoveRefused(reason=f"the disk of {parent} has no room for the {size:,} bytes of memory")
 
 
-def copy_memory(source: Path, target: Path | None) -> None:
+def copy_memory(source: Path | None, target: Path | None) -> None:
     """Copy the repository. It appears whole or not at all."""
-    if target is None or not source.is_dir() or (target.is_dir() and any(target.iterdir())):
+    if target is None or source is None or not source.is_dir() or (target.is_dir() and any(target.iterdir())):
         return
     target.parent.mkdir(0o700, parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -578,16 +585,22 @@ def copy_memory(source: Path, target: Path | None) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def compare_memory(source: Path, target: Path | None) -> list[str]:
+def compare_memory(source: Path | None, target: Path | None) -> list[str]:
     """What differs between two repositories, file by file."""
-    if target is None or not source.is_dir():
+    if target is None or source is None or not source.is_dir():
         return []
     here, there = memory_files(source), memory_files(target) if target.is_dir() else {}
     differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     return [f"memory: {name} differs" for name in differing[:5]]
 
 
-def remove_copied_memory(source: Path, target: Path | None) -> None:
+def remove_copied_memory(source: Path | None, target: Path | None) -> None:
     """Remove a copy that is still one. Anything else stays: it is not ours."""
-    if target is not None and source.is_dir() and target.is_dir() and not compare_memory(source, target):
+    if (
+        target is not None
+        and source is not None
+        and source.is_dir()
+        and target.is_dir()
+        and not compare_memory(source, target)
+    ):
         shutil.rmtree(target)

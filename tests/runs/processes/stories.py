@@ -14,7 +14,6 @@ from tests.faults.conftest import SEED
 from tests.faults.fleet import Fleet, Line, Nursery
 from tests.runs.processes.normal import Left, left_by, normal
 from tests.runs.processes.run_process import Orders
-from tests.storage.memory.verification import verify as verify_memory
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock
@@ -28,6 +27,7 @@ from trellis.engine.verify import verify
 from trellis.lifecycles import Role
 from trellis.runs.orchestration import TriggerKind
 from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.verification import verify as verify_memory
 from trellis.storage.objects.store import ObjectStore
 
 VIOLIN = "archivist-violin"

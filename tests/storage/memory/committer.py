@@ -1,20 +1,20 @@
 """A process that applies proposals and tells each one that was acknowledged. Started by the tests with:
 
-repository, name, how many, agents. Each line it prints: agent, proposal, commit, version.
+address of the memory, name, how many, agents. Each line it prints: agent, proposal, commit, version.
 """
 
 import sys
 from datetime import datetime, timedelta
 
-from tests.storage.memory.rig import AT, append, apply
+from tests.storage.memory.rig import AT, append, apply, open_address
 from trellis.storage.memory.layout import Committed, VersionConflict
-from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.repository import MemoryRepository
 
 TRIES_MAX = 1_000
 
 
-def main(path: str, name: str, number: str, *agents: str) -> None:
-    memory = open_memory(path)
+def main(address: str, name: str, number: str, *agents: str) -> None:
+    memory = open_address(address)
     for turn in range(int(number)):
         agent = agents[turn % len(agents)]
         proposal = f"prop_{name}_{turn}"

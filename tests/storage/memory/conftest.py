@@ -2,18 +2,27 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.storage.memory.verification import verify
-from trellis.storage.memory.repository import MemoryRepository, open_memory
+from tests.storage.memory.rig import KINDS, open_kind
+from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.verification import verify
+
+
+@pytest.fixture(params=KINDS)
+def memory_kind(request: pytest.FixtureRequest) -> str:
+    """The kinds that every promise of a memory is tested on. A test of one kind's own means sets it by parametrize."""
+    return request.param
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> MemoryRepository:
-    return open_memory(tmp_path / "memory.git")
+def memory(tmp_path: Path, memory_kind: str) -> Iterator[MemoryRepository]:
+    opened = open_kind(memory_kind, tmp_path / "memory.git")
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -24,6 +33,7 @@ def git(memory: MemoryRepository) -> Callable[..., str]:
         pytest.skip("no git program on this machine")
 
     def run(*arguments: str) -> str:
+        memory._bare.branch()  # a replica is brought to what the object store has
         done = subprocess.run(
             [program, "-C", str(memory.path), *arguments], capture_output=True, text=True, check=False, timeout=60
         )

@@ -1,6 +1,6 @@
-"""Kills a writer at every line of the module that writes, one after the other, and goes on with the same repository.
+"""Kills a writer at every line of the modules that write, one after the other, and goes on with the same memory.
 
-Started by the tests with the path of a repository and a step (1: every line, 4: every fourth one); prints what it saw
+Started by the tests with the address of a memory and a step (1: every line, 4: every fourth one); prints what it saw
 as JSON. A process of its own, because it forks.
 """
 
@@ -10,23 +10,24 @@ import signal
 import sys
 from types import FrameType
 
-from tests.storage.memory.rig import AGENT, append, apply
-from tests.storage.memory.verification import verify
-from trellis.storage.memory import bare_repository
+from tests.storage.memory.rig import AGENT, append, apply, open_address
+from trellis.storage.memory import bare_repository, shared_repository
 from trellis.storage.memory.layout import AlreadyApplied, Committed
-from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.verification import verify
 
-POINTS_MAX = 2_000
+POINTS_MAX = 4_000
+WRITING = {bare_repository.__file__, shared_repository.__file__}
 LEFTOVERS = ("objects/tmp_*", "refs/heads/*.lock", "trellis.ref")
 
 
-def main(path: str, step: str) -> None:
-    memory = open_memory(path)
+def main(address: str, step: str) -> None:
+    memory = open_address(address)
     seen = {"killed": 0, "acknowledged": 0, "applied": 0, "not_applied": 0, "problems": []}
     number = 0
     for number, point in enumerate(range(1, POINTS_MAX, int(step)), 1):
         proposal = f"prop_{point}"
-        ended, told = write_and_die(memory, proposal, point)
+        ended, told = write_and_die(address, proposal, point)
         check(memory, proposal, number, told, seen)
         if ended:
             break
@@ -38,12 +39,13 @@ def main(path: str, step: str) -> None:
     sys.stdout.write(json.dumps(seen))
 
 
-def write_and_die(memory: MemoryRepository, proposal: str, point: int) -> tuple[bool, bool]:
+def write_and_die(address: str, proposal: str, point: int) -> tuple[bool, bool]:
     """Whether the child reached its end, and whether it told of its commit."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
+            memory = open_address(address)  # threads do not come along into this process
             sys.settrace(killer(point))
             outcome = write(memory, proposal)
             if isinstance(outcome, Committed):
@@ -70,7 +72,7 @@ def killer(point: int):
 
     def trace(frame: FrameType, event: str, _argument: object):
         nonlocal left
-        if frame.f_code.co_filename != bare_repository.__file__:
+        if frame.f_code.co_filename not in WRITING:
             return None
         if event == "line":
             left -= 1
@@ -92,7 +94,7 @@ def check(memory: MemoryRepository, proposal: str, number: int, told: bool, seen
     if not isinstance(again, AlreadyApplied if there else Committed) or again.version != number:
         seen["problems"].append(f"{proposal}: {again} after a kill")
     left = [path.name for pattern in LEFTOVERS for path in memory.path.glob(pattern)]
-    if left:
+    if left and isinstance(memory._bare, bare_repository.BareRepository):
         seen["problems"].append(f"{proposal}: left {left}")
 
 

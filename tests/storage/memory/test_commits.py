@@ -7,15 +7,31 @@ from datetime import timedelta
 
 import pytest
 
-from tests.storage.memory.rig import AGENT, AT, BRANCH, RUN, append, applied, apply, close, commit_tree, replace
-from tests.storage.memory.verification import verify
+from tests.storage.memory.rig import (
+    AGENT,
+    AT,
+    BRANCH,
+    KINDS,
+    RUN,
+    another,
+    append,
+    applied,
+    apply,
+    close,
+    commit_tree,
+    open_address,
+    open_kind,
+    replace,
+    same_host,
+)
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import layout as memory_layout
 from trellis.storage.memory.bare_repository import BareRepository
 from trellis.storage.memory.errors import MemoryBusy, MemoryUnavailable, ProposalReused, UpdatesRefused
 from trellis.storage.memory.layout import AlreadyApplied, Committed, DeepPart, ReadMode, VersionConflict
-from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import ProblemCode
+from trellis.storage.memory.verification import verify
 
 
 def commits(memory: MemoryRepository) -> int:
@@ -79,7 +95,7 @@ def test_a_proposal_applied_again_finds_its_commit(memory: MemoryRepository):
     first = applied(memory, append("facts.md", "- a"), proposal_id="p1")
     applied(memory, append("facts.md", "- b"), proposal_id="p2")
     applied(memory, append("facts.md", "- c"), proposal_id="p1", agent_id="other")
-    again = apply(open_memory(memory.path), append("facts.md", "- a"), proposal_id="p1", version=0)
+    again = apply(another(memory), append("facts.md", "- a"), proposal_id="p1", version=0)
     assert again == AlreadyApplied(commit=first.commit, version=1)
     assert commits(memory) == 3
 
@@ -110,8 +126,8 @@ def test_commit_to_another_agents_memory_is_no_conflict(memory: MemoryRepository
 
 def test_the_same_proposals_give_the_same_bytes(tmp_path):
     heads = []
-    for name in ("a.git", "b.git"):
-        memory = open_memory(tmp_path / name)
+    for kind in KINDS:
+        memory = open_kind(kind, tmp_path / f"{kind}.git")
         applied(memory, replace("snapshot.md", "Так"), proposal_id="p1")
         heads.append(applied(memory, append("facts.md", "- b"), proposal_id="p2", at=AT + timedelta(days=1)).commit)
     assert heads[0] == heads[1]
@@ -178,7 +194,7 @@ def test_an_evicted_loop_is_named_in_its_commit(memory: MemoryRepository, git):
 
 
 def test_files_outside_of_memory_stay_unchanged(memory: MemoryRepository, git):
-    commit_tree(memory.path, [("README.md", 0o100644, b"read me"), ("logic/x/current.md", 0o100755, b"logic")])
+    commit_tree(memory, [("README.md", 0o100644, b"read me"), ("logic/x/current.md", 0o100755, b"logic")])
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
     assert git("show", "main:README.md") == "read me"
     assert "100755" in git("ls-tree", "main", "logic/x/")
@@ -187,6 +203,7 @@ def test_files_outside_of_memory_stay_unchanged(memory: MemoryRepository, git):
 # -- a git beside us ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 def test_memory_lives_on_after_git_has_packed_everything(memory: MemoryRepository, git, sound):
     first = applied(memory, append("facts.md", "- a"), proposal_id="p1")
     git("gc", "--prune=now", "--quiet")
@@ -198,6 +215,7 @@ def test_memory_lives_on_after_git_has_packed_everything(memory: MemoryRepositor
     sound()
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 def test_a_branch_moved_meanwhile_is_not_overwritten(memory: MemoryRepository, monkeypatch):
     """Somebody commits after ours was built and before the branch moves: ours is built again on top."""
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
@@ -206,7 +224,7 @@ def test_a_branch_moved_meanwhile_is_not_overwritten(memory: MemoryRepository, m
     def write_late(self, objects):
         write(self, objects)
         if not pushed:
-            pushed.append(commit_tree(memory.path, [("README.md", 0o100644, b"pushed")]))
+            pushed.append(commit_tree(memory, [("README.md", 0o100644, b"pushed")]))
 
     monkeypatch.setattr(BareRepository, "write", write_late)
     applied(memory, append("facts.md", "- b"), proposal_id="p2")
@@ -215,13 +233,14 @@ def test_a_branch_moved_meanwhile_is_not_overwritten(memory: MemoryRepository, m
     assert verify(memory).findings == (f"commit {pushed[0].decode()}: no proposal explains it",)
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 def test_a_branch_that_never_rests_is_given_up(memory: MemoryRepository, monkeypatch):
     write = BareRepository.write
     moves = iter(range(100))
 
     def write_late(self, objects):
         write(self, objects)
-        commit_tree(memory.path, [("README.md", 0o100644, str(next(moves)).encode())])
+        commit_tree(memory, [("README.md", 0o100644, str(next(moves)).encode())])
 
     monkeypatch.setattr(BareRepository, "write", write_late)
     with pytest.raises(MemoryBusy, match="moved 8 times"):
@@ -229,6 +248,7 @@ def test_a_branch_that_never_rests_is_given_up(memory: MemoryRepository, monkeyp
     assert memory.read(AGENT).version == 0
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 def test_the_lock_of_another_git_is_respected(memory: MemoryRepository):
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
     lock = memory.path / f"{BRANCH.decode()}.lock"
@@ -242,12 +262,13 @@ def test_the_lock_of_another_git_is_respected(memory: MemoryRepository):
 
 def test_a_writer_that_never_gets_its_turn_gives_up(memory: MemoryRepository):
     pauses: list[float] = []
-    waiting = open_memory(memory.path, pause=pauses.append)
+    waiting = open_address(same_host(memory), pause=pauses.append)
     with memory._bare.locked(), pytest.raises(MemoryBusy, match="no turn"):
         apply(waiting, append("facts.md", "- a"), proposal_id="p1")
     assert sum(pauses) == pytest.approx(15.0)
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 @pytest.mark.parametrize("call", ["fsync", "link", "replace"])
 def test_a_disk_that_refuses_leaves_the_memory_as_it_was(memory: MemoryRepository, monkeypatch, sound, call: str):
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
@@ -283,6 +304,7 @@ def interleaved(memory: MemoryRepository, monkeypatch) -> list[object]:
     return [apply(memory, append("facts.md", "- outer"), proposal_id="outer", version=0), *outcomes]
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 @pytest.mark.requirement("D23")
 def test_without_the_lock_the_compare_and_set_still_loses_nothing(memory: MemoryRepository, monkeypatch):
     outer, inner = interleaved(memory, monkeypatch)
@@ -291,6 +313,7 @@ def test_without_the_lock_the_compare_and_set_still_loses_nothing(memory: Memory
     assert memory.read(AGENT, ReadMode.WIDE).content["facts.md"] == "- inner\n"
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 def test_mutant_a_move_without_compare_loses_an_update(memory: MemoryRepository, monkeypatch):
     move = BareRepository.move_branch
     monkeypatch.setattr(BareRepository, "move_branch", lambda self, _old, new: move(self, self.branch(), new))

@@ -10,6 +10,7 @@ from tests.storage.memory.rig import append, applied, apply
 from trellis.storage.memory import bare_repository
 from trellis.storage.memory.repository import MemoryRepository
 
+LOCAL = pytest.mark.parametrize("memory_kind", ["local"])
 Trace = list[tuple[str, str]]
 BRANCH = "refs/heads/main"
 
@@ -57,6 +58,7 @@ def not_durable(trace: Trace) -> list[str]:
     return found
 
 
+@LOCAL
 def test_memory_commit_is_on_disk_before_it_is_acknowledged(memory: MemoryRepository, traced):
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
     trace = traced()
@@ -64,6 +66,7 @@ def test_memory_commit_is_on_disk_before_it_is_acknowledged(memory: MemoryReposi
     assert not_durable(trace) == []
 
 
+@LOCAL
 @pytest.mark.parametrize("skipped", ["sync_folder", "sync_branch", "write"])
 def test_mutant_a_skipped_sync_is_found(memory: MemoryRepository, traced, monkeypatch, skipped: str):
     if skipped == "sync_folder":
@@ -83,6 +86,7 @@ def test_mutant_a_skipped_sync_is_found(memory: MemoryRepository, traced, monkey
     assert not_durable(traced())
 
 
+@LOCAL
 def test_answer_that_depends_on_an_unsynced_move_syncs_it(memory: MemoryRepository, traced):
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
     traced().clear()

@@ -6,13 +6,13 @@ import pytest
 from dulwich.objects import Commit
 
 from tests.storage.memory.rig import AGENT, AT, RUN, append, applied, apply, commit_tree, replace
-from tests.storage.memory.verification import verify
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import history as memory_history
 from trellis.storage.memory.errors import MemoryDamaged, MemoryVersionNotFound
 from trellis.storage.memory.layout import AppliedMarker, ChangeKind, CommittedFileChange
 from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import digest
+from trellis.storage.memory.verification import verify
 
 
 @pytest.mark.requirement("AUTH-6")
@@ -74,7 +74,7 @@ def test_a_change_that_no_proposal_explains_shows(memory: MemoryRepository):
     applied(memory, replace("snapshot.md", "x"), proposal_id="p1")
     assert verify(memory).findings == ()
     foreign = commit_tree(
-        memory.path, [(f"memory/{AGENT}/facts.md", 0o100644, b"- smuggled\n")], "Reason: trust me"
+        memory, [(f"memory/{AGENT}/facts.md", 0o100644, b"- smuggled\n")], "Reason: trust me"
     ).decode()
     newest = memory.history(AGENT).entries[0]
     assert (newest.commit, newest.proposal_id, newest.version, newest.author) == (foreign, None, None, "Somebody")
@@ -85,7 +85,7 @@ def test_a_change_that_no_proposal_explains_shows(memory: MemoryRepository):
 def test_a_forged_commit_has_no_place_among_the_versions(memory: MemoryRepository):
     applied(memory, replace("snapshot.md", "x"), proposal_id="p1")
     message = f"memory-update: {AGENT} / {RUN} / p9\n\nReason: x\n\nProposal-Id: p9\nMemory-Version: 7\n"
-    commit_tree(memory.path, [(f"memory/{AGENT}/facts.md", 0o100644, b"- smuggled\n")], message)
+    commit_tree(memory, [(f"memory/{AGENT}/facts.md", 0o100644, b"- smuggled\n")], message)
     assert any("makes version 7" in finding for finding in verify(memory).findings)
     assert any("p9 is not marked" in finding for finding in verify(memory).findings)
 
@@ -110,6 +110,7 @@ def test_a_check_of_part_of_the_history_says_so(memory: MemoryRepository):
     assert (verify(memory, 2).commits, verify(memory, 2).complete, verify(memory, 2).findings) == (2, False, ())
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 def test_a_changed_object_is_found_by_its_name(memory: MemoryRepository, git):
     applied(memory, replace("snapshot.md", "true"), proposal_id="p1")
     applied(memory, replace("snapshot.md", "false"), proposal_id="p2")
@@ -128,7 +129,7 @@ def test_a_changed_object_is_found_by_its_name(memory: MemoryRepository, git):
 
 
 def test_a_link_anywhere_is_found(memory: MemoryRepository):
-    commit_tree(memory.path, [("logic/x", 0o120000, b"/etc")])
+    commit_tree(memory, [("logic/x", 0o120000, b"/etc")])
     assert any("is no file and no folder" in finding for finding in verify(memory).findings)
 
 
@@ -137,6 +138,6 @@ def test_a_marker_without_its_commit_is_damage(memory: MemoryRepository):
     updates = [append("facts.md", "- a")]
     marker = AppliedMarker(version=2, updates_digest=digest(updates)).to_bytes()
     folder = hashlib.sha256(b"p2").hexdigest()[:2]
-    commit_tree(memory.path, [(f"memory/{AGENT}/.applied/{folder}/p2.json", 0o100644, marker)])
+    commit_tree(memory, [(f"memory/{AGENT}/.applied/{folder}/p2.json", 0o100644, marker)])
     with pytest.raises(MemoryDamaged, match="no commit names it"):
         apply(memory, *updates, proposal_id="p2")

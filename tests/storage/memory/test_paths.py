@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.storage.memory.rig import AGENT, append, applied, apply, commit_tree
 from trellis.storage.memory.errors import AgentIdInvalid, MemoryDamaged
 from trellis.storage.memory.layout import AGENT_ID, DeepPart, tokens_max
-from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.repository import MemoryRepository
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_every_name_that_is_taken_stays_inside(name: str):
 )
 def test_links_submodules_and_git_names_are_refused(memory: MemoryRepository, path: str, mode: int, content: bytes):
     applied(memory, append("facts.md", "- a"), proposal_id="p1")
-    commit_tree(memory.path, [(f"memory/{AGENT}/{path}", mode, content)])
+    commit_tree(memory, [(f"memory/{AGENT}/{path}", mode, content)])
     with pytest.raises(MemoryDamaged):
         memory.read(AGENT)
     with pytest.raises(MemoryDamaged):
@@ -63,9 +63,8 @@ def test_links_submodules_and_git_names_are_refused(memory: MemoryRepository, pa
 
 
 @pytest.mark.parametrize("path", ["memory", f"memory/{AGENT}"])
-def test_a_link_in_place_of_a_folder_is_refused(tmp_path, path: str):
-    memory = open_memory(tmp_path / "m.git")
-    commit_tree(memory.path, [(path, 0o120000, b"/etc")])
+def test_a_link_in_place_of_a_folder_is_refused(memory: MemoryRepository, path: str):
+    commit_tree(memory, [(path, 0o120000, b"/etc")])
     with pytest.raises(MemoryDamaged):
         memory.read(AGENT)
     with pytest.raises(MemoryDamaged):
@@ -73,6 +72,6 @@ def test_a_link_in_place_of_a_folder_is_refused(tmp_path, path: str):
 
 
 def test_a_folder_in_place_of_a_file_is_refused(memory: MemoryRepository):
-    commit_tree(memory.path, [(f"memory/{AGENT}/snapshot.md", 0o040000, Tree())])
+    commit_tree(memory, [(f"memory/{AGENT}/snapshot.md", 0o040000, Tree())])
     with pytest.raises(MemoryDamaged, match="a folder is there"):
         memory.read(AGENT)

@@ -12,10 +12,10 @@ import pytest
 
 from tests.servers.ready_python import ready_python
 from tests.storage.memory.committer import committed
-from tests.storage.memory.rig import AGENT, AT, append, apply
-from tests.storage.memory.verification import verify
+from tests.storage.memory.rig import AGENT, AT, address_of, append, apply, same_host
 from trellis.storage.memory.layout import AlreadyApplied, DeepPart
 from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.verification import verify
 
 ROOT = Path(__file__).resolve().parents[3]
 SEED = 20_261_115
@@ -53,7 +53,7 @@ def decisions(memory: MemoryRepository, agent: str) -> list[str]:
 @pytest.mark.parametrize("each", [10, pytest.param(50, marks=pytest.mark.prove)])
 def test_eight_processes_lose_no_update_and_apply_none_twice(memory: MemoryRepository, start, sound, each: int):
     agents = [f"agent-{number}" for number in range(4)]
-    processes = [start("committer", memory.path, f"w{number}", each, *agents) for number in range(8)]
+    processes = [start("committer", address_of(memory), f"w{number}", each, *agents) for number in range(8)]
     told = []
     for process in processes:
         out, error = process.communicate(timeout=100)
@@ -80,7 +80,7 @@ def test_killed_writers_lose_nothing_they_acknowledged(memory: MemoryRepository,
     told: list[list[str]] = []
     for round_ in range(rounds):
         processes = [
-            start("committer", memory.path, f"r{round_}w{number}", 10_000, AGENT, "other") for number in range(3)
+            start("committer", address_of(memory), f"r{round_}w{number}", 10_000, AGENT, "other") for number in range(3)
         ]
         for process in processes:
             assert process.stdout
@@ -104,7 +104,7 @@ def test_killed_writers_lose_nothing_they_acknowledged(memory: MemoryRepository,
 @pytest.mark.requirement("D23", "PIPE-11")
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_writer_killed_at_any_line_leaves_all_or_nothing(memory: MemoryRepository, start, sound, step: int):
-    process = start("killed_at_every_line", memory.path, step)
+    process = start("killed_at_every_line", same_host(memory), step)
     out, error = process.communicate(timeout=100)
     assert process.returncode == 0, error
     seen = json.loads(out)

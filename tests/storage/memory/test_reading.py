@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.storage.memory.rig import AGENT, AT, RUN, append, applied, commit_tree, replace
-from tests.storage.memory.verification import verify
+from tests.storage.memory.rig import AGENT, AT, RUN, another, append, applied, commit_tree, replace
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory.errors import MemoryDamaged, MemoryMissing, MemoryOverLimit, MemoryVersionNotFound
 from trellis.storage.memory.layout import DeepPart, ReadMode
 from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.verification import verify
 
 
 @pytest.mark.requirement("PIPE-4", "PIPE-5", "D23")
@@ -31,7 +31,7 @@ def test_basic_reads_two_files_and_wide_three_and_neither_reads_layer_2(memory: 
 
 def test_the_same_head_gives_the_same_result(memory: MemoryRepository):
     first = applied(memory, append("facts.md", "- a"), proposal_id="p1")
-    views = [open_memory(memory.path).read(AGENT, ReadMode.WIDE) for _ in range(2)]
+    views = [another(memory).read(AGENT, ReadMode.WIDE) for _ in range(2)]
     assert views[0] == views[1]
     assert views[0].commit == first.commit
 
@@ -47,13 +47,13 @@ def test_an_agent_without_memory_reads_empty_text(memory: MemoryRepository):
 def test_memory_over_its_limit_is_refused_and_not_cut(memory: MemoryRepository):
     half = b"x" * (2_051 * 3)
     path = f"memory/{AGENT}"
-    commit_tree(memory.path, [(f"{path}/snapshot.md", 0o100644, half), (f"{path}/open_loops.md", 0o100644, half)])
+    commit_tree(memory, [(f"{path}/snapshot.md", 0o100644, half), (f"{path}/open_loops.md", 0o100644, half)])
     with pytest.raises(MemoryOverLimit) as refused:
         memory.read(AGENT)
     assert (refused.value.data["tokens"], refused.value.data["limit"]) == (4_102, 4_100)
-    commit_tree(memory.path, [(f"{path}/open_loops.md", 0o100644, half[:-6])])
+    commit_tree(memory, [(f"{path}/open_loops.md", 0o100644, half[:-6])])
     assert memory.read(AGENT).token_count == 4_100
-    commit_tree(memory.path, [(f"{path}/facts.md", 0o100644, b"x" * 8_101 * 3)])
+    commit_tree(memory, [(f"{path}/facts.md", 0o100644, b"x" * 8_101 * 3)])
     with pytest.raises(MemoryOverLimit):
         memory.read(AGENT, ReadMode.WIDE)
 
@@ -125,17 +125,18 @@ def test_an_empty_folder_becomes_a_repository_and_stays_one(tmp_path):
 
 def test_damaged_content_is_named(memory: MemoryRepository):
     applied(memory, replace("snapshot.md", "state"), proposal_id="p1")
-    commit_tree(memory.path, [(f"memory/{AGENT}/meta.json", 0o100644, b'{"version": "seven"}')])
+    commit_tree(memory, [(f"memory/{AGENT}/meta.json", 0o100644, b'{"version": "seven"}')])
     with pytest.raises(MemoryDamaged, match=r"meta\.json"):
         memory.read(AGENT)
-    commit_tree(memory.path, [(f"memory/{AGENT}/snapshot.md", 0o100644, b"\xff")])
+    commit_tree(memory, [(f"memory/{AGENT}/snapshot.md", 0o100644, b"\xff")])
     with pytest.raises(MemoryDamaged, match="not UTF-8"):
         memory.read(AGENT)
-    commit_tree(memory.path, [(f"memory/{AGENT}/snapshot.md", 0o100644, b"x" * ((1 << 20) + 1))])
+    commit_tree(memory, [(f"memory/{AGENT}/snapshot.md", 0o100644, b"x" * ((1 << 20) + 1))])
     with pytest.raises(MemoryDamaged, match="bytes"):
         memory.read(AGENT)
 
 
+@pytest.mark.parametrize("memory_kind", ["local"])
 def test_a_missing_or_torn_object_is_named(memory: MemoryRepository):
     applied(memory, replace("snapshot.md", "state"), proposal_id="p1")
     commit = memory.read(AGENT).commit

@@ -11,6 +11,9 @@ TrellisError
 └── RepositoryError             the repository itself
     ├── MemoryMissing
     ├── MemoryOfAnother
+    ├── MemoryMoved
+    ├── ImportRefused
+    ├── ExportRefused
     ├── MemoryDamaged
     ├── MemoryUnavailable
     └── MemoryBusy
@@ -55,6 +58,24 @@ class MemoryMissing(RepositoryError):
 
 class MemoryOfAnother(RepositoryError):
     """The memory repository at {path} is not the one of this instance: set TRELLIS_MEMORY to where its other processes have it. If that one is lost for good, remove {key} from the object store to go on with this one."""
+
+    code = "CONFLICT"
+
+
+class MemoryMoved(RepositoryError):
+    """The memory repository at {path} was imported to {place} and goes on there: set TRELLIS_MEMORY to that in every process."""
+
+    code = "CONFLICT"
+
+
+class ImportRefused(RepositoryError):
+    """The repository {path} cannot be imported to {place}: {reason}."""
+
+    code = "CONFLICT"
+
+
+class ExportRefused(RepositoryError):
+    """The memory cannot be exported to {path}: {reason}."""
 
     code = "CONFLICT"
 

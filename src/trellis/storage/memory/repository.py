@@ -1,11 +1,14 @@
 """The repository of agent memory: reading it, and committing applied proposals."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from dulwich.object_store import BaseObjectStore
 from dulwich.objects import ObjectID
 
 from trellis.engine.errors import OptionInvalid
@@ -34,8 +37,11 @@ from trellis.storage.memory.layout import (
     checked_time,
     count_tokens,
 )
+from trellis.storage.memory.shared_repository import BOOT_ID, SharedRepository, SharedStore
 from trellis.storage.memory.trees import AgentFolder
 from trellis.storage.memory.updates import Update, digest
+from trellis.storage.memory_place import SharedMemory
+from trellis.storage.objects.store import ObjectStore
 
 # Reading a memory at one commit: Layer 1 by mode, Layer 2 on explicit request.
 #
@@ -119,14 +125,12 @@ def _decisions(text: str) -> dict[str, str]:
     return {f"{number:06}": f"{piece}\n" for number, piece in enumerate(pieces) if piece.strip()}
 
 
-# Agent memory in one bare git repository. Only applied proposals change it.
+# Agent memory in one git repository: on a disk, or in the object store. Only applied proposals change it.
 #
 # Reads take no lock: they read one commit, and the same commit always gives the same answer. A commit holds the
-# writers' lock, moves the branch by compare-and-set, and returns when everything is synced. Applying a proposal again
+# writers' lock, moves the branch by compare-and-set, and returns when everything is durable. Applying a proposal again
 # returns the first commit. Calls block for milliseconds; call them from a thread, not from an event loop.
 
-MOVE_ATTEMPTS_MAX = 8
-"""How often a commit is rebuilt because another git process moved the branch meanwhile."""
 HISTORY_LIMIT_MAX = 200
 DEEP_LIMIT_MAX = 100
 
@@ -146,13 +150,57 @@ def open_memory(
     return MemoryRepository(BareRepository(place, pause), counter)
 
 
-class MemoryRepository:
-    """The memories of all agents. Created by `open_memory`; safe for any number of threads and processes."""
+def open_shared_memory(
+    objects: ObjectStore, place: SharedMemory, *, counter: TokenCounter = count_tokens, **options: Any
+) -> "MemoryRepository":
+    """Open the memory in the object store, with its replica on this host; options as of `open_shared_repository`."""
+    return MemoryRepository(open_shared_repository(objects, place, **options), counter)
 
-    def __init__(self, bare: BareRepository, counter: TokenCounter) -> None:
+
+def open_shared_repository(
+    objects: ObjectStore,
+    place: SharedMemory,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+    importing: bool = False,
+) -> SharedRepository:
+    """Open the repository in the object store. Sends no request; `close` it at the end.
+
+    With `importing`, also one whose import is under way.
+    """
+    replica = BareRepository(place.cache.absolute(), pause, durable=not BOOT_ID.exists())
+    return SharedRepository(SharedStore(objects, place.prefix), replica, pause, importing=importing)
+
+
+class MemoryRepository:
+    """The memories of all agents, opened by `open_memory` or `open_shared_memory`.
+
+    Safe for any number of threads and processes; a shared one also for any number of hosts.
+    """
+
+    def __init__(self, bare: BareRepository | SharedRepository, counter: TokenCounter) -> None:
         self.path = bare.path
+        self.place = bare.place
         self._bare = bare
         self._counter = counter
+
+    def close(self) -> None:
+        """Close what belongs to this process."""
+        self._bare.close()
+
+    def identity(self, new_id: Callable[[], str]) -> str:
+        """What makes this repository the one that it is, also after it was moved. Created if there is none."""
+        return self._bare.identity(new_id)
+
+    def head(self) -> ObjectID | None:
+        """The current commit of all memories together; None before the first one."""
+        return self._bare.branch()
+
+    @contextmanager
+    def objects(self) -> Generator[BaseObjectStore]:
+        """The git objects, for reading. Ask for the head first: a shared memory then has what the head needs."""
+        with self._bare.objects() as objects:
+            yield objects
 
     def read(self, agent_id: str, mode: ReadMode = ReadMode.BASIC) -> MemoryView:
         """Layer 1 as it is now. Raises MemoryOverLimit if it is larger than the mode allows."""
@@ -218,7 +266,7 @@ class MemoryRepository:
 
         Raises MemoryMissing: a repository that is away must not look like one without a version.
         """
-        check_repository(self._bare.path)
+        self._bare.check()
         agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
             folder = AgentFolder(objects, head, agent)
@@ -256,11 +304,11 @@ class MemoryRepository:
             at=checked_time(at),
         )
         with self._bare.locked():
-            for _ in range(MOVE_ATTEMPTS_MAX):
+            for _ in range(self._bare.attempts_max):
                 outcome = self._attempt(order, expected_version)
                 if outcome is not None:
                     return outcome
-        raise MemoryBusy(reason=f"the branch moved {MOVE_ATTEMPTS_MAX} times while this commit was made")
+        raise MemoryBusy(reason=f"the branch moved {self._bare.attempts_max} times while this commit was made")
 
     def _attempt(
         self, order: MemoryCommitOrder, expected_version: int
@@ -280,8 +328,7 @@ class MemoryRepository:
             if current != expected_version:
                 return VersionConflict(expected=expected_version, current=current)
             planned = commit_plan.plan(objects, folder, order, self._counter)
-        self._bare.write(planned.objects)
-        if not self._bare.move_branch(head, planned.commit):
+        if not self._bare.publish(planned.objects, head, planned.commit):
             return None
         return Committed(commit=CommitId(planned.commit.decode()), version=planned.version)
 

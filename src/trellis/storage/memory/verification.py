@@ -18,6 +18,7 @@ from trellis.storage.memory.trees import AgentFolder, damaged_at, load
 
 COMMITS_MAX = 1_000_000
 FINDINGS_MAX = 100
+UNEXPLAINED = ": no proposal explains it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,16 +28,27 @@ class MemoryVerifyReport:
     commits: int
     objects: int
     findings: tuple[str, ...]
+    unexplained: tuple[str, ...]
+    """Those findings that damage nothing: commits of a person, which no proposal explains."""
     complete: bool
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """The findings without commits that no proposal explains."""
+        return tuple(finding for finding in self.findings if finding not in self.unexplained)
 
 
 def verify(memory: MemoryRepository, commits_max: int = COMMITS_MAX) -> MemoryVerifyReport:
     """Check every object of up to `commits_max` commits, from the newest back. Problems are reported, not repaired."""
-    with memory._bare.objects() as objects:
-        return _verify(objects, memory._bare.branch(), commits_max)
+    head = memory.head()
+    with memory.objects() as objects:
+        return verify_objects(objects, head, commits_max)
 
 
-def _verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) -> MemoryVerifyReport:
+def verify_objects(
+    objects: BaseObjectStore, head: ObjectID | None, commits_max: int = COMMITS_MAX
+) -> MemoryVerifyReport:
+    """Check the history of this commit, as `verify` does."""
     findings: list[str] = []
     seen: set[ObjectID] = set()
     expected: dict[str, int] = {}
@@ -58,7 +70,11 @@ def _verify(objects: BaseObjectStore, head: ObjectID | None, commits_max: int) -
     if complete:
         findings += [f"{agent}: version {version} has no commit" for agent, version in expected.items() if version > 0]
     return MemoryVerifyReport(
-        commits=commits, objects=commits + len(seen), findings=tuple(islice(findings, FINDINGS_MAX)), complete=complete
+        commits=commits,
+        objects=commits + len(seen),
+        findings=tuple(islice(findings, FINDINGS_MAX)),
+        unexplained=tuple(finding for finding in findings if finding.endswith(UNEXPLAINED)),
+        complete=complete,
     )
 
 
@@ -66,18 +82,18 @@ def _explained(
     objects: BaseObjectStore, head: ObjectID | None, name: ObjectID, message: bytes, expected: dict[str, int]
 ) -> Iterator[str]:
     """Check that a commit names its proposal, has the expected version, and contains the proposal's marker."""
-    said = commit_plan.parse(message)
-    if said is None:
-        yield f"commit {name.decode()}: no proposal explains it"
+    parsed = commit_plan.parse(message)
+    if parsed is None:
+        yield f"commit {name.decode()}{UNEXPLAINED}"
         return
-    if said.agent_id not in expected:
-        expected[said.agent_id] = version_of(AgentFolder(objects, head, AgentId(said.agent_id)))
-    if said.version != expected[said.agent_id]:
-        yield f"commit {name.decode()}: makes version {said.version}, {expected[said.agent_id]} was expected"
-    expected[said.agent_id] = said.version - 1
-    marker = marker_of(AgentFolder(objects, name, AgentId(said.agent_id)), said.proposal_id)
-    if marker is None or marker.version != said.version:
-        yield f"commit {name.decode()}: proposal {said.proposal_id} is not marked as applied in it"
+    if parsed.agent_id not in expected:
+        expected[parsed.agent_id] = version_of(AgentFolder(objects, head, AgentId(parsed.agent_id)))
+    if parsed.version != expected[parsed.agent_id]:
+        yield f"commit {name.decode()}: makes version {parsed.version}, {expected[parsed.agent_id]} was expected"
+    expected[parsed.agent_id] = parsed.version - 1
+    marker = marker_of(AgentFolder(objects, name, AgentId(parsed.agent_id)), parsed.proposal_id)
+    if marker is None or marker.version != parsed.version:
+        yield f"commit {name.decode()}: proposal {parsed.proposal_id} is not marked as applied in it"
 
 
 def _broken(objects: BaseObjectStore, tree: ObjectID, seen: set[ObjectID]) -> Iterator[str]:
@@ -89,12 +105,12 @@ def _broken(objects: BaseObjectStore, tree: ObjectID, seen: set[ObjectID]) -> It
             continue
         seen.add(name)
         try:
-            found = _check_object(objects, name)
+            stored = _check_object(objects, name)
         except MemoryDamaged as damage:
             yield str(damage)
             continue
-        if isinstance(found, Tree):
-            for entry in found.iteritems():
+        if isinstance(stored, Tree):
+            for entry in stored.iteritems():
                 if stat.S_ISDIR(entry.mode) or stat.S_ISREG(entry.mode):
                     waiting.append(entry.sha)
                 else:
@@ -103,10 +119,10 @@ def _broken(objects: BaseObjectStore, tree: ObjectID, seen: set[ObjectID]) -> It
 
 def _check_object(objects: BaseObjectStore, name: ObjectID) -> ShaFile:
     """Read the object again from its bytes and check that its name is their digest."""
-    found = load(objects, name, ShaFile)
+    stored = load(objects, name, ShaFile)
     with damaged_at(name):
-        again = ShaFile.from_raw_string(found.type_num, found.as_raw_string())
+        again = ShaFile.from_raw_string(stored.type_num, stored.as_raw_string())
         again.check()
         if again.id != name:
             raise MemoryDamaged(where=name.decode(), reason="its content is not what its name says")
-    return found
+    return stored
