@@ -142,6 +142,29 @@ def test_an_instance_with_one_of_everything_arrives_whole_and_goes_on(whole: Fle
     assert (whole.folder / "objects").is_dir()
 
 
+@pytest.mark.requirement("PIPE-4")
+def test_memory_in_the_object_store_moves_with_the_objects(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRELLIS_MEMORY", "objects")
+
+    async def plant(url: str) -> None:
+        async with open_instance(Settings.model_validate({"memory": "objects"}), url) as instance:
+            await instance.plant()
+
+    asyncio.run(plant(fleet.terminal.url))
+    before = fleet.terminal("memory", "history", VIOLIN, "--json").record
+    refused = fleet.move("--json")
+    assert "leave --to-memory out" in refused.err
+    answer = fleet.terminal("move", "--to-ledger", fleet.ledger, "--to-objects", fleet.objects, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.record["settings"]["TRELLIS_MEMORY"] == "objects"
+    for name, value in answer.record["settings"].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TRELLIS_LEDGER", fleet.ledger)
+    assert fleet.terminal.bare("memory", "history", VIOLIN, "--json").record == before
+    assert fleet.terminal.bare("run", VIOLIN, "--watch").code == 0, "work goes on, with its memory"
+    assert fleet.terminal.bare("verify").code == 0
+
+
 # --- what goes wrong on the way --------------------------------------------------------------------------------------
 
 

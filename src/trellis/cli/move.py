@@ -84,6 +84,8 @@ async def move(
     if to_keys is not None and report.state == "moved" and not to_keys.exists():
         write_private(to_keys, read_private(key).decode("ascii"))
     settings = moving.settings(to_keys or key) if report.state == "moved" else {}
+    if settings and places.memory is None:  # it moved with the objects, under the same prefix
+        settings["TRELLIS_MEMORY"] = str(cli.settings.memory)
     _print(cli, report, settings)
 
 
