@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from trellis.cli.program import LISTED, commands_of
+
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose"
@@ -185,3 +187,11 @@ def helm_processes(values: str, secrets: Mapping[str, Mapping[str, str]]) -> lis
             ]
             processes.append(ShippedProcess(one["name"], tuple(arguments), environment))
     return processes
+
+
+def parsed(name: str, words: list[str]) -> Any:
+    """What a command of the program understands by these words; raises if it does not take them.
+
+    The command is made anew: one that is parsed outside of the program keeps other names of its options.
+    """
+    return commands_of.__wrapped__(LISTED[name][0])[name].make_context(name, words)

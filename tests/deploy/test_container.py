@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.deploy.shipped import DEPLOY, PINNED, ROOT
+from tests.deploy.shipped import DEPLOY, PINNED, ROOT, parsed
 from trellis.app.settings import unknown_variables
-from trellis.cli.program import LISTED, commands_of
 
 DOCKERFILE = DEPLOY / "container" / "Dockerfile"
 
@@ -66,5 +65,5 @@ def test_its_commands_and_variables_are_those_of_the_program():
     check = last("HEALTHCHECK")
     for words in (json.loads(check[check.index("[") :]), [*json.loads(last("ENTRYPOINT")), *json.loads(last("CMD"))]):
         assert words[0] == "trellis"
-        commands_of(LISTED[words[1]][0])[words[1]].make_context(words[1], words[2:])
+        parsed(words[1], words[2:])
     assert given["TRELLIS_HEALTH_ADDRESS"].rpartition(":")[2] in last("EXPOSE").split()

@@ -8,10 +8,9 @@ import httpx2
 import pytest
 
 from tests.deploy.conftest import WAYS
-from tests.deploy.shipped import ShippedProcess, of_kind
+from tests.deploy.shipped import ShippedProcess, of_kind, parsed
 from trellis.app.roles import HELPERS
 from trellis.app.settings import read_settings
-from trellis.cli.program import LISTED, commands_of
 from trellis.cli.up import _wanted_roles as wanted_roles  # pyright: ignore[reportPrivateUsage]
 from trellis.cli.up_process import ROLES
 from trellis.http_server.health import ProcessHealth, health_listener
@@ -31,7 +30,7 @@ def test_every_role_is_deployed_exactly_once(way: str, processes_of: ProcessesOf
 def test_every_command_line_is_one_that_the_program_takes(way: str, processes_of: ProcessesOf):
     for process in processes_of(way):
         name, *words = process.arguments
-        context = commands_of(LISTED[name][0])[name].make_context(name, words)
+        context = parsed(name, words)
         assert not context.args, process
         if process.roles:
             assert wanted_roles(context.params["roles"]) == set(process.roles)

@@ -251,7 +251,7 @@ async def loaded(platform: Platform) -> AsyncGenerator[Load]:
     token = issue(key, name="load", roles=[Role.OWNER], ttl_s=3_600, now=time.time())
     ledger = await open_ledger(url)
     try:
-        options = CallOptions(timeout_s=PATIENCE_S)
+        options = CallOptions(timeout_s=PATIENCE_S, plain_http=True)
         async with connect(gateway=platform.environment["TRELLIS_GATEWAY"], token=token, options=options) as client:
             yield Load(client, ledger)
     finally:

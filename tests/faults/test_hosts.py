@@ -68,7 +68,7 @@ class HostedPlatform(Platform):
         host = self.network.hosts[HOMES[role]]
         own = self.folder / host.name
         own.mkdir(exist_ok=True)
-        addresses = {f"TRELLIS_{name}": host.address for name in ("HOST", "NLM_HOST", "SAFETY_HOST")}
+        addresses = {f"TRELLIS_{name}": host.address for name in ("HOST", "NLM_HOST")}
         env = {**self.environment_of(role.partition("#")[0]), **addresses, "PYTHONPATH": str(self.folder)}
         if GATE in host.name:  # each gateway has the NLM backend of its host
             env["TRELLIS_NLM_BACKEND"] = f"http://{host.address}:{NLM_PORT}"
@@ -88,7 +88,7 @@ class HostedPlatform(Platform):
 async def running_platform(folder: Path, network: Network) -> AsyncGenerator[HostedPlatform]:
     """The stores, which the caller's thread has on its own host, and the settings of all other processes."""
     data = network.hosts[DATA]
-    with contextlib.ExitStack() as servers, contextlib.suppress(asyncio.CancelledError):
+    with contextlib.ExitStack() as servers:
         postgres = servers.enter_context(running_postgres())
         seaweed = servers.enter_context(running_seaweedfs())
         nats = servers.enter_context(running_nats(jetstream=True))
@@ -111,13 +111,15 @@ async def running_platform(folder: Path, network: Network) -> AsyncGenerator[Hos
             "TRELLIS_GATEWAY": f"http://{gate_2}:{PORT}",
             "TRELLIS_GATEWAY_PLAIN_HTTP": "1",
             "TRELLIS_NLM_BACKEND": f"http://{gate_2}:{NLM_PORT}",
-            "TRELLIS_POLICY": f"grpc://{network.hosts[CONTROL].address}:{SAFETY_PORT}",
+            "TRELLIS_POLICY": str(folder / "policy.toml"),
             "TRELLIS_BUS": nats.url.replace("127.0.0.1", data.address),
         }
-        with HostedPlatform(folder, environment, network=network) as platform:
-            yield platform
-        for one in forwarders:
-            one.close()
+        try:
+            with HostedPlatform(folder, environment, network=network) as platform:
+                yield platform
+        finally:
+            for one in forwarders:
+                one.close()
 
 
 async def progress(load: Load, kinds: tuple[str, ...], n: int = 3) -> None:
@@ -144,7 +146,7 @@ async def story(folder: Path, network: Network, figures: Callable[..., None]) ->
         load = await stack.enter_async_context(loaded(platform))
         everything = ("plain", "bus", "queue", "run")
         async with load.flowing():
-            await until(platform.effects, "work is done")
+            await until(lambda: load.count and platform.effects(), "work is done")
             for host in ("worker", "orchestrator", "bus-worker"):
                 network.cut(host)
                 await asyncio.sleep(CUT_S)

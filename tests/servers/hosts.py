@@ -160,8 +160,13 @@ async def forward(host: Host, port: int) -> asyncio.Server:
         except OSError:
             writer.transport.abort()
             return
-        with contextlib.suppress(asyncio.CancelledError):  # the end of the loop
+        try:
             await asyncio.gather(pump(reader, back), pump(there, writer))
+        except asyncio.CancelledError:
+            pass  # the end of the loop
+        finally:
+            back.transport.abort()
+            writer.transport.abort()
 
     return await asyncio.start_server(serve, host.address, port)
 

@@ -33,7 +33,7 @@ export function pythonLiteral(value: unknown): string {
 
 /** Commands that work on this machine or on a ledger, and have no option for a gateway. */
 export const LOCAL: ReadonlySet<string> = new Set([
-  ...["audit", "backup", "completion", "demo", "doctor", "followers", "init", "lifecycles", "migrate", "rebuild"],
+  ...["audit", "backup", "completion", "demo", "doctor", "followers", "init", "lifecycles", "migrate", "move", "health", "rebuild"],
   ...["restore", "retention", "sweep", "token", "up", "verify", "version", "worker"],
   ...["agents create", "alerts runbook", "policy check"],
 ]);
