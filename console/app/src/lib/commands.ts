@@ -35,7 +35,7 @@ export function pythonLiteral(value: unknown): string {
 export const LOCAL: ReadonlySet<string> = new Set([
   ...["audit", "backup", "completion", "demo", "doctor", "followers", "init", "lifecycles", "migrate", "move", "health", "rebuild"],
   ...["restore", "retention", "sweep", "token", "up", "verify", "version", "worker"],
-  ...["agents create", "alerts runbook", "policy check"],
+  ...["agents create", "alerts runbook", "memory export", "memory import", "policy check"],
 ]);
 
 /** A command to type, at the gateway that serves this page if the command can ask one. */
