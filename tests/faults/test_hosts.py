@@ -147,7 +147,7 @@ async def story(folder: Path, network: Network, figures: Callable[..., None]) ->
         everything = ("plain", "bus", "queue", "run")
         async with load.flowing():
             await until(lambda: load.count and platform.effects(), "work is done")
-            for host in ("worker", "orchestrator", "bus-worker"):
+            for host in ("worker", "orchestrator"):
                 network.cut(host)
                 await asyncio.sleep(CUT_S)
                 network.heal(host)
