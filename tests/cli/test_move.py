@@ -18,8 +18,11 @@ from trellis.app.settings import Settings
 from trellis.engine.extras import program_version
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.ledgers import open_ledger
+from trellis.ledgers.moving import target
 from trellis.ledgers.moving.source import MoveRefused, only_move, read_mark
+from trellis.ledgers.moving.target import public_address
 from trellis.lifecycles import Role
+from trellis.operations import move as operation
 from trellis.operations.backup import InstancePlaces
 from trellis.operations.move import InstanceMove, MoveDecided, MoveDiffers, MoveTargets, MoveUnverified
 from trellis.storage.objects.open import open_objects
@@ -142,6 +145,17 @@ def test_an_instance_with_one_of_everything_arrives_whole_and_goes_on(whole: Fle
     assert (whole.folder / "objects").is_dir()
 
 
+def test_configured_keys_stay_in_force(small: Fleet, monkeypatch: pytest.MonkeyPatch):
+    for name in ("TOKEN_KEY_FILE", "CALLBACK_KEY_FILE"):
+        file = small.folder / name.lower()
+        file.write_text("ab" * 32)
+        file.chmod(0o600)
+        monkeypatch.setenv(f"TRELLIS_{name}", str(file))
+    settings = small.move("--json").record["settings"]
+    assert settings["TRELLIS_TOKEN_KEY_FILE"] == str(small.folder / "token_key_file")
+    assert settings["TRELLIS_CALLBACK_KEY_FILE"] == str(small.folder / "callback_key_file")
+
+
 @pytest.mark.requirement("PIPE-4")
 def test_memory_in_the_object_store_moves_with_the_objects(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TRELLIS_MEMORY", "objects")
@@ -250,6 +264,21 @@ def test_an_undone_move_leaves_no_trace_and_can_be_made_again(small: Fleet, phas
     assert small.terminal("submit", "t").code == 0
     asyncio.run(small.moving(lambda _: None).run())
     assert len(asyncio.run(records(small.ledger))["jobs"]) == len(before["jobs"]) + 1
+
+
+def test_finished_move_is_not_undone_where_its_address_leads_to_an_empty_database(
+    small: Fleet, new_postgres_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+):
+    assert small.move().code == 0
+    empty = new_postgres_database().rpartition("/")[2]
+    moved = small.ledger.rpartition("/")[2]
+    monkeypatch.setattr(target, "public_address", lambda url: public_address(url).replace(empty, moved))
+    monkeypatch.setattr(operation, "public_address", lambda url: public_address(url).replace(empty, moved))
+    small.ledger = small.ledger.replace(moved, empty)
+    refused = small.move("--undo")
+    assert refused.code != 0
+    assert "it works there" in refused.err
+    assert read_mark(small.terminal.url) is not None, "the source stays closed"
 
 
 def test_an_open_instance_is_not_undone(small: Fleet):

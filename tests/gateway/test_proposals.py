@@ -92,6 +92,16 @@ async def test_proposal_diff_shows_the_present_change(gateway: Gateway):
     assert (await owner.get(f"/proposals/{fact}/diff")).json()["diff"] is None
 
 
+@pytest.mark.requirement("D22")
+async def test_diff_of_an_agents_logic_is_shown_only_to_those_who_decide(gateway: Gateway):
+    await make_world(gateway, "mine")
+    runtime, wish = gateway.client("agent-runtime", agent=LOGICIAN), {"summary": "ask first", "text": "1. Ask.\n"}
+    logic = (await runtime.post(f"/logic/{LOGICIAN}/propose", json=wish)).json()["proposalId"]
+    assert "+1. Ask." in (await gateway.client("owner").get(f"/proposals/{logic}/diff")).json()["diff"]
+    refused = await gateway.client("frontend").get(f"/proposals/{logic}/diff")
+    assert (refused.status_code, refused.json()["rule"]) == (403, "proposals.decide")
+
+
 @pytest.mark.requirement("PIPE-11")
 async def test_pending_proposal_is_not_created_twice_over_http(gateway: Gateway):
     await make_world(gateway, "mine")

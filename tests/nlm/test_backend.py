@@ -13,6 +13,7 @@ from trellis.nlm.provider import (
     NlmAnswer,
     NlmError,
     NlmGarbage,
+    NlmInputInvalid,
     NlmQuestion,
     NlmRefused,
     NlmSource,
@@ -108,6 +109,13 @@ async def test_backend_that_is_away_slow_or_another_program_is_told_apart(endpoi
         await ask(away)
     assert not (await away.health()).ok
     await away.close()
+
+
+async def test_sources_larger_than_the_backend_takes_are_refused_before_they_are_sent(endpoint, provider):
+    large = tuple(NlmSource(f"{number}.md", "\u0800" * 1_000_000) for number in range(4))
+    with pytest.raises(NlmInputInvalid, match="ask about fewer sources"):
+        await provider.query(await provider.prepare(large), NlmQuestion(text="Who?", sources=large), deadline_s=30)
+    assert endpoint.received == []
 
 
 async def test_process_without_a_key_says_what_is_missing_and_asks_nothing(endpoint):

@@ -39,6 +39,8 @@ from trellis.proposals.apply import (
 from trellis.runs.memory_access import check_reach
 from trellis.storage.objects.store import StoreUnavailable
 
+DECIDE = "proposals.decide"
+"""The rule for those who decide about proposals."""
 APPLY_PATIENCE_S = 5.0
 """How long a call waits for the apply, in seconds. Shorter than the timeout of any client; clients may ask again."""
 HELD_FIRST, PROPOSALS_NEXT = "held:", "proposals:"
@@ -97,10 +99,13 @@ class LocalProposals:
     async def diff(self, proposal_id: str) -> ProposalDiff:
         """What applying it would change now, as a unified diff, for those who may read the proposal.
 
-        A change of memory shows the present memory, so it also needs the right to read that (D44).
+        A change of memory shows the present memory, so it also needs the right to read that (D44). A change of logic shows
+        the present logic, which is shown only to those who decide.
         """
         self._context.check_read("proposals.read")
         document = await proposal_document(self._context.ledger, proposal_id)
+        if document["action"] == proposals.LOGIC_UPDATE:
+            self._context.check_read(DECIDE)
         if document["action"] == proposals.MEMORY_UPDATE:
             self._context.check_read(READ_MEMORY)
             await check_reach(self._context.ledger, self._context.reader, READ_MEMORY, document["agent_slug"])
@@ -158,7 +163,7 @@ class LocalProposals:
         The answer is the proposal right after the decision, also when it has been applied since.
         """
         held = approvals.job_id_of_inbox_id(proposal_id)
-        actor = self._context.permit("proposals.decide" if held is None else "jobs.approve")
+        actor = self._context.permit(DECIDE if held is None else "jobs.approve")
         document, ledger = await proposal_document(self._context.ledger, proposal_id), self._context.changes
         job_id = held or JobId(document["id"])
         await request.changed_before(ledger)

@@ -28,7 +28,7 @@ from trellis.app.roles import role_of
 from trellis.app.settings import Settings
 from trellis.app.wiring import (
     SystemClock,
-    check_encrypted,
+    check_destination,
     elapsed_s,
     lazy_token,
     limited_token,
@@ -143,7 +143,7 @@ class Instance:
         """Agents' memory as the steps of runs and queue jobs read it."""
         if self.repository is not None:
             return RepositoryReader(self.repository)
-        check_encrypted(self.settings, "gateway", self.gateway_url)
+        check_destination(self.settings, "gateway", self.gateway_url)
         return GatewayReader(
             url=self.gateway_url,
             token=self._token_as(Role.ORCHESTRATOR, to="gateway"),

@@ -4,7 +4,7 @@ from pydantic import SecretStr
 
 from trellis.app.fleet import reachable_host
 from trellis.app.settings import Settings
-from trellis.app.wiring import check_encrypted, lazy_token, outgoing_tls
+from trellis.app.wiring import check_destination, lazy_token, outgoing_tls
 from trellis.engine.clock import Clock
 from trellis.engine.errors import SettingsInvalid
 from trellis.lifecycles import Role
@@ -29,7 +29,7 @@ def open_settings_provider(settings: Settings, *, clock: Clock, ledger: str | No
             raise SettingsInvalid(source=settings.source_of("nlm"), detail=detail)
         from trellis.nlm.backend import BackendProvider  # few processes need it
 
-        check_encrypted(settings, "nlm_backend", nlm_address(settings))
+        check_destination(settings, "nlm_backend", nlm_address(settings))
         token = lazy_token(ledger, settings, Role.ORCHESTRATOR)
         return BackendProvider(nlm_address(settings), token, outgoing_tls(settings))
     return open_provider(

@@ -88,7 +88,7 @@ def _check_days(days: float | None) -> None:
 
 
 AT_GATEWAY = "gateway"
-"""The value of TRELLIS_MEMORY in a process that reads memory through the gateway. A folder of that name is `./gateway`."""
+"""The value of TRELLIS_MEMORY in a process that reads memory through the gateway. A folder of that name is set with its absolute path."""
 
 
 class Settings(pydantic.BaseModel):
@@ -517,6 +517,22 @@ class Settings(pydantic.BaseModel):
         """Raises SettingsInvalid if the token may not be sent to servers that the configured CA vouches for."""
         if not self.token_may_go_to("gateway_ca_file"):
             raise self._would_leak(f"the authority {self.gateway_ca_file}", "gateway_ca_file", "token")
+
+    def check_signed_tokens(self, setting: str) -> None:
+        """Raises SettingsInvalid if tokens that this process signs may not be sent to the address in this setting.
+
+        The key that signs must be in the folder of the file that names the address: its own file, or the development
+        key beside a ledger that the file, or nobody, names.
+        """
+        if setting not in self._from_file:
+            return
+        keys = [name for name in ("token_signing_key_file", "token_key_file") if getattr(self, name) is not None]
+        if keys:
+            may_go = self._secret_may_go_to(setting, given=(), in_file=keys[0])
+        else:
+            may_go = "ledger" in self._from_file or "ledger" not in self.model_fields_set
+        if not may_go:
+            raise self._would_leak(f"the address {getattr(self, setting)}", setting, "key")
 
     def check_alert_webhook(self) -> None:
         """Raises SettingsInvalid if the key of alert reports may not sign what goes to the configured webhook."""

@@ -419,8 +419,13 @@ def lazy_token(url: str, settings: Settings, role: Role, *, to: str = "nlm_backe
     return token
 
 
-def check_encrypted(settings: Settings, setting: str, url: str) -> None:
-    """Raises SettingsInvalid if this process's tokens would go unencrypted to another machine at `url`."""
+def check_destination(settings: Settings, setting: str, url: str) -> None:
+    """Raises SettingsInvalid if tokens that this process signs may not go to `url`, which this setting names.
+
+    They go unencrypted to no other machine, and to no address from a file beside which the key is not.
+    """
+    for named in (setting, "gateway_ca_file"):
+        settings.check_signed_tokens(named)
     if is_readable_on_the_way(url) and not settings.gateway_plain_http:
         detail = f"tokens would go unencrypted to {url}: use https://; in a network of your own set TRELLIS_GATEWAY_PLAIN_HTTP=1"
         raise SettingsInvalid(source=settings.source_of(setting), detail=detail)

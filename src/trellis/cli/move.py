@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trellis.app.settings import Settings
 from trellis.app.wiring import development_key_path
 from trellis.cli.backup import instance_places
 from trellis.cli.commands import ReasonOption, command
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trellis.operations.move import MoveReport
 
 SECTION = "Ledger"
+OF_TOKENS = "TRELLIS_TOKEN_KEY_FILE"
 GUIDE = "docs/how-to/move-to-a-fleet.md"
 
 
@@ -84,9 +86,23 @@ async def move(
     if to_keys is not None and report.state == "moved" and not to_keys.exists():
         write_private(to_keys, read_private(key).decode("ascii"))
     settings = moving.settings(to_keys or key) if report.state == "moved" else {}
+    settings = _with_configured_keys(cli.settings, settings)
     if settings and places.memory is None:  # it moved with the objects, under the same prefix
         settings["TRELLIS_MEMORY"] = str(cli.settings.memory)
     _print(cli, report, settings)
+
+
+def _with_configured_keys(configured: Settings, settings: dict[str, str]) -> dict[str, str]:
+    """The settings of the moved instance with the keys that this one was told to use, which stay in force there."""
+    if not settings:
+        return {}
+    files = {
+        f"TRELLIS_{name.upper()}": str(path.absolute())
+        for name in ("token_key_file", "token_jwks_file", "token_signing_key_file", "callback_key_file")
+        if (path := getattr(configured, name)) is not None
+    }
+    verified_otherwise = configured.token_jwks_file is not None
+    return {name: value for name, value in settings.items() if name != OF_TOKENS or not verified_otherwise} | files
 
 
 def _print(cli: Cli, report: "MoveReport", settings: Mapping[str, str]) -> None:

@@ -23,6 +23,7 @@ from trellis.nlm.provider import (
     NlmAnswer,
     NlmError,
     NlmGarbage,
+    NlmInputInvalid,
     NlmQuestion,
     NlmRefused,
     NlmSource,
@@ -38,6 +39,8 @@ NAME = ASKS_BACKEND
 QUERY_PATH = "/query"
 LIVE_PATH = "/system/live"
 ANSWER_BYTES_MAX = 4_000_000
+BODY_BYTES_MAX = 10 * 1024 * 1024
+"""What the NLM backend takes."""
 ANSWER_S = 600.0
 """Bound on one request. The deadline of a question is shorter and ends it first."""
 DETAIL_CHARS_MAX = 300
@@ -89,9 +92,15 @@ class BackendProvider:
             "sources": [{"ref": source.ref, "text": source.text} for source in prepared.sources],
             "agent": question.agent,
         }
+        content = json.dumps(body, ensure_ascii=False).encode()
+        if len(content) > BODY_BYTES_MAX:
+            detail = (
+                f"the NLM backend takes {BODY_BYTES_MAX} bytes and they have {len(content)}; ask about fewer sources"
+            )
+            raise NlmInputInvalid(what="the sources", detail=detail)
         try:
             async with asyncio.timeout(max(0.0, deadline_s)):
-                answer = await self._send(json.dumps(body, ensure_ascii=False).encode())
+                answer = await self._send(content)
         except TimeoutError:
             raise NlmTimeout(provider=self._named, reason=f"{deadline_s:g} s were not enough") from None
         if answer.status != 200:

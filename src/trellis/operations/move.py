@@ -31,7 +31,7 @@ from trellis.ledgers import open_ledger
 from trellis.ledgers.migration import MigratedBy
 from trellis.ledgers.moving import rows
 from trellis.ledgers.moving.rows import Progress
-from trellis.ledgers.moving.source import MoveMark, MoveRefused, SqliteSource, only_move
+from trellis.ledgers.moving.source import MoveMark, MoveRefused, MoveStage, SqliteSource, only_move
 from trellis.ledgers.moving.target import FINISHED, PostgresTarget, TargetStage, open_target, public_address
 from trellis.operations.backup import SUBJECT, InstancePlaces, is_passing
 from trellis.storage.objects.address import S3Address, S3Credentials, read_address
@@ -148,7 +148,7 @@ class InstanceMove:
             if mark is None:
                 raise MoveRefused(reason=f"{self.places.ledger} is open; there is no move to undo")
             self._compare_targets(mark)
-            if not await self._target.undo(mark.id):
+            if mark.stage is MoveStage.MOVED or not await self._target.undo(mark.id):
                 reason = f"the instance is open at {mark.ledger}; it works there, and {self.places.ledger} stays closed"
                 raise MoveDecided(reason=reason)
             self.on_phase("undo decided")

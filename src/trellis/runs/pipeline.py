@@ -31,7 +31,7 @@ from trellis.nlm.provider import NlmError
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.proposals import proposal
 from trellis.proposals.apply import ApplyEngine, apply_until_settled
-from trellis.runs.memory_readers import MemoryReader
+from trellis.runs.memory_readers import MemoryReader, MemoryRefused
 from trellis.runs.orchestrator import RunStep, StepContext, StepResult
 from trellis.storage.memory import markdown
 from trellis.storage.memory.errors import MemoryOverLimit, RepositoryError
@@ -326,11 +326,13 @@ class RunSteps:
 
 @contextmanager
 def _memory_awaited() -> Generator[None]:
-    """A memory that is away fails the step, which is tried again."""
+    """A memory that is away fails the step, which is tried again. One that refuses this process fails the run."""
     try:
         yield
     except RepositoryError as error:
         raise UpstreamUnavailable(detail=str(error)) from error
+    except MemoryRefused as error:
+        raise StepHopeless(detail=str(error)) from error
 
 
 def _is_done(body: Mapping[str, Any], texts: Mapping[str, str]) -> bool:

@@ -20,6 +20,7 @@ from tests.servers.temporal import free_port
 from trellis.app.instance import Instance, open_instance
 from trellis.app.roles import role_of
 from trellis.app.settings import Settings, read_settings
+from trellis.app.wiring import check_destination
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, JobFilter
@@ -222,3 +223,18 @@ async def test_tokens_go_unencrypted_to_another_machine_only_where_it_is_allowed
         allowed = hosts.settings(**{name: address, "TRELLIS_GATEWAY_PLAIN_HTTP": "1"})
         async with open_instance(allowed, hosts.url) as instance:
             assert instance.services_of(frozenset({"orchestrator"}))
+
+
+@pytest.mark.parametrize("setting", ["nlm_backend", "gateway"])
+@pytest.mark.parametrize("key", ["development", "configured"])
+def test_address_from_a_file_of_the_working_folder_gets_no_token_that_a_key_elsewhere_signs(
+    tmp_path: Path, setting: str, key: str
+):
+    (tmp_path / "trellis.toml").write_text(f'{setting} = "https://elsewhere.example"\n')
+    elsewhere = {"TRELLIS_LEDGER": "sqlite:////srv/ledger.db"} if key == "development" else {}
+    elsewhere |= {"TRELLIS_TOKEN_KEY_FILE": "/srv/key"} if key == "configured" else {}
+    settings = read_settings(elsewhere, tmp_path)
+    with pytest.raises(SettingsInvalid, match="does not decide where a key goes"):
+        check_destination(settings, setting, "https://elsewhere.example")
+    named = read_settings({**elsewhere, f"TRELLIS_{setting.upper()}": "https://elsewhere.example"}, tmp_path)
+    check_destination(named, setting, "https://elsewhere.example")

@@ -452,7 +452,8 @@ class PostgresReads:
         if position is None or not is_of_sqlite(position):
             return position
         stored = await self.fetch(READ_QUERIES.moved_feed_end)
-        is_known = bool(stored) and int(position) <= (stored[0]["feed_end"] or -1)
+        feed_end = stored[0]["feed_end"] if stored else None
+        is_known = feed_end is not None and int(position) <= feed_end
         return to_postgres(position) if is_known else position
 
     async def recorded(self, events: Sequence[Event]) -> list[RecordedEvent]:
