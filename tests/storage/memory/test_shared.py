@@ -264,7 +264,9 @@ def test_close_ends_a_call_that_the_store_does_not_answer(hosts: Hosts):
     assert reached.wait(10)
     here.close()
     reading.join(5)
-    assert [problem for problem in problems if "this process closed it during the call" in problem]
+    assert [problem for problem in problems if "this process closed it" in problem]
+    with pytest.raises(MemoryUnavailable, match="this process closed it"):
+        here.read(AGENT)
 
 
 def test_pack_of_a_killed_writer_is_named_by_nobody_and_does_no_harm(hosts: Hosts):

@@ -137,6 +137,7 @@ class SharedStore:
         self._objects = objects
         self._thread: tuple[int, EventLoopThread] | None = None
         self._starting = Lock()
+        self._closed = False
         self.prefix = prefix
         self.head_key = object_key(*prefix.split("/"), "head.json")
 
@@ -198,6 +199,9 @@ class SharedStore:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a call of the store. Every process has an event loop of its own for them."""
         with self._starting:
+            if self._closed:
+                work.close()
+                raise MemoryUnavailable(reason="this process closed it")
             if self._thread is None or self._thread[0] != os.getpid():
                 self._thread = (os.getpid(), EventLoopThread("trellis-memory"))
             thread = self._thread[1]
@@ -206,11 +210,12 @@ class SharedStore:
         except StoreError as error:
             raise MemoryUnavailable(reason=str(error)) from error
         except EventLoopStopped as error:
-            raise MemoryUnavailable(reason="this process closed it during the call") from error
+            raise MemoryUnavailable(reason="this process closed it") from error
 
     def close(self) -> None:
-        """End the thread of this store. Calls that are under way raise MemoryUnavailable."""
+        """End the thread of this store. Calls that are under way, and later ones, raise MemoryUnavailable."""
         with self._starting:
+            self._closed = True
             if self._thread is not None and self._thread[0] == os.getpid():
                 self._thread[1].stop()
             self._thread = None
