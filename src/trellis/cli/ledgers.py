@@ -212,8 +212,8 @@ async def _verified_memory(cli: Cli) -> "MemoryVerifyReport | None":
 def _show_memory(cli: Cli, memory: "MemoryVerifyReport") -> None:
     for finding in memory.damage:
         cli.out.line(finding, style="red")
-    if memory.unexplained:
-        cli.out.note(f"memory: {counted(len(memory.unexplained), 'commit')} that no proposal explains")
+    if memory.unexplained_commits:
+        cli.out.note(f"memory: {counted(memory.unexplained_commits, 'commit')} that no proposal explains")
     result = f"{len(memory.damage)} damaged" if memory.damage else "no damage"
     cli.out.line(
         f"memory: {counted(memory.commits, 'commit')}: {result}", style="bold red" if memory.damage else "green"

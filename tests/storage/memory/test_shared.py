@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.storage.memory.rig import AGENT, ENVIRONMENT, append, applied, apply,
 from trellis.storage.memory import packs, shared_repository
 from trellis.storage.memory.errors import MemoryDamaged, MemoryMissing, MemoryUnavailable
 from trellis.storage.memory.layout import AlreadyApplied, Committed, ReadMode, VersionConflict
-from trellis.storage.memory.repository import MemoryRepository
+from trellis.storage.memory.repository import MemoryRepository, open_memory
 from trellis.storage.memory.verification import verify
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
@@ -31,6 +32,7 @@ class WatchedStore:
         self.url = inner.url
         self.requests: Counter[str] = Counter()
         self.away = False
+        self.held: threading.Event | None = None
         self.before_put: Callable[[str], None] | None = None
         self.after_put: Callable[[str], None] | None = None
 
@@ -45,6 +47,9 @@ class WatchedStore:
 
     async def get(self, key: str) -> Any:
         self._check("get", key)
+        if self.held is not None:
+            self.held.set()
+            await asyncio.Event().wait()
         return await self.inner.get(key)
 
     async def head(self, key: str) -> Any:
@@ -243,6 +248,27 @@ def test_a_store_that_is_away_is_named_and_nothing_is_half_done(hosts: Hosts):
     assert (facts(here), hosts.stored()) == ("- a\n", before)
 
 
+def test_close_ends_a_call_that_the_store_does_not_answer(hosts: Hosts):
+    here = hosts["here"]
+    hosts.stores["here"].held = reached = threading.Event()
+    problems: list[str] = []
+
+    def read() -> None:
+        try:
+            here.read(AGENT)
+        except MemoryUnavailable as error:
+            problems.append(str(error))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    assert reached.wait(10)
+    here.close()
+    reading.join(5)
+    assert [problem for problem in problems if "this process closed it" in problem]
+    with pytest.raises(MemoryUnavailable, match="this process closed it"):
+        here.read(AGENT)
+
+
 def test_pack_of_a_killed_writer_is_named_by_nobody_and_does_no_harm(hosts: Hosts):
     class Killed(BaseException):
         pass
@@ -311,6 +337,23 @@ def test_head_that_went_back_is_not_followed(hosts: Hosts):
             call()
 
 
+def test_host_follows_a_restored_store_that_went_on_beyond_what_the_host_has_seen(hosts: Hosts):
+    """The commits that this host has seen after the backup are no longer part of the history."""
+    here = hosts["here"]
+    applied(here, append("facts.md", "- 1"), proposal_id="p1")
+    backup = asyncio.run(hosts.objects().get(HEAD))
+    assert backup
+    for number in (2, 3):
+        applied(here, append("facts.md", f"- lost {number}"), proposal_id=f"lost{number}")
+    asyncio.run(hosts.objects().put(HEAD, backup.body))
+    for number in range(2, 6):
+        applied(hosts["there"], append("facts.md", f"- {number}"), proposal_id=f"p{number}")
+    assert facts(here) == "- 1\n- 2\n- 3\n- 4\n- 5\n"
+    assert len(here.history(AGENT).entries) == 5
+    report = verify(here)
+    assert (report.commits, report.findings) == (5, ())
+
+
 def test_memory_whose_head_is_gone_is_missing_and_not_empty(hosts: Hosts):
     here = hosts["here"]
     applied(here, append("facts.md", "- a"), proposal_id="p1")
@@ -353,6 +396,35 @@ def test_replica_is_not_trusted_after_the_machine_was_started_again(hosts: Hosts
     other_boot.write_text("another start\n")
     monkeypatch.setattr(shared_repository, "BOOT_ID", other_boot)
     assert facts(here) == "- a\n"
+
+
+def test_torn_packs_of_a_replica_are_fetched_again_after_the_machine_was_started_again(
+    hosts: Hosts, monkeypatch, tmp_path: Path
+):
+    monkeypatch.setattr(shared_repository, "JOINED", (16,))
+    for number in range(17):
+        applied(hosts["here"], append("facts.md", f"- {number}"), proposal_id=f"p{number}")
+    new = hosts["new"]
+    assert verify(new).commits == 17
+    torn = [*(hosts.cache("new") / "objects" / "pack").iterdir(), hosts.cache("new") / "refs" / "heads" / "main"]
+    assert {path.suffix for path in torn} == {".pack", ".idx", ""}
+    for path in torn:
+        path.chmod(0o600)
+        path.write_bytes(b"" if path.suffix == ".idx" else bytes(path.stat().st_size))
+    other_boot = tmp_path / "boot_id"
+    other_boot.write_text("another start\n")
+    monkeypatch.setattr(shared_repository, "BOOT_ID", other_boot)
+    report = verify(new)
+    assert (report.commits, report.findings) == (17, ())
+    assert applied(new, append("facts.md", "- later"), proposal_id="later").version == 18
+
+
+def test_repository_that_is_no_cache_is_refused_as_one_and_kept(hosts: Hosts):
+    kept = open_memory(hosts.cache("here"))
+    applied(kept, append("facts.md", "- mine"), proposal_id="p1")
+    with pytest.raises(MemoryUnavailable, match="no cache of this memory; set TRELLIS_MEMORY_CACHE"):
+        hosts["here"].read(AGENT)
+    assert facts(kept) == "- mine\n"
 
 
 def test_cache_of_another_memory_is_refused(hosts: Hosts, tmp_path: Path):

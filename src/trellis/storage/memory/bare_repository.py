@@ -214,6 +214,18 @@ class BareRepository:
             self.sync_branch()
         return True
 
+    def clear(self) -> None:
+        """Remove the branch and every object. For a replica, which can be fetched again. Needs the lock."""
+        place = self.path / BRANCH
+        with unavailable_on_os_error():
+            for name in (place, place.with_name(f"{place.name}.lock")):
+                name.unlink(missing_ok=True)
+            for folder in (self.path / "objects").iterdir():
+                if len(folder.name) == 2:
+                    shutil.rmtree(folder)
+            for file in (self.path / "objects" / "pack").glob("*"):
+                file.unlink(missing_ok=True)
+
     def mark_moved(self, place: str) -> None:
         """Refuse every use from now on, also by processes that have the repository open: it goes on at `place`."""
         with unavailable_on_os_error():
@@ -386,6 +398,11 @@ def repository_identity(path: Path, new_id: Callable[[], str]) -> str:
             raise MemoryDamaged(where=REF.decode(), reason="its object cannot be read") from error
 
 
+_AT = " at "
+"""Between a repository's id and its place in the record. Programs from before there were places compare the whole
+text with the id of their folder, and so refuse a folder whose memory goes on in the object store."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRecord:
     """Which repository is the instance's. `place` is set if it is in the object store, where no host has it alone."""
@@ -394,8 +411,9 @@ class MemoryRecord:
     place: str | None = None
 
     def to_bytes(self) -> bytes:
-        fields = {"repository": self.repository} | ({} if self.place is None else {"place": self.place})
-        return json.dumps(fields).encode()
+        if self.place is None:
+            return json.dumps({"repository": self.repository}).encode()
+        return json.dumps({"repository": f"{self.repository}{_AT}{self.place}", "place": self.place}).encode()
 
 
 async def recorded(objects: ObjectStore) -> MemoryRecord | None:
@@ -404,7 +422,9 @@ async def recorded(objects: ObjectStore) -> MemoryRecord | None:
     if stored is None:
         return None
     fields = json.loads(stored.body)
-    return MemoryRecord(repository=str(fields.get("repository")), place=fields.get("place"))
+    place = fields.get("place")
+    repository = str(fields.get("repository"))
+    return MemoryRecord(repository=repository.removesuffix(f"{_AT}{place}"), place=place)
 
 
 async def record_memory(objects: ObjectStore, record: MemoryRecord) -> None:

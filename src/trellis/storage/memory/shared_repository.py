@@ -5,7 +5,8 @@ a new key, then a conditional put of the head: of any number of writers on any h
 version to the next, and the others read again and redo theirs on top. The change is acknowledged after that put.
 
 A host keeps a replica, a bare repository on its own disk, as a cache. It may be lost at any time: the next call fetches
-it again. It is not synced, and so it is not trusted after the machine was started again. Every read asks for the head first (one request), so a reader sees each change that was acknowledged before.
+it again. It is not synced, and so it is emptied after the machine was started again. Every read asks for the head first
+(one request), so a reader sees each change that was acknowledged before.
 
 - A writer that dies before it moves the head leaves one pack that nobody names. A writer that loses a race removes its
   own. A pack that the head has named stays for good, also when a larger one replaces it.
@@ -28,9 +29,12 @@ from dulwich.object_store import DiskObjectStore
 from dulwich.objects import ObjectID, ShaFile
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trellis.engine.event_loop_thread import EventLoopThread
+from trellis.engine.event_loop_thread import EventLoopStopped, EventLoopThread
+from trellis.engine.private_files import sync_folder
 from trellis.storage.memory import packs
 from trellis.storage.memory.bare_repository import (
+    BRANCH,
+    REF,
     BareRepository,
     check_repository,
     host_lock,
@@ -133,6 +137,7 @@ class SharedStore:
         self._objects = objects
         self._thread: tuple[int, EventLoopThread] | None = None
         self._starting = Lock()
+        self._closed = False
         self.prefix = prefix
         self.head_key = object_key(*prefix.split("/"), "head.json")
 
@@ -194,6 +199,9 @@ class SharedStore:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a call of the store. Every process has an event loop of its own for them."""
         with self._starting:
+            if self._closed:
+                work.close()
+                raise MemoryUnavailable(reason="this process closed it")
             if self._thread is None or self._thread[0] != os.getpid():
                 self._thread = (os.getpid(), EventLoopThread("trellis-memory"))
             thread = self._thread[1]
@@ -201,10 +209,13 @@ class SharedStore:
             return thread.run(work)
         except StoreError as error:
             raise MemoryUnavailable(reason=str(error)) from error
+        except EventLoopStopped as error:
+            raise MemoryUnavailable(reason="this process closed it") from error
 
     def close(self) -> None:
-        """End the thread of this store."""
+        """End the thread of this store. Calls that are under way, and later ones, raise MemoryUnavailable."""
         with self._starting:
+            self._closed = True
             if self._thread is not None and self._thread[0] == os.getpid():
                 self._thread[1].stop()
             self._thread = None
@@ -350,6 +361,8 @@ class SharedRepository:
             if before.number == head.number:
                 return
         self._ready_replica()
+        if before is None:
+            self._clear_torn()
         known = 0 if before is None else before.number
         missing = [pack for pack in head.packs if pack.last > known]
         for start in range(0, len(missing), FETCHED_AT_ONCE):
@@ -359,7 +372,11 @@ class SharedRepository:
                 self._check_pack(pack, body)
             with self.replica.locked():
                 self._write(bodies)
-        self._keep(head, [], before)
+        if before is None or self._leads_to(head, before):
+            self._keep(head, [], before)
+        else:
+            self._forget(before)
+            self._bring(head, None)
 
     def _check_direction(self, before: SharedHead, head: SharedHead) -> None:
         if before.identity != head.identity:
@@ -371,6 +388,24 @@ class SharedRepository:
                 f"object store was restored from a backup, remove the cache {self.path}"
             )
             raise MemoryDamaged(where=self.store.head_key, reason=reason)
+
+    def _leads_to(self, head: SharedHead, before: SharedHead) -> bool:
+        """Whether `before` is part of the history of this head, which the replica now has from there on.
+
+        It is not if the object store was restored from a backup and writers of other hosts went on from that.
+        """
+        if before.head is None:
+            return True
+        with self.replica.objects() as objects, contextlib.suppress(MemoryDamaged):  # a commit between is missing
+            back = head.number - before.number
+            return any(name == before.head for name, _ in islice(walk(objects, head.head), back, back + 1))
+        return False
+
+    def _forget(self, state: SharedHead) -> None:
+        """Let the next call fetch all packs, unless another process has brought the replica on."""
+        with self.replica.locked(), unavailable_on_os_error():
+            if self._state() == state:
+                self._replace_state(b"")
 
     def _check_pack(self, pack: StoredPack, body: bytes) -> None:
         try:
@@ -408,6 +443,28 @@ class SharedRepository:
             make_repository(self.path)
         check_repository(self.path)
 
+    def _clear_torn(self) -> None:
+        """Remove what the replica has from before the machine was started again: a loss of power may have torn it.
+
+        The first line of the state says that this was done. The file's name is synced: a folder that has a history and
+        no state is no replica, and nothing of it is removed.
+        """
+        with self.replica.locked(), unavailable_on_os_error():
+            place = self.path / _STATE
+            if not place.exists() and any(
+                (self.path / name).exists() for name in (BRANCH, REF.decode(), "packed-refs")
+            ):
+                reason = (
+                    f"{self.path} is a git repository and no cache of this memory; set TRELLIS_MEMORY_CACHE to a "
+                    "folder of its own"
+                )
+                raise MemoryUnavailable(reason=reason)
+            if place.exists() and place.read_bytes().partition(b"\n")[0] == _boot_id():
+                return
+            self.replica.clear()
+            self._replace_state(b"")
+            sync_folder(self.path)
+
     def _state(self) -> SharedHead | None:
         """The newest head whose objects the replica has; None if there is none."""
         try:
@@ -417,11 +474,13 @@ class SharedRepository:
             return None
 
     def _write_state(self, head: SharedHead) -> None:
-        state = head.model_copy(update={"packs": ()})
-        temporary = self.path / f"{_STATE}.new"
         with unavailable_on_os_error():
-            temporary.write_bytes(_boot_id() + b"\n" + state.to_bytes())
-            temporary.replace(self.path / _STATE)
+            self._replace_state(head.model_copy(update={"packs": ()}).to_bytes())
+
+    def _replace_state(self, state: bytes) -> None:
+        temporary = self.path / f"{_STATE}.new"
+        temporary.write_bytes(_boot_id() + b"\n" + state)
+        temporary.replace(self.path / _STATE)
 
 
 def _no_pack(key: str) -> MemoryDamaged:

@@ -87,9 +87,9 @@ class MemoryImport:
         if fetched.head.importing:
             self._check(fetched.head)
         self._store.run(record_memory(self._objects, MemoryRecord(repository=repository, place=self._place)))
+        source.mark_moved(self._place)  # before the other one may be used: at no moment both accept a change
         if fetched.head.importing:
             self._moved(fetched.head.model_copy(update={"importing": False}), fetched)
-        source.mark_moved(self._place)
         return TransferReport(commit=chain[-1].decode() if chain else None, commits=len(chain))
 
     def _begun(self, identity: str, chain: Sequence[ObjectID]) -> FetchedHead:

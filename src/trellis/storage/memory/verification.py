@@ -9,7 +9,7 @@ from dulwich.object_store import BaseObjectStore
 from dulwich.objects import ObjectID, ShaFile, Tree
 
 from trellis.storage.memory import commit_plan
-from trellis.storage.memory.commit_plan import marker_of, version_of
+from trellis.storage.memory.commit_plan import CommitMessage, marker_of, version_of
 from trellis.storage.memory.errors import MemoryDamaged
 from trellis.storage.memory.history import walk
 from trellis.storage.memory.layout import AgentId
@@ -18,7 +18,6 @@ from trellis.storage.memory.trees import AgentFolder, damaged_at, load
 
 COMMITS_MAX = 1_000_000
 FINDINGS_MAX = 100
-UNEXPLAINED = ": no proposal explains it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,15 +26,18 @@ class MemoryVerifyReport:
 
     commits: int
     objects: int
-    findings: tuple[str, ...]
+    damage: tuple[str, ...]
+    """At most FINDINGS_MAX: the check stops there."""
     unexplained: tuple[str, ...]
-    """Those findings that damage nothing: commits of a person, which no proposal explains."""
+    """Findings that damage nothing: commits of a person, which no proposal explains. The newest FINDINGS_MAX of them."""
+    unexplained_commits: int
+    """How many such commits there are, also beyond FINDINGS_MAX."""
     complete: bool
 
     @property
-    def damage(self) -> tuple[str, ...]:
-        """The findings without commits that no proposal explains."""
-        return tuple(finding for finding in self.findings if finding not in self.unexplained)
+    def findings(self) -> tuple[str, ...]:
+        """Damage, then commits that no proposal explains."""
+        return self.damage + self.unexplained
 
 
 def verify(memory: MemoryRepository, commits_max: int = COMMITS_MAX) -> MemoryVerifyReport:
@@ -49,43 +51,48 @@ def verify_objects(
     objects: BaseObjectStore, head: ObjectID | None, commits_max: int = COMMITS_MAX
 ) -> MemoryVerifyReport:
     """Check the history of this commit, as `verify` does."""
-    findings: list[str] = []
+    damage: list[str] = []
+    unexplained: list[str] = []
+    unexplained_commits = 0
     seen: set[ObjectID] = set()
     expected: dict[str, int] = {}
     commits = 0
     complete = True
     try:
         for name, commit in walk(objects, head):
-            if commits == commits_max or len(findings) >= FINDINGS_MAX:
+            if commits == commits_max or len(damage) >= FINDINGS_MAX:
                 complete = False
                 break
             commits += 1
             _check_object(objects, name)
-            findings += _explained(objects, head, name, commit.message, expected)
+            parsed = commit_plan.parse(commit.message)
+            if parsed is None:
+                unexplained_commits += 1
+                if len(unexplained) < FINDINGS_MAX:
+                    unexplained.append(f"commit {name.decode()}: no proposal explains it")
+            else:
+                damage += _misapplied(objects, head, name, parsed, expected)
             for problem in _broken(objects, commit.tree, seen):
-                findings.append(f"commit {name.decode()}: {problem}")
-    except MemoryDamaged as damage:
-        findings.append(str(damage))
+                damage.append(f"commit {name.decode()}: {problem}")
+    except MemoryDamaged as error:
+        damage.append(str(error))
         complete = False
     if complete:
-        findings += [f"{agent}: version {version} has no commit" for agent, version in expected.items() if version > 0]
+        damage += [f"{agent}: version {version} has no commit" for agent, version in expected.items() if version > 0]
     return MemoryVerifyReport(
         commits=commits,
         objects=commits + len(seen),
-        findings=tuple(islice(findings, FINDINGS_MAX)),
-        unexplained=tuple(finding for finding in findings if finding.endswith(UNEXPLAINED)),
+        damage=tuple(islice(damage, FINDINGS_MAX)),
+        unexplained=tuple(unexplained),
+        unexplained_commits=unexplained_commits,
         complete=complete,
     )
 
 
-def _explained(
-    objects: BaseObjectStore, head: ObjectID | None, name: ObjectID, message: bytes, expected: dict[str, int]
+def _misapplied(
+    objects: BaseObjectStore, head: ObjectID | None, name: ObjectID, parsed: CommitMessage, expected: dict[str, int]
 ) -> Iterator[str]:
-    """Check that a commit names its proposal, has the expected version, and contains the proposal's marker."""
-    parsed = commit_plan.parse(message)
-    if parsed is None:
-        yield f"commit {name.decode()}{UNEXPLAINED}"
-        return
+    """Check that the commit of a proposal has the expected version and contains the proposal's marker."""
     if parsed.agent_id not in expected:
         expected[parsed.agent_id] = version_of(AgentFolder(objects, head, AgentId(parsed.agent_id)))
     if parsed.version != expected[parsed.agent_id]:
