@@ -4,12 +4,16 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+import pydantic
 
 from trellis.net.guard import FetchedResponse, GuardedClient, OutgoingPolicy
 from trellis.net.targets import read_target
 
 CONNECT_S = 5.0
+
+ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,6 +52,20 @@ class ComponentClient:
             )
             self._client = GuardedClient(policy, tls=self.tls)
         return self._client
+
+
+class AnswerUnreadable(ValueError):
+    """An answer does not have the shape that was expected. The text says where and why, without any value."""
+
+
+def read_shape(shape: type[ShapeT], body: bytes) -> ShapeT:
+    """The answer in this shape; raises AnswerUnreadable."""
+    try:
+        return shape.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = "/".join(map(str, first["loc"])) or "the body"
+        raise AnswerUnreadable(f"{where}: {first['msg']}") from None
 
 
 def problem_fields(body: bytes) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import pydantic
 
 from trellis.engine import tracing
 from trellis.engine.errors import KeyUnusable
-from trellis.net.components import ComponentClient, problem_detail, problem_fields
+from trellis.net.components import AnswerUnreadable, ComponentClient, problem_detail, problem_fields, read_shape
 from trellis.net.guard import FetchedResponse
 from trellis.net.retry_after import retry_after_s
 from trellis.net.targets import OutgoingError
@@ -150,11 +150,9 @@ class BackendProvider:
 
     def _parsed(self, body: bytes) -> NlmAnswer:
         try:
-            out = _QueryOut.model_validate_json(body)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = "/".join(map(str, first["loc"])) or "the body"
-            raise NlmGarbage(provider=self._named, reason=f"{where}: {first['msg']}") from None
+            out = read_shape(_QueryOut, body)
+        except AnswerUnreadable as error:
+            raise NlmGarbage(provider=self._named, reason=str(error)) from None
         return NlmAnswer(
             text=out.answer,
             citations=tuple(Citation(one.ref, one.excerpt, one.start, one.end) for one in out.citations),

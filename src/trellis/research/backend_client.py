@@ -12,7 +12,7 @@ import pydantic
 from trellis.engine import tracing
 from trellis.engine.errors import KeyUnusable
 from trellis.engine.jobs import JOB_ID_PATTERN
-from trellis.net.components import ComponentClient, problem_detail, problem_fields
+from trellis.net.components import AnswerUnreadable, ComponentClient, problem_detail, problem_fields, read_shape
 from trellis.net.guard import FetchedResponse
 from trellis.net.targets import AnswerRefused, OutgoingError
 from trellis.research.errors import (
@@ -269,13 +269,9 @@ def error_of_refusal(status: int, body: bytes) -> StageError:
 
 def _read(shape: type[ShapeT], body: bytes) -> ShapeT:
     try:
-        return shape.model_validate_json(body)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = "/".join(map(str, first["loc"])) or "the body"
-        raise NlmAnswerInvalid(
-            detail=f"the answer of the NLM backend cannot be read: {where}: {first['msg']}"
-        ) from None
+        return read_shape(shape, body)
+    except AnswerUnreadable as error:
+        raise NlmAnswerInvalid(detail=f"the answer of the NLM backend cannot be read: {error}") from None
 
 
 # Callbacks of the NLM backend: their content (D26), and where accepted ones are stored.

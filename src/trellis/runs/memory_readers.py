@@ -16,7 +16,7 @@ import pydantic
 from trellis.agents.run_io import DeepMemoryPage
 from trellis.engine import tracing
 from trellis.engine.errors import KeyUnusable, Refused
-from trellis.net.components import ComponentClient, problem_detail, problem_fields
+from trellis.net.components import AnswerUnreadable, ComponentClient, problem_detail, problem_fields, read_shape
 from trellis.net.guard import FetchedResponse
 from trellis.net.targets import OutgoingError
 from trellis.storage.memory.errors import MemoryOverLimit, MemoryUnavailable
@@ -158,11 +158,9 @@ class GatewayReader:
 
     def _parsed(self, shape: type[ShapeT], body: bytes) -> ShapeT:
         try:
-            return shape.model_validate_json(body)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = "/".join(map(str, first["loc"])) or "the body"
-            raise self._unavailable(f"its answer cannot be read: {where}: {first['msg']}") from None
+            return read_shape(shape, body)
+        except AnswerUnreadable as error:
+            raise self._unavailable(f"its answer cannot be read: {error}") from None
 
     def _unavailable(self, reason: str) -> MemoryUnavailable:
         return MemoryUnavailable(reason=f"the gateway at {self.url}: {reason}")
