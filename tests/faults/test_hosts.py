@@ -163,9 +163,11 @@ async def story(folder: Path, network: Network, figures: Callable[..., None]) ->
         repeated = sum(times > 1 for times in effects.values())
         retried = await _retried(load)
         assert repeated <= retried, "a handler ran again only where a lease was lost"
-        assert platform.run("verify") == 0, platform.logs()
+        assert await asyncio.to_thread(platform.run, "verify") == 0, platform.logs()
         history = platform.folder / "memory.log"
-        assert platform.run("memory", "history", "archivist-violin") == 0, history.read_text()
+        ledger = platform.environment["TRELLIS_LEDGER"]
+        shown = await asyncio.to_thread(platform.run, "memory", "history", "archivist-violin", "--ledger", ledger)
+        assert shown == 0, history.read_text()
         figures(hosts=len(network.hosts), **counts, repeated=repeated, retried=retried)
 
 
