@@ -15,6 +15,7 @@ from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.text import is_storable
 from trellis.lifecycles import Role
+from trellis.lifecycles.leased_job import SUBMITTERS
 
 Verb = Literal[
     "pause",
@@ -33,6 +34,7 @@ Verb = Literal[
     "replace_home_issuer",
     "restore",
     "remark",
+    "send_signal",
     "record_act",
     "publish_acts",
     "observe_alerts",
@@ -70,6 +72,8 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         # The projector seals what it has published. A rebuild, which an operator starts, continues the chain.
         "seal": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
         # Listeners on the bus record what was refused there, under their own name or the worker's.
+        # Whoever may submit jobs may send signals to those that it may read.
+        "send_signal": frozenset({Role.OWNER, *SUBMITTERS}),
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
     }
 )
@@ -96,6 +100,7 @@ ACTIONS: Mapping[Verb, str] = MappingProxyType(
         "replace_home_issuer": "replace the issuer",
         "restore": "put lost jobs back",
         "remark": "say something about a job",
+        "send_signal": "send a signal to a job",
         "record_act": "record an administrative act",
         "publish_acts": "publish administrative acts",
         "observe_alerts": "raise and resolve alerts",

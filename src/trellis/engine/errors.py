@@ -125,6 +125,12 @@ class JobNotFound(InputError):
     code = "NOT_FOUND"
 
 
+class SignalRefused(InputError):
+    """The signal {name!r} cannot be sent to job {job_id}: {reason}"""
+
+    code = "SIGNAL_REFUSED"
+
+
 class ScheduleNotFound(InputError):
     """There is no schedule of jobs named {name!r}; {hint}"""
 

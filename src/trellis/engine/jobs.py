@@ -53,6 +53,13 @@ DEATHS_DEFAULT = 3
 LEASE_S_DEFAULT = 60.0
 HEARTBEAT_S_DEFAULT = 15.0
 CANCEL_GRACE_S_DEFAULT = 30.0
+ORPHAN_GRACE_S = CANCEL_GRACE_S_DEFAULT
+"""How long a held child may take to stop after its parent ended without success."""
+JOB_SIGNALS_MAX = 1_000
+"""The most signals that can be sent to one job."""
+SIGNAL_NAME_CHARS_MAX = 200
+WAIT_CHILDREN_MAX = 10_000
+"""The most children that one wait can name."""
 SILENCE_GRACE_S = 0.5
 """Added to two heartbeats before a silent holder loses its lease.
 
@@ -243,6 +250,64 @@ class DeadLetterReason:
     last_error: str
 
 
+class WaitMode(IntEnum):
+    """What ends the wait for children. PostgreSQL's functions use these numbers."""
+
+    ALL = 1
+    """All of them have ended."""
+    ALL_OR_FAILURE = 2
+    """All of them have ended, or one of them without success."""
+    ANY = 3
+    """One of them has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """What a suspended job waits for. It goes on when one of these has happened."""
+
+    children: tuple[JobId, ...] = ()
+    """Jobs that this job spawned."""
+    mode: WaitMode = WaitMode.ALL
+    signal: str | None = None
+    """A signal of this name."""
+    after: int = 0
+    """The number of the last signal that the job has read. Only later ones count."""
+    timeout_s: float | None = None
+    """The job goes on after this time in any case; None waits as long as it takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignalSent:
+    """A signal is stored for its job. `repeated` means that an earlier call with the same key has stored it."""
+
+    job_id: JobId
+    number: int
+    state: str
+    """The state of the job when the signal arrived."""
+    repeated: bool = False
+
+
+class JobSignal(NamedTuple):
+    """A signal that was sent to a job."""
+
+    number: int
+    name: str
+    body: bytes
+
+
+class JobOutcome(NamedTuple):
+    """How far a job is, and its result or error once it has ended."""
+
+    job_id: JobId
+    type: str
+    state: str
+    has_ended: bool
+    success: bool
+    result: bytes | None
+    """None also after the time for which the result was kept."""
+    error: str | None
+
+
 class Advance(NamedTuple):
     """A step that a holder makes on its job: fire `trigger` in state `source` under the lease's epoch."""
 
@@ -265,6 +330,8 @@ class Advance(NamedTuple):
     """The staged artifact that becomes final with this step. Set exactly where the transition has `finalizes`."""
     unless_cancelled: bool = False
     """For a step into an end state: refuse it when a cancel was requested of the holder."""
+    wait: Wait | None = None
+    """What the job waits for. Set exactly where the step suspends it."""
 
 
 class HeldLease(NamedTuple):

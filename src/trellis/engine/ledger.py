@@ -25,6 +25,8 @@ from trellis.engine.jobs import (
     CancelRequested,
     HeldLease,
     JobId,
+    JobOutcome,
+    JobSignal,
     Lease,
     LeaseLost,
     Mismatch,
@@ -35,6 +37,7 @@ from trellis.engine.jobs import (
     Renewed,
     RequestId,
     RequestKey,
+    SignalSent,
     StepApplied,
     Submitted,
     Subscription,
@@ -180,6 +183,42 @@ class Ledger(Protocol):
 
     async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
         """Every journal entry of a job."""
+        ...
+
+    async def spawn(
+        self,
+        actor: Actor,
+        lease: Lease,
+        jobs: Sequence[NewJob],
+        entry: str,
+        body: bytes,
+        *,
+        abandoned: frozenset[JobId],
+    ) -> bytes | LeaseLost:
+        """Submit children of a held job and record them in its journal, in one transaction.
+
+        Every job names the holder's job as its parent, and has an id that the holder derives: a repeated call submits
+        nothing again. Returns the stored entry. When the parent ends without success, its children that have not ended
+        are cancelled, except those in `abandoned`.
+        """
+        ...
+
+    async def send_signal(
+        self, actor: Actor, job_id: JobId, name: str, body: bytes, *, key: str | None = None
+    ) -> SignalSent:
+        """Store a signal for a job, and resume the job if it waits for it.
+
+        A repeated `key` returns the first signal. Raises JobNotFound, and SignalRefused when the job has ended or has
+        JOB_SIGNALS_MAX signals.
+        """
+        ...
+
+    async def job_signals(self, job_id: JobId, name: str, *, after: int, limit: int) -> list[JobSignal]:
+        """Signals of one name that were sent to a job after the one with this number, oldest first."""
+        ...
+
+    async def outcomes(self, job_ids: Sequence[JobId]) -> list[JobOutcome]:
+        """How far these jobs are, with results and errors; at most CLAIM_MAX. Unknown ones are left out."""
         ...
 
     async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> StepApplied | LeaseLost:

@@ -20,7 +20,7 @@ from trellis.lifecycles.replay import ReplayViolation, replay
 
 EPOCHS_ABOVE = 1_000
 """How far above the highest recorded epoch a restored job's epoch is."""
-SPARING_TRIGGERS = frozenset({Trigger.SNOOZE, Trigger.RELEASE})
+SPARING_TRIGGERS = frozenset({Trigger.SNOOZE, Trigger.RELEASE, Trigger.SUSPEND})
 """Steps that close an attempt without counting it."""
 
 RELEASED_CAUSE = "the holder was stopped and let go"
@@ -135,6 +135,9 @@ def _place_after(lifecycle: Lifecycle, last: RecordedEvent, now: datetime) -> tu
         return JobPlace.LEASED, None
     if state.claimable and (last.due_at is None or last.due_at <= now):
         return JobPlace.READY, None
+    if any(t.target == state.name and t.trigger == Trigger.SUSPEND for t in lifecycle.transitions):
+        # What it waits for is recorded nowhere but in its journal: it goes on, and waits again if it has to.
+        return JobPlace.SCHEDULED, now
     return JobPlace.SCHEDULED, last.due_at
 
 

@@ -4,18 +4,26 @@ import re
 from collections.abc import Sequence
 
 from trellis.engine.alerts import ALERTS_MAX, SUBJECT_CHARS_MAX, TEXT_CHARS_MAX, AlertRound
-from trellis.engine.errors import OptionInvalid
+from trellis.engine.errors import OptionInvalid, SignalRefused
 from trellis.engine.jobs import (
     ATTEMPTS_MAX,
     CLAIM_MAX,
     DECLARED_MAX,
     DELAY_S_MAX,
+    JOB_SIGNALS_MAX,
     PAYLOAD_BYTES_MAX,
+    REQUEST_KEY_CHARS_MAX,
+    SIGNAL_NAME_CHARS_MAX,
+    SUBMIT_MAX,
     TYPE_PATTERN,
+    WAIT_CHILDREN_MAX,
     Advance,
     DeadLetterReason,
     JobId,
+    Lease,
+    NewJob,
     TypeOptions,
+    Wait,
 )
 from trellis.engine.records import AuditHead, RetentionOptions
 from trellis.engine.text import is_storable
@@ -62,6 +70,51 @@ def check_annotation(type_: str, body: bytes) -> None:
         raise OptionInvalid(option="remark type", value=type_, expected=f"one of {', '.join(REMARK_TYPES)}")
     if len(body) > PAYLOAD_BYTES_MAX:
         raise OptionInvalid(option="remark", value=len(body), expected=f"at most {PAYLOAD_BYTES_MAX} bytes")
+
+
+def check_wait(wait: Wait) -> None:
+    """Check the bounds of what a job waits for. Raises OptionInvalid."""
+    if len(wait.children) > WAIT_CHILDREN_MAX:
+        raise OptionInvalid(
+            option="children", value=len(wait.children), expected=f"at most {WAIT_CHILDREN_MAX} in one wait"
+        )
+    if wait.signal is not None:
+        check_signal_name(wait.signal)
+    if wait.timeout_s is not None and not 0 <= wait.timeout_s <= DELAY_S_MAX:
+        raise OptionInvalid(option="timeout_s", value=wait.timeout_s, expected=f"from 0 to {DELAY_S_MAX:.0f}")
+
+
+def check_signal_name(name: str) -> None:
+    """Check the name of a signal. Raises OptionInvalid."""
+    if not 1 <= len(name) <= SIGNAL_NAME_CHARS_MAX or not is_storable(name):
+        expected = f"1 to {SIGNAL_NAME_CHARS_MAX} characters that can be stored"
+        raise OptionInvalid(option="signal", value=name[:50], expected=expected)
+
+
+def check_job_signal(name: str, body: bytes, key: str | None) -> None:
+    """Check a signal to a job. Raises OptionInvalid."""
+    check_signal_name(name)
+    if len(body) > PAYLOAD_BYTES_MAX:
+        raise OptionInvalid(option="signal", value=len(body), expected=f"at most {PAYLOAD_BYTES_MAX} bytes")
+    if key is not None and not 1 <= len(key) <= REQUEST_KEY_CHARS_MAX["key"]:
+        expected = f"1 to {REQUEST_KEY_CHARS_MAX['key']} characters"
+        raise OptionInvalid(option="key", value=key[:50], expected=expected)
+
+
+def check_children_of(lease: Lease, jobs: Sequence[NewJob]) -> None:
+    """Check that a holder spawns children of its own job, of the same lifecycle. Raises OptionInvalid."""
+    if not 1 <= len(jobs) <= SUBMIT_MAX:
+        raise OptionInvalid(option="jobs", value=len(jobs), expected=f"from 1 to {SUBMIT_MAX} in one call")
+    for job in jobs:
+        if job.parent_id != lease.job_id or job.lifecycle != lease.lifecycle or job.idempotency_key or job.id_is_given:
+            expected = f"a plain child of {lease.job_id}, without an id or a key of its own"
+            raise OptionInvalid(option="job to spawn", value=job.job_id, expected=expected)
+
+
+def signal_refused(name: str, job_id: JobId, ended_as: str | None) -> SignalRefused:
+    """The error for a signal that a job cannot get: it has ended, or has its most signals."""
+    full = f"it has {JOB_SIGNALS_MAX} signals, which is the limit"
+    return SignalRefused(name=name, job_id=job_id, reason=full if ended_as is None else f"it ended as {ended_as}")
 
 
 def check_next_head(head: AuditHead, after: AuditHead | None) -> None:
@@ -217,7 +270,8 @@ def advance_refusal(transition: Transition | None, role: Role, advance: Advance)
         return "it names no artifact"
     if advance.finalizes is not None and not transition.finalizes:
         return "this step finalizes no artifact"
-    return None
+    suspends = transition.trigger == Trigger.SUSPEND
+    return None if suspends is (advance.wait is not None) else "exactly a step that suspends a job names its wait"
 
 
 def version_refusal(current: int, expected: int | None) -> str:

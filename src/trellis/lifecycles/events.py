@@ -67,6 +67,9 @@ EVENT_TYPES: tuple[str, ...] = (
     "job_held",
     "job_deferred",
     "job_approved",
+    # leased-job: waits for children, a signal or a time without a holder
+    "job_suspended",
+    "job_resumed",
 )
 
 SIGNAL_TYPES: tuple[str, ...] = ("job_heartbeat", "job_lease_renewed", "job_log", "job_result_refused")
@@ -110,6 +113,11 @@ class Cause(StrEnum):
     CANCEL_GRACE_OVER = "soft cancel: the grace is over"
     CANCEL_HOLDER_GONE = "soft cancel: the holder is gone"
     """The lease ended while a cancel request was pending."""
+    CHILDREN_ENDED = "the children it waited for have ended"
+    CHILD_FAILED = "a child it waited for ended without success"
+    SIGNAL_ARRIVED = "signal %s arrived"
+    """`%s` is the name of the signal."""
+    PARENT_ENDED = "its parent ended without success"
     COMPENSATED = "compensated by %s"
     """`%s` is the id of the compensating job."""
 

@@ -44,6 +44,7 @@ LEASED_JOB = Lifecycle(
         ended("failed", 3),
         ended("cancelled", 3),
         ended("dead_lettered", 3, dead_letter=True),
+        waiting("suspended", 0),
     ),
     transitions=(
         arrow(None, "queued", Trigger.SUBMIT, SUBMITTERS, "job_queued", "accepted into the system"),
@@ -101,6 +102,33 @@ LEASED_JOB = Lifecycle(
             for source in ("assigned", "running")
         ),
         *(_requeue(source) for source in ("failed", "dead_lettered")),
+        _by_holder(
+            "running",
+            "suspended",
+            Trigger.SUSPEND,
+            event="job_suspended",
+            when="the handler waits for children, a signal or a time",
+            opens=Progress.ATTEMPT,
+            extension=True,
+        ),
+        arrow(
+            "suspended",
+            "queued",
+            Trigger.DUE,
+            Role.SWEEPER,
+            "job_resumed",
+            "what it waits for has happened, or its time has come",
+            extension=True,
+        ),
+        _cancel("suspended", extension=True),
+        _dead(
+            "suspended",
+            trigger=Trigger.DEAD_LETTER,
+            actors=Role.CONTROL_PLANE,
+            when="hard policy violation",
+            extension=True,
+        ),
+        _dead("suspended", trigger=Trigger.DEADLINE, actors=Role.SWEEPER, when="deadline passed", extension=True),
         arrow(
             "succeeded",
             "succeeded",

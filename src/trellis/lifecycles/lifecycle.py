@@ -83,6 +83,7 @@ class Trigger:
     FAIL = "fail"
     RETRY = "retry"
     SNOOZE = "snooze"
+    SUSPEND = "suspend"
     RELEASE = "release"
     EXPIRE = "expire"
     EXHAUST = "exhaust"

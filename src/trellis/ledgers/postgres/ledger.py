@@ -10,18 +10,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
+from uuid import uuid4
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
 from trellis.engine.alerts import AlertChange, AlertRound
 from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
+    JobNotFound,
     LedgerUnavailable,
     NotAllowed,
     OptionInvalid,
     OutcomeUnknown,
 )
 from trellis.engine.jobs import (
+    JOB_SIGNALS_MAX,
     REMARKS_MAX,
     RESTORE_MAX,
     SUBMIT_MAX,
@@ -41,6 +44,7 @@ from trellis.engine.jobs import (
     Renewed,
     RequestId,
     RequestKey,
+    SignalSent,
     StepApplied,
     Submitted,
     Subscription,
@@ -76,10 +80,13 @@ from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
 from trellis.ledgers.refusals import (
     check_alerts,
     check_annotation,
+    check_children_of,
     check_declared,
+    check_job_signal,
     check_next_head,
     check_retention,
     check_signals,
+    signal_refused,
 )
 from trellis.ledgers.retention_plan import PlannedGroup, planned_removals, stored_ages
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
@@ -92,6 +99,8 @@ JOURNAL_BATCH_MAX = 500
 ACTORS_CACHED_MAX = 10_000
 BATCH_MAX = 500
 """The most concurrent moves, or steps, that share a transaction; fewer if they carry much data."""
+SPAWN_LOST, SPAWN_NEW, SPAWN_REPEATED = range(3)
+"""The answers of the function `begin_spawn`."""
 CARRIED_BYTES = 65_536
 """Data of this size counts as one more move."""
 
@@ -351,6 +360,78 @@ class PostgresLedger(PostgresReads):
         )
         kept = {row["n"]: row["body"] for row in rows}
         return [kept[n] if n in kept else LeaseLost(lease) for n, (lease, _, _) in enumerate(entries, start=1)]
+
+    async def spawn(
+        self,
+        actor: Actor,
+        lease: Lease,
+        jobs: Sequence[NewJob],
+        entry: str,
+        body: bytes,
+        *,
+        abandoned: frozenset[JobId],
+    ) -> bytes | LeaseLost:
+        check_children_of(lease, jobs)
+        for job in jobs:
+            await self._type(job.type)
+        number = await self._actor(actor)
+        stored = await self._submit_lane.call(
+            "spawn", lease.job_id, lambda c, _: self._spawn(c, number, lease, jobs, entry, body, abandoned)
+        )
+        self._notifier.notify()
+        return stored
+
+    async def _spawn(
+        self,
+        connection: PostgresConnection,
+        actor: int,
+        lease: Lease,
+        jobs: Sequence[NewJob],
+        entry: str,
+        body: bytes,
+        abandoned: frozenset[JobId],
+    ) -> bytes | LeaseLost:
+        held = (lease.key, lease.epoch)
+        async with connection.transaction():
+            begun = await connection.fetchval("select begin_spawn($1, $2, $3, $4)", *held, entry, body)
+            if begun == SPAWN_LOST:
+                return LeaseLost(lease)
+            if begun == SPAWN_REPEATED:
+                return (
+                    await connection.fetch("select body from journal where id = $1 and entry = $2", lease.key, entry)
+                )[0][0]
+            plain = [job for job in jobs if submit.is_plain(job)]
+            keyed = [job for job in jobs if not submit.is_plain(job)]
+            await submit.lock_waiting(connection, keyed)
+            groups = ({actor: plain} if plain else {}), ({actor: keyed} if keyed else {})
+            await self._submit_groups(connection, *groups, {}, repeat=True)
+            await connection.execute(
+                "select link_children($1, $2, $3, $4)",
+                *held,
+                [job.job_id for job in jobs],
+                [job.job_id not in abandoned for job in jobs],
+            )
+        return body
+
+    async def send_signal(
+        self, actor: Actor, job_id: JobId, name: str, body: bytes, *, key: str | None = None
+    ) -> SignalSent:
+        require(actor, "send_signal")
+        check_job_signal(name, body, key)
+        arguments = (await self._actor(actor), job_id, name, body, key or f"once-{uuid4()}", JOB_SIGNALS_MAX)
+        rows = await self._note("send_signal", "select * from send_signal($1, $2, $3, $4, $5, $6)", *arguments)
+        self._notifier.notify()
+        row = rows[0]
+        if row["outcome"] == "missing":
+            raise JobNotFound(job_id=job_id)
+        if row["number"] is None:
+            raise signal_refused(name, job_id, row["state"])
+        return SignalSent(
+            job_id=job_id,
+            number=row["number"],
+            state=row["state"],
+            repeated=key is not None and row["outcome"] == "repeated",
+        )
 
     async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
         require(actor, "remark")

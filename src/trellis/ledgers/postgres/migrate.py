@@ -20,7 +20,13 @@ from trellis.auth.principals import ACTIONS, ADMINISTRATION
 from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
-from trellis.engine.jobs import DERIVING_ROLES, REPORT_ID_PATTERN, REPORTING_ROLE, RESERVED_ID_PATTERN
+from trellis.engine.jobs import (
+    DERIVING_ROLES,
+    ORPHAN_GRACE_S,
+    REPORT_ID_PATTERN,
+    REPORTING_ROLE,
+    RESERVED_ID_PATTERN,
+)
 from trellis.engine.request_keys import KEY_S_MIN
 from trellis.engine.retry_policy import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.ledgers.migration import MigratedBy, migrated_by, migration_act
@@ -313,6 +319,7 @@ def _constants() -> LiteralString:
         .replace("{unbegun_losses_max}", str(UNBEGUN_LOSSES_MAX))
         .replace("{company_deaths_max}", str(SHARED_DEATHS_MAX))
         .replace("{key_s}", str(KEY_S_MIN))
+        .replace("{orphan_grace_s}", str(ORPHAN_GRACE_S))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
     return cast("LiteralString", text)

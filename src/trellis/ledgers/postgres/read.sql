@@ -210,6 +210,19 @@ select r.body from job j join result r on r.id = j.id where j.job_id = $1 and (r
 -- name: key_used
 select j.job_id, k.fingerprint from idempotency k join job j on j.id = k.id where k.scope = $1 and k.key = $2
 
+-- name: job_signals
+select g.no, g.name, g.body from job j join job_signal g on g.id = j.id where j.job_id = $1 and g.name = $2 and g.no > $3
+ order by g.no limit $4
+
+-- name: outcomes
+select j.job_id, t.name as type_name, o.lifecycle, o.state, o.place = 'ended' as has_ended, s.success,
+       case when s.success then (select r.body from result r where r.id = j.id and (r.expires_at is null or r.expires_at > trellis.now())) end as body,
+       case when o.place = 'ended' and not s.success then coalesce(
+         (select d.last_error from dead_letter d where d.id = j.id and d.version = o.version),
+         (select e.cause from event e where e.id = j.id and e.version = o.version)) end as error
+  from job j join job_type t on t.id = j.type join job_status o on o.id = j.id
+  join state s on s.lifecycle = o.lifecycle and s.state = o.state where j.job_id = any($1)
+
 -- name: journal
 select o.entry, o.body from job j join journal o on o.id = j.id where j.job_id = $1
 

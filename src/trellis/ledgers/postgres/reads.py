@@ -7,7 +7,19 @@ from typing import LiteralString
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.alerts import ALERTS_MAX, STAGE_STEP_TYPES, Alert, AlertMark
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
-from trellis.engine.jobs import DECLARED_MAX, HEADS_MAX, HeldLease, JobId, Mismatch, RequestKey, Submitted, TypeOptions
+from trellis.engine.jobs import (
+    DECLARED_MAX,
+    HEADS_MAX,
+    JOB_SIGNALS_MAX,
+    HeldLease,
+    JobId,
+    JobOutcome,
+    JobSignal,
+    Mismatch,
+    RequestKey,
+    Submitted,
+    TypeOptions,
+)
 from trellis.engine.positions import KEY_MAX, is_of_sqlite, of_postgres, to_postgres
 from trellis.engine.records import (
     DEAD_LETTERS_COUNTED_MAX,
@@ -492,6 +504,26 @@ class PostgresReads:
 
     async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
         return {row["entry"]: row["body"] for row in await self.fetch(READ_QUERIES.journal, job_id)}
+
+    async def job_signals(self, job_id: JobId, name: str, *, after: int, limit: int) -> list[JobSignal]:
+        stored = await self.fetch(READ_QUERIES.job_signals, job_id, name, after, min(limit, JOB_SIGNALS_MAX))
+        return [JobSignal(row["no"], row["name"], row["body"]) for row in stored]
+
+    async def outcomes(self, job_ids: Sequence[JobId]) -> list[JobOutcome]:
+        check_ids(job_ids)
+        stored = await self.fetch(READ_QUERIES.outcomes, list(job_ids))
+        return [
+            JobOutcome(
+                row["job_id"],
+                row["type_name"],
+                BY_CODE[row["lifecycle"]].state_of(row["state"]).name,
+                row["has_ended"],
+                row["success"],
+                row["body"],
+                row["error"],
+            )
+            for row in stored
+        ]
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
         before = KEY_MAX

@@ -23,12 +23,13 @@ from trellis.engine.jobs import (
     Priority,
     StepApplied,
     TurnResult,
+    Wait,
     lease_length_s,
 )
 from trellis.engine.text import storable
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.lanes import PostgresLane
-from trellis.ledgers.refusals import advance_refusal, check_death
+from trellis.ledgers.refusals import advance_refusal, check_death, check_wait
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Transition, Trigger
 
 TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
@@ -87,10 +88,18 @@ def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> 
     done, starts, others = steps.done, steps.starts, steps.others
     last_done = last_start = last_other = None
     for n, advance in enumerate(ordered, start=1):
-        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes, guarded = advance
+        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes, guarded, wait = (
+            advance
+        )
         transition = declared(lifecycle, source, trigger, role)
-        if transition is None or transition.finalizes is (finalizes is None):
+        if (
+            transition is None
+            or transition.finalizes is (finalizes is None)
+            or (trigger == Trigger.SUSPEND) is (wait is None)
+        ):
             raise _refused(advance, role)
+        if wait is not None:
+            check_wait(wait)
         if death is not None or transition.target in _DEAD_LETTER_STATES[lifecycle]:
             check_death(LIFECYCLES[lifecycle].by_name[transition.target], death)
         # A step after one that goes one by one also goes one by one, to stay behind it. So does a start that another
@@ -130,7 +139,7 @@ def _other(advance: Advance) -> dict[str, Any]:
         "lifecycle": lifecycle.code,
         "source": lifecycle.code_of(advance.source),
         "trigger": advance.trigger,
-        "delay": advance.delay_s,
+        "delay": advance.delay_s if advance.wait is None else advance.wait.timeout_s,
         "spare": advance.spare_attempt,
         "cause": storable(advance.cause),
         "data": _text(advance),
@@ -142,7 +151,12 @@ def _other(advance: Advance) -> dict[str, Any]:
         "version": advance.version,
         "finalizes": advance.finalizes,
         "guarded": advance.unless_cancelled,
+        "wait": None if advance.wait is None else _wait(advance.wait),
     }
+
+
+def _wait(wait: Wait) -> dict[str, Any]:
+    return {"mode": int(wait.mode), "children": wait.children, "signal": wait.signal, "after": wait.after}
 
 
 def _text(advance: Advance) -> str | None:

@@ -52,7 +52,7 @@ from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_
 from trellis.ledgers.measures import measured
 from trellis.ledgers.refusals import check_alerts, check_next_head, check_retention, check_sample
 from trellis.ledgers.sqlite import alerts as alert_rows
-from trellis.ledgers.sqlite import audit_chain, control, moves, reads, request_keys, retention, rows, schema
+from trellis.ledgers.sqlite import audit_chain, control, moves, reads, request_keys, retention, rows, schema, waits
 from trellis.ledgers.sqlite import restore as restores
 from trellis.ledgers.sqlite import schedules as schedule_rows
 from trellis.ledgers.sqlite import submit as submits
@@ -187,6 +187,8 @@ class SqliteLedger:
     feed_end = _reading(reads.feed_end)
     result = _reading(reads.result)
     read_journal = _reading(reads.read_journal)
+    job_signals = _reading(reads.job_signals)
+    outcomes = _reading(reads.outcomes)
     dead_letters = _reading(reads.dead_letters)
     dead_letter = _reading(reads.dead_letter)
     queues = _reading(reads.queues)
@@ -210,6 +212,7 @@ class SqliteLedger:
     save_checkpoint = _writing(turns.save_checkpoint)
     journal = _writing(turns.journal)
     signal = _writing(turns.signal)
+    spawn = _writing(turns.spawn)
     move = _writing(moves.move)
     ack = _writing(control.ack)
     heartbeat_worker = _writing(control.heartbeat_worker)
@@ -226,6 +229,7 @@ class SqliteLedger:
     acts_published = _administering("publish_acts", control.mark_published)
     restore = _administering("restore", restores.restore)
     annotate = _administering("remark", turns.annotate)
+    send_signal = _administering("send_signal", waits.send_signal)
     save_schedule = _administering("save_schedule", schedule_rows.save)
     remove_schedule = _administering("remove_schedule", schedule_rows.remove)
     advance_schedule = _administering("advance_schedule", schedule_rows.advance)

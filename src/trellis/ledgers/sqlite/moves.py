@@ -158,13 +158,18 @@ def cancel(
     if step is None or not step.allows(ROLE_CODES[actor.role]):
         return _not_pulled(row, job_id, Trigger.CANCEL, actor)
     if mode is CancelMode.SOFT and row.place == HELD:
-        if row.cancel_at is None:
-            tx.db.execute(_MOVE_QUERIES.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
-            by = tx.names.actor_id(actor.name)
-            request = (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause), tx.now)
-            tx.db.execute(_MOVE_QUERIES.remember_wish, request)
+        request_cancel(tx, actor, row, grace_s=grace_s, cause=cause)
         return CancelRequested(job_id=job_id, state=name, version=row.version)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
+
+
+def request_cancel(tx: Transaction, actor: Actor, row: JobRow, *, grace_s: float, cause: str | None) -> None:
+    """Record a cancel request for the holder of a job, unless it has one."""
+    if row.cancel_at is None:
+        tx.db.execute(_MOVE_QUERIES.ask_to_cancel, (tx.now + int(grace_s * US), row.id))
+        by = tx.names.actor_id(actor.name)
+        request = (row.id, row.epoch, ROLE_CODES[actor.role], by, storable(cause), tx.now)
+        tx.db.execute(_MOVE_QUERIES.remember_wish, request)
 
 
 def cancel_request_data(tx: Transaction, row: JobRow) -> bytes | None:

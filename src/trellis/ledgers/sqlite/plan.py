@@ -92,6 +92,8 @@ class StoredStep:
     finalizes: bool
     asks_to_start: bool
     """Refused once the lease has expired, because user code would begin."""
+    ends_wait: bool
+    """The source is a state in which jobs wait without a holder (`suspend`)."""
 
     def allows(self, role: int) -> bool:
         return bool(self.roles >> role & 1)
@@ -162,6 +164,7 @@ def _step(lifecycle: Lifecycle, t: Transition) -> StoredStep:
         end_place=ENDED_WELL if target.success else ENDED_OTHERWISE,
         finalizes=t.finalizes,
         asks_to_start=lifecycle.asks_to_start(t),
+        ends_wait=any(other.trigger == Trigger.SUSPEND and other.target == t.source for other in lifecycle.transitions),
     )
 
 

@@ -8,7 +8,7 @@ from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
-from trellis.engine.jobs import HEADS_MAX, HeldLease, JobId, Priority
+from trellis.engine.jobs import HEADS_MAX, JOB_SIGNALS_MAX, HeldLease, JobId, JobOutcome, JobSignal, Priority
 from trellis.engine.positions import SQLITE_DIGITS, of_sqlite
 from trellis.engine.records import (
     DEAD_LETTERS_COUNTED_MAX,
@@ -255,6 +255,21 @@ def result(tx: Transaction, job_id: JobId) -> bytes | None:
 def read_journal(tx: Transaction, job_id: JobId) -> dict[str, bytes]:
     key = _key_of(tx, job_id)
     return {} if key is None else dict(tx.db.execute(_READ_QUERIES.journal, (key,)).fetchall())
+
+
+def job_signals(tx: Transaction, job_id: JobId, name: str, *, after: int, limit: int) -> list[JobSignal]:
+    key = _key_of(tx, job_id)
+    values = (key, name, after, min(limit, JOB_SIGNALS_MAX))
+    return [] if key is None else [JobSignal(*row) for row in tx.db.execute(_READ_QUERIES.job_signals, values)]
+
+
+def outcomes(tx: Transaction, job_ids: Sequence[JobId]) -> list[JobOutcome]:
+    check_ids(job_ids)
+    stored = tx.db.execute(_READ_QUERIES.outcomes, (tx.now, json.dumps(job_ids))).fetchall()
+    return [
+        JobOutcome(job_id, type_, STATE_NAMES[lifecycle, state], bool(ended), bool(success), body, error)
+        for job_id, type_, lifecycle, state, ended, success, body, error in stored
+    ]
 
 
 def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:

@@ -1,16 +1,27 @@
 """Writes decided steps: events, and the rows that go with them. Used by every verb that moves jobs."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trellis.engine.errors import JobNotFound
-from trellis.engine.jobs import DeadLetterReason, JobId, JobKey
+from trellis.engine.jobs import DeadLetterReason, JobId, JobKey, Wait, WaitMode
 from trellis.engine.records import BEGUN_BY_TIMER
 from trellis.engine.text import storable
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_death
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import READY, STEPS, ActorRef, JobRow, StepWrite, state_of
+from trellis.ledgers.sqlite.plan import (
+    READY,
+    STEPS,
+    ActorRef,
+    JobRow,
+    StepWrite,
+    StoredStep,
+    state_of,
+    sweeping_role,
+    target_place,
+)
 from trellis.lifecycles import LIFECYCLES, Progress, Trigger
 from trellis.lifecycles.events import Cause
 
@@ -42,6 +53,12 @@ class StepBatch:
     restarted: list[JobKey] = field(default_factory=list[JobKey])
     compensated: list[tuple[JobRow, ActorRef]] = field(default_factory=list[tuple[JobRow, ActorRef]])
     keys: set[int] = field(default_factory=set[int])
+    ended: dict[JobKey, StoredStep] = field(default_factory=dict[JobKey, StoredStep])
+    waits: list[tuple[JobKey, Wait]] = field(default_factory=list[tuple[JobKey, Wait]])
+    """Jobs that are suspended, each with what it waits for."""
+    waits_over: list[JobKey] = field(default_factory=list[JobKey])
+    actor: int = 0
+    """Who made the last step. The jobs that it resumes say so."""
 
     def add(self, row: JobRow, act: StepWrite, death: DeadLetterReason | None = None) -> None:
         """Add one decided step. A job may be in a batch once."""
@@ -60,6 +77,11 @@ class StepBatch:
             self.compensated.append((row, act.who))
         if row.ckey is not None and not step.held:
             self.keys.add(row.ckey)
+        if step.ended:
+            self.ended[row.id] = step
+        if step.ends_wait:
+            self.waits_over.append(row.id)
+        self.actor = act.who.actor
 
     def write(self, tx: Transaction) -> None:
         """Write all steps and their consequences: recorded compensations, slots handed on."""
@@ -78,7 +100,77 @@ class StepBatch:
             tx.db.execute(STEP_QUERIES.drop_result, (key,))
         for row, who in self.compensated:
             _record_compensation(tx, row, who)
+        if self.ended or self.waits or self.waits_over:
+            _settle_waits(tx, self)
         promote(tx, self.keys)
+
+
+# Waits of suspended jobs: a job that ends resumes the job that waits for it, in the same transaction.
+
+WAIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/waits.sql")
+
+
+def children_array(children: Iterable[JobId], abandoned: frozenset[JobId] = frozenset()) -> str:
+    """Children as the statements read them: each with whether it is cancelled when its parent ends without success."""
+    return json.dumps([[child, int(child not in abandoned)] for child in children])
+
+
+def _settle_waits(tx: Transaction, batch: StepBatch) -> None:
+    for key in batch.waits_over:
+        if tx.db.execute(WAIT_QUERIES.drop_suspension, (key,)).fetchall():
+            tx.db.execute(WAIT_QUERIES.stop_awaiting, (key,))
+    causes: dict[JobKey, set[Cause]] = {}
+    if batch.ended:
+        for child, parent, awaited in tx.db.execute(WAIT_QUERIES.end_children, (array(batch.ended),)).fetchall():
+            if awaited:
+                cause = Cause.CHILDREN_ENDED if batch.ended[child].success else Cause.CHILD_FAILED
+                causes.setdefault(parent, set()).add(cause)
+        for key, step in batch.ended.items():
+            if not step.success:
+                tx.db.execute(WAIT_QUERIES.orphan_children, (key,))
+    for key, wait in batch.waits:
+        causes[key] = _begin_wait(tx, key, wait)
+    for key in sorted(causes):
+        resume_if_over(tx, key, causes[key], batch.actor)
+
+
+def _begin_wait(tx: Transaction, key: JobKey, wait: Wait) -> set[Cause]:
+    """Store what a job waits for. Returns what of it has happened already."""
+    tx.db.execute(WAIT_QUERIES.put_suspension, (key, int(wait.mode), wait.signal, wait.after))
+    happened: set[Cause] = set()
+    if wait.children:
+        values = {"parent": key, "children": children_array(wait.children)}
+        tx.db.execute(WAIT_QUERIES.link_children, values)
+        unfinished = len(tx.db.execute(WAIT_QUERIES.await_children, values).fetchall())
+        if unfinished < len(wait.children):
+            unlucky = tx.db.execute(WAIT_QUERIES.unlucky_children, (values["children"],)).fetchall()
+            happened.add(Cause.CHILD_FAILED if unlucky else Cause.CHILDREN_ENDED)
+    later = (key, wait.signal, wait.after)
+    if wait.signal is not None and tx.db.execute(WAIT_QUERIES.later_signal, later).fetchall():
+        happened.add(Cause.SIGNAL_ARRIVED)
+    return happened
+
+
+def resume_if_over(tx: Transaction, key: JobKey, happened: set[Cause], actor: int) -> None:
+    """Resume a suspended job if what has happened is what it waits for."""
+    rows = tx.db.execute(WAIT_QUERIES.suspension, (key,)).fetchall()
+    if not rows or not happened:
+        return
+    mode, signal, _ = rows[0]
+    if Cause.SIGNAL_ARRIVED in happened:
+        cause = Cause.SIGNAL_ARRIVED % signal
+    elif mode == WaitMode.ALL_OR_FAILURE and Cause.CHILD_FAILED in happened:
+        cause = Cause.CHILD_FAILED
+    elif mode == WaitMode.ANY or not tx.db.execute(WAIT_QUERIES.awaits_others, (key,)).fetchall():
+        cause = Cause.CHILDREN_ENDED
+    else:
+        return
+    row = job_row(tx, key)
+    step = STEPS[row.lifecycle, row.state, Trigger.DUE]
+    place, wait = target_place(step, keyed=row.ckey is not None, delay_us=None)
+    batch = StepBatch()
+    batch.add(row, StepWrite(step, ActorRef(sweeping_role(row.lifecycle), actor), place, wait, cause=cause))
+    batch.write(tx)
 
 
 def write_step(tx: Transaction, act: StepWrite, jobs: Sequence[int]) -> None:

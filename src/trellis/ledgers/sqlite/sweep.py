@@ -28,6 +28,7 @@ from trellis.ledgers.sqlite.plan import (
     target_place,
 )
 from trellis.ledgers.sqlite.steps import StepBatch, job_rows, promote, rows_changed
+from trellis.ledgers.sqlite.waits import cancel_orphans
 from trellis.lifecycles import BY_CODE, Trigger
 
 DEADLINE_STATES = json.dumps(
@@ -52,6 +53,7 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
     expired, exhausted, also_cancelled = _end_leases(tx, actor, options)
     due, run_out = _pull_timers(tx, actor, options)
     deadlines = _pass_deadlines(tx, actor, options)
+    cancelled += cancel_orphans(tx, actor, options.batch)
     promoted = _heal_keys(tx, options.batch)
     tx.db.execute(_SWEEP_QUERIES.write_tick, (tx.now,))
     return SweepReport(

@@ -16,13 +16,21 @@ from trellis.engine.jobs import (
     JobKey,
     Lease,
     LeaseLost,
+    NewJob,
     Renewed,
     StepApplied,
     Turn,
     TurnResult,
 )
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import advance_refusal, check_annotation, check_death, check_signals
+from trellis.ledgers.refusals import (
+    advance_refusal,
+    check_annotation,
+    check_children_of,
+    check_death,
+    check_signals,
+    check_wait,
+)
 from trellis.ledgers.sqlite.claims import claim
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.moves import STOP, cancel_request_data, ended_otherwise
@@ -43,7 +51,8 @@ from trellis.ledgers.sqlite.plan import (
     sweeping_role,
     target_place,
 )
-from trellis.ledgers.sqlite.steps import STEP_QUERIES, StepBatch, job_rows
+from trellis.ledgers.sqlite.steps import STEP_QUERIES, WAIT_QUERIES, StepBatch, children_array, job_rows
+from trellis.ledgers.sqlite.submit import submit
 from trellis.lifecycles import LIFECYCLES, Trigger
 
 # A holder's writes besides steps: heartbeats, checkpoints, journal entries, signals, all fenced. And remarks by others.
@@ -84,6 +93,30 @@ def journal(tx: Transaction, lease: Lease, entry: str, body: bytes) -> bytes | L
     if rows:
         return rows[0][0]
     tx.db.execute(_HOLDER_QUERIES.put_journal, (lease.key, entry, lease.epoch, tx.now, body))
+    return body
+
+
+def spawn(
+    tx: Transaction,
+    actor: Actor,
+    lease: Lease,
+    jobs: Sequence[NewJob],
+    entry: str,
+    body: bytes,
+    *,
+    abandoned: frozenset[JobId],
+) -> bytes | LeaseLost:
+    """Submit children and journal them. An entry that exists is that of an earlier call."""
+    check_children_of(lease, jobs)
+    if _version_held(tx, lease) is None:
+        return LeaseLost(lease)
+    rows = tx.db.execute(_HOLDER_QUERIES.journal_entry, (lease.key, entry)).fetchall()
+    if rows:
+        return rows[0][0]
+    submit(tx, actor, jobs)
+    tx.db.execute(_HOLDER_QUERIES.put_journal, (lease.key, entry, lease.epoch, tx.now, body))
+    children = children_array((job.job_id for job in jobs), abandoned)
+    tx.db.execute(WAIT_QUERIES.link_children, {"parent": lease.key, "children": children})
     return body
 
 
@@ -152,16 +185,16 @@ def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Adva
 def _declared_steps(actor: Actor, advances: Sequence[Advance]) -> list[StoredStep]:
     """The declared step of each advance, or a refusal. Checked before anything is written.
 
-    A step without a dead letter and without an artifact is checked once for all jobs of the turn that make it.
+    A step without a dead letter, an artifact and a wait is checked once for all jobs of the turn that make it.
     """
     plain: dict[tuple[str, str, str], StoredStep] = {}
     steps: list[StoredStep] = []
     for advance in advances:
         name = (advance.lease.lifecycle, advance.source, advance.trigger)
         step = plain.get(name)
-        if step is None or advance.death is not None or advance.finalizes is not None:
+        if step is None or not (advance.death is advance.finalizes is advance.wait is None):
             step = _declared(actor, advance)
-            if advance.death is None and advance.finalizes is None:
+            if advance.death is advance.finalizes is advance.wait is None:
                 plain[name] = step
         steps.append(step)
     return steps
@@ -177,6 +210,8 @@ def _declared(actor: Actor, advance: Advance) -> StoredStep:
     if transition is None or reason is not None:
         raise _refusal(actor, advance, transition.target if transition else advance.trigger, reason or "not declared")
     check_death(lifecycle.by_name[transition.target], advance.death)
+    if advance.wait is not None:
+        check_wait(advance.wait)
     return STEPS[lifecycle.code, STATE_CODES[name, advance.source], advance.trigger]
 
 
@@ -249,17 +284,24 @@ def _decide(tx: Transaction, batch: StepBatch, row: JobRow, step: StoredStep, wh
     if step.held:
         place, wait = HELD, row.length
     else:
-        place, wait = target_place(step, keyed=row.ckey is not None, delay_us=int(advance.delay_s * US))
+        place, wait = target_place(step, keyed=row.ckey is not None, delay_us=_delay_us(advance))
     data = ended_otherwise(tx, row, step, advance.data)
     if data is None and step.trigger == STOP:
         data = cancel_request_data(tx, row)
     act = StepWrite(step, who, place, wait, cause=advance.cause, data=data)
     batch.add(row, act, advance.death)
+    if advance.wait is not None:
+        batch.waits.append((row.id, advance.wait))
     if advance.spare_attempt and not step.held and not step.ended:
         batch.spared.append(row.id)
     if advance.result is not None and step.success:
         kept_until = None if advance.result_ttl_s is None else tx.now + int(advance.result_ttl_s * US)
         batch.results.append((row.id, advance.result, kept_until))
+
+
+def _delay_us(advance: Advance) -> int | None:
+    delay_s = advance.delay_s if advance.wait is None else advance.wait.timeout_s
+    return None if delay_s is None else int(delay_s * US)
 
 
 def _repeated_or_lost(

@@ -70,13 +70,15 @@ begin
   perform _check_holder(p_role, array(select (u.step ->> 'id')::bigint from jsonb_array_elements(p_others) u(step)));
   for o in select * from jsonb_to_recordset(p_others) as r(
       id bigint, epoch int, lifecycle smallint, source smallint, trigger text, delay float8, spare boolean, cause text, data text,
-      result text, ttl float8, reason text, stage text, error text, version int, finalizes text, guarded boolean, n int, later int)
-      order by r.n loop
+      result text, ttl float8, reason text, stage text, error text, version int, finalizes text, guarded boolean, wait jsonb, n int,
+      later int) order by r.n loop
     select r.* into x from transition r where r.lifecycle = o.lifecycle and r.source = o.source and r.trigger = o.trigger and r.fenced;
     if not found then
       raise exception 'lifecycle % declares no % from state % for a holder', o.lifecycle, o.trigger, o.source using errcode = 'TR001';
     elsif x.finalizes <> (o.finalizes is not null) then
       raise exception 'job %: exactly a step that finalizes names an artifact', o.id using errcode = 'TR001';
+    elsif (x.trigger = 'suspend') <> (o.wait is not null) then
+      raise exception 'job %: exactly a step that suspends says what the job waits for', o.id using errcode = 'TR001';
     end if;
     select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
     cancelled := null;
@@ -113,12 +115,13 @@ begin
       if found then
         if x.finalizes then perform _finalize(t, x, o.finalizes, p_actor, p_role, p_now, p_batch); end if;
         t := _step(t, x, p_actor, p_role, p_now, p_batch,
-                   case when o.delay > 0 then p_now + o.delay * interval '1 s' when not s.claimable then p_now end,
+                   case when o.delay > 0 then p_now + o.delay * interval '1 s' when o.delay is not null and not s.claimable then p_now end,
                    coalesce(o.spare, false) and s.phase = 0, o.cause, null, convert_to(o.data, 'UTF8'), o.reason, o.stage, o.error);
         if o.result is not null and s.success then
           insert into result (id, at, expires_at, body)
           values (t.id, p_now, p_now + o.ttl * interval '1 s', decode(o.result, 'base64'));
         end if;
+        if o.wait is not null then perform _begin_wait(t.id, o.wait, p_batch); end if;
       end if;
     end if;
     if t.id = o.id then
@@ -200,6 +203,9 @@ declare
 begin
   select f.* into l from lifecycle f where f.lifecycle = p_lifecycle;
   perform _check_holder(a.role, coalesce(p_starts, '{}') || coalesce(p_done, '{}'));
+  if p_done is not null or p_others is not null then
+    perform _lock_family(coalesce(p_done, '{}') || array(select (u.step ->> 'id')::bigint from jsonb_array_elements(p_others) u(step)));
+  end if;
   if p_starts is not null then
     batch_no := coalesce(batch_no, _open_batch());
     with x as (
@@ -266,6 +272,7 @@ begin
            array_agg(x.ckey) filter (where x.ckey is not null), array_agg(x.id) filter (where x.flags & 1 = 1)
       into got, got_versions, keyed, keys, compensations from x;
     if keyed is not null then perform _free_slots(keyed, keys, true); end if;
+    if got is not null then perform _child_ended(got, batch_no, true); end if;
     if compensations is not null then
       foreach one in array compensations loop perform _compensated(one, p_actor, a.role, now_at, batch_no); end loop;
     end if;
@@ -291,6 +298,7 @@ begin
       return next;
     end loop;
   end if;
+  if batch_no is not null then perform _wake(batch_no, p_actor, now_at, batch_no); end if;
 
   if p_claim is not null then
     c := _claim(p_actor, a.role, now_at, batch_no, l, p_claim, p_types, p_lease_ms, p_beat_ms, p_prios, p_lows, p_start, p_prefetch,
@@ -319,8 +327,11 @@ declare
   a record;
   u record;
 begin
+  perform _lock_family(array(
+    select (s.step ->> 'id')::bigint from unnest(p_others) w(others), jsonb_array_elements(w.others::jsonb) s(step)));
   for u in select w.* from unnest(p_actors, p_others) with ordinality w(actor, others, n) order by w.n loop
     a := _actor(u.actor);
     return query select u.n, o.kind, 2::smallint, o.id, o.version from _advance_others(u.others::jsonb, u.actor, a.role, trellis.now(), batch_no) o;
   end loop;
+  perform _wake(batch_no, p_actors[1], trellis.now(), batch_no);
 end $$;

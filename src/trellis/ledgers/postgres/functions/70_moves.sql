@@ -94,6 +94,7 @@ declare
   a record;
   u record;
 begin
+  perform _lock_family(array(select b.id from unnest(p_job_ids) u(job_id) join job b on b.job_id = u.job_id));
   for u in
     select w.*, b.id, b.lifecycle, s.state as target_state
       from unnest(p_actors, p_job_ids, p_targets, p_requests, p_versions, p_delays, p_lease_ms, p_beat_ms, p_causes, p_datas,
@@ -114,6 +115,7 @@ begin
                        u.beat_ms, u.cause, u.data, u.reason, u.stage, u.error) m;
     end if;
   end loop;
+  perform _wake(batch_no, p_actors[1], trellis.now(), batch_no);
 end $$;
 
 -- A soft cancel stores a request with the lease. The holder learns of it when it renews. It is carried out as soon as
@@ -130,6 +132,7 @@ declare
   k record;
   d record;
   now_at timestamptz := trellis.now();
+  batch_no bigint;
 begin
   select b.* into j from job b where b.job_id = p_job_id;
   if not found or not _within_reach(a.role, j.id) then return; end if;
@@ -137,6 +140,7 @@ begin
     return query select 'answered', j.id, j.lifecycle, null::smallint, null::smallint, null::int, null::int;
     return;
   end if;
+  perform _lock_family(array[j.id]);
   k := _find(j.id);
   if p_soft and k.place = 'held' and not exists (select from event e where e.id = j.id and e.request = p_request) then
     d := _declared_step(j.lifecycle, (k.t).state, null, 'cancel', a.role);
@@ -150,9 +154,11 @@ begin
     return query select coalesce(d.refusal, 'requested'), j.id, j.lifecycle, (k.t).state, (d.x).target, (k.t).version, (k.t).epoch;
     return;
   end if;
+  batch_no := _open_batch();
   return query select m.outcome, j.id, j.lifecycle, m.source, m.target, m.version, m.epoch
-    from _move_one(j.id, null, 'cancel', p_actor, a.role, now_at, _open_batch(), p_request, null, null, null, null, p_cause, null, null,
+    from _move_one(j.id, null, 'cancel', p_actor, a.role, now_at, batch_no, p_request, null, null, null, null, p_cause, null, null,
                    null, null) m;
+  perform _wake(batch_no, p_actor, now_at, batch_no);
 end $$;
 
 -- With a key, jobs that do not exist are refused: a key is stored with a change or not at all.

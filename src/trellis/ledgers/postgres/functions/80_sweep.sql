@@ -216,6 +216,7 @@ set search_path from current as $$
   select s.tick > p_now - interval '5 s' and s.tick <= p_now and not exists (select from lease)
      and not exists (select from parked) and not exists (select from resting r where r.due_at <= p_now + p_interval_s * interval '1 s')
      and not exists (select from deadline o where o.at <= p_now + p_interval_s * interval '1 s')
+     and not exists (select from spawned c where c.orphaned) and not exists (select from wake)
     from sweeper s
 $$;
 
@@ -223,6 +224,7 @@ $$;
 create or replace function _anything_due(p_now timestamptz) returns boolean language sql stable set search_path from current as $$
   select exists (select from lease d where d.until <= p_now or d.cancel_at <= p_now)
       or exists (select from resting r where r.due_at <= p_now) or exists (select from deadline o where o.at <= p_now)
+      or exists (select from spawned c where c.orphaned) or exists (select from wake)
 $$;
 
 create or replace function sweep(p_actor int, p_elect boolean, p_interval_s float8, p_limit int, p_windows jsonb)
@@ -275,6 +277,8 @@ begin
     select w.rested, exhausted + w.spent into due, exhausted
       from _sweep_due(p_actor, now_at, batch_no, p_limit, p_windows) w(rested, spent);
     deadlines := _sweep_deadlines(p_actor, now_at, batch_no, p_limit);
+    cancelled := cancelled + _sweep_orphans(p_actor, now_at, batch_no, p_limit);
+    due := due + _wake(null, p_actor, now_at, batch_no);
     -- Nothing moved, so there is no event: every subscriber would read an empty feed position.
     if expired + exhausted + cancelled + due + deadlines = 0 then delete from batch b where b.no = batch_no; end if;
   end if;

@@ -204,6 +204,7 @@ begin
   delete from checkpoint c where c.id = any(gone);
   delete from journal j where j.id = any(gone);
   delete from signal s where s.id = any(gone);
+  delete from job_signal s where s.id = any(gone);
   delete from renewal r where r.id = any(gone);
   delete from wish w where w.id = any(gone);
   delete from deadline d where d.id = any(gone);

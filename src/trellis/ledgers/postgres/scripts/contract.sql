@@ -43,6 +43,10 @@ $f$;
 create or replace function trellis._action(p_verb text) returns text language sql immutable as $f$
   select case p_verb {actions} end
 $f$;
+-- How long the child of a job that ended without success may take to stop (engine/jobs.py).
+create or replace function trellis._orphan_grace() returns interval language sql immutable as $f$
+  select interval '{orphan_grace_s} s'
+$f$;
 -- How long an idempotency key is kept at least (engine/request_keys.py).
 create or replace function trellis._key_age() returns interval language sql immutable as $f$
   select interval '{key_s} s'

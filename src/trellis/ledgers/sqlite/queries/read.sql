@@ -239,6 +239,18 @@ SELECT type, at, data FROM (SELECT id, type, at, data FROM trellis_signal WHERE 
 -- name: result
 SELECT r.body FROM trellis_result r WHERE r.job = ? AND (r.expires_at IS NULL OR r.expires_at > ?);
 
+-- name: job_signals
+SELECT no, name, body FROM trellis_job_signal WHERE job = ? AND name = ? AND no > ? ORDER BY no LIMIT ?;
+
+-- name: outcomes
+SELECT s.job_id, t.name, j.lifecycle, j.state, j.place >= 5, j.place = 5,
+  CASE WHEN j.place = 5 THEN (SELECT r.body FROM trellis_result r WHERE r.job = j.id AND (r.expires_at IS NULL OR r.expires_at > ?)) END,
+  CASE WHEN j.place = 6 THEN coalesce(
+    (SELECT d.last_error FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version),
+    (SELECT e.cause FROM trellis_event e WHERE e.seq = j.seq)) END
+FROM json_each(?) AS w JOIN trellis_submission s ON s.job_id = w.value JOIN trellis_job j ON j.id = s.id
+JOIN trellis_job_type t ON t.id = j.type;
+
 -- name: journal
 SELECT entry, body FROM trellis_journal WHERE job = ?;
 

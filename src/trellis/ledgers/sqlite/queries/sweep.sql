@@ -10,7 +10,8 @@ INSERT INTO trellis_meta (key, value) VALUES ('sweep_tick', ?) ON CONFLICT (key)
 -- name: is_quiet
 SELECT NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 3) AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 4)
   AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE place = 2 AND due_at IS NOT NULL AND due_at <= :soon)
-  AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE deadline_at <= :soon AND deadline_at IS NOT NULL AND place < 5);
+  AND NOT EXISTS (SELECT 1 FROM trellis_job WHERE deadline_at <= :soon AND deadline_at IS NOT NULL AND place < 5)
+  AND NOT EXISTS (SELECT 1 FROM trellis_spawned WHERE orphaned = 1);
 
 -- A lease renewed after the last sweep (its end minus its length) had no outage before the renewal.
 -- name: amnesty

@@ -1,0 +1,195 @@
+-- Waits of suspended jobs. A job that ends, and a signal that arrives, resume the jobs that wait for them in their own
+-- transaction.
+--
+-- Locks are taken in one order, so that two transactions cannot wait for each other: first rows of `spawned`, by child
+-- (`_lock_family`), at the end rows of suspended jobs, by number (`_wake`).
+
+-- What a wait needs: all children ended (1), all ended or one without success (2), one of them ended (3).
+
+create or replace function _lock_family(p_ids bigint[]) returns void language sql set search_path from current
+set enable_seqscan = off as $$
+  select from spawned s where s.id = any(p_ids) or s.parent = any(p_ids) order by s.id for update
+$$;
+
+-- A child has ended: it leaves `spawned`. A job that waits for it is looked at when this transaction ends.
+create or replace function _child_ended(p_ids bigint[], p_batch bigint, p_success boolean) returns void language sql
+set search_path from current set enable_seqscan = off as $$
+  with gone as (delete from spawned s where s.id = any(p_ids) returning s.parent, s.awaited)
+  insert into wake (batch, id, reason)
+  select distinct p_batch, g.parent, case when p_success then 'children_ended' else 'child_failed' end from gone g where g.awaited
+$$;
+
+-- The children of a job that ends without success are cancelled by the next sweep, unless they were spawned to go on.
+create or replace function _parent_ended(p_id bigint) returns void language sql set search_path from current set enable_seqscan = off as $$
+  update spawned s set orphaned = true where s.parent = p_id and s.cancels and not s.orphaned
+$$;
+
+-- A job leaves its wait, for whatever reason.
+create or replace function _wait_over(p_id bigint) returns void language plpgsql set search_path from current set enable_seqscan = off as $$
+begin
+  delete from suspension w where w.id = p_id;
+  if found then update spawned s set awaited = false where s.parent = p_id and s.awaited; end if;
+end $$;
+
+-- Children that run again after they had ended (a requeue) or that were put back (a restore) have no row in `spawned`.
+create or replace function _link_again(p_parent bigint, p_children bigint[]) returns void language plpgsql
+set search_path from current set enable_seqscan = off as $$
+declare
+  one bigint;
+  k record;
+begin
+  for one in select c.id from unnest(p_children) c(id) where not exists (select from spawned s where s.id = c.id)
+                and not exists (select from ended e where e.id = c.id) order by c.id loop
+    k := _find(one);
+    if k.place <> 'ended' then
+      insert into spawned (id, parent, cancels) values (one, p_parent, true) on conflict do nothing;
+    end if;
+  end loop;
+end $$;
+
+-- Stores what a job waits for that was just suspended. If it has happened already, the job is resumed when this
+-- transaction ends. p_wait: {"mode": …, "children": [job ids], "signal": name, "after": number of the last signal read}.
+create or replace function _begin_wait(p_id bigint, p_wait jsonb, p_batch bigint) returns void language plpgsql
+set search_path from current set enable_seqscan = off as $$
+declare
+  kind smallint := coalesce((p_wait ->> 'mode')::smallint, 1);
+  children bigint[] := array(
+    select j.id from jsonb_array_elements_text(p_wait -> 'children') c(job_id)
+      join job j on j.job_id = c.job_id and j.parent_id = (select p.job_id from job p where p.id = p_id));
+  expected int := jsonb_array_length(p_wait -> 'children');
+  open_children int;
+  reason text;
+begin
+  insert into suspension (id, mode, signal, after)
+  values (p_id, kind, p_wait ->> 'signal', coalesce((p_wait ->> 'after')::bigint, 0));
+  if expected > 0 then
+    perform _link_again(p_id, children);
+    update spawned s set awaited = true where s.id = any(children) and s.parent = p_id;
+    get diagnostics open_children = row_count;
+    if open_children = 0 or (kind = 3 and open_children < expected) then
+      reason := 'children_ended';
+    elsif kind = 2 and open_children < expected and exists (
+        select from unnest(children) c(id) join ended e on e.id = c.id join state s on s.lifecycle = e.lifecycle and s.state = e.state
+         where not s.success) then
+      reason := 'child_failed';
+    end if;
+  end if;
+  if reason is null and exists (select from job_signal g where g.id = p_id and g.name = p_wait ->> 'signal'
+                                   and g.no > coalesce((p_wait ->> 'after')::bigint, 0)) then
+    reason := 'signal_arrived';
+  end if;
+  if reason is not null then insert into wake (batch, id, reason) values (p_batch, p_id, reason); end if;
+end $$;
+
+-- Resumes the suspended jobs of `wake` whose wait is over. With p_batch: those of one transaction, which waits for locked
+-- rows. Without: those that other transactions left, as far as their rows are not locked. Returns how many were resumed.
+create or replace function _wake(p_batch bigint, p_actor int, p_now timestamptz, p_new_batch bigint) returns int language plpgsql
+set search_path from current set enable_seqscan = off as $$
+declare
+  ids bigint[];
+  r resting;
+  w suspension;
+  x transition;
+  t token;
+  failed boolean;
+  signalled boolean;
+  resumed int := 0;
+begin
+  if p_batch is not null then
+    ids := array(select distinct k.id from wake k where k.batch = p_batch order by 1);
+    if cardinality(ids) = 0 then return 0; end if;
+    perform from resting d where d.id = any(ids) order by d.id for update;
+  else
+    ids := array(select distinct k.id from (select q.id from wake q limit 1000) k order by 1);
+    if cardinality(ids) = 0 then return 0; end if;
+    ids := array(select d.id from resting d where d.id = any(ids) order by d.id for update skip locked)
+        || array(select u.id from unnest(ids) u(id) where not exists (select from resting d where d.id = u.id));
+  end if;
+  for r in select d.* from resting d where d.id = any(ids) order by d.id loop
+    select s.* into w from suspension s where s.id = r.id;
+    continue when not found;
+    select bool_or(k.reason = 'child_failed'), bool_or(k.reason = 'signal_arrived') into failed, signalled from wake k
+     where k.id = r.id and (p_batch is null or k.batch = p_batch);
+    if not signalled and not (w.mode = 2 and failed) and w.mode <> 3
+       and exists (select from spawned s where s.parent = r.id and s.awaited) then
+      continue;
+    end if;
+    select o.* into x from transition o where o.lifecycle = r.lifecycle and o.source = r.state and o.trigger = 'due';
+    t := (r.id, r.ckey, r.until, r.type, r.version, r.epoch, r.owner, r.generation, r.attempt, r.max_attempts, r.deaths, r.state,
+          r.lifecycle, r.prio, r.flags)::token;
+    delete from resting d where d.id = r.id;
+    perform _step(t, x, p_actor, (select l.swept_by from lifecycle l where l.lifecycle = r.lifecycle), p_now, p_new_batch, null, false,
+                  case when signalled then format(_cause('signal_arrived'), w.signal) when failed and w.mode = 2 then _cause('child_failed')
+                       else _cause('children_ended') end);
+    resumed := resumed + 1;
+  end loop;
+  delete from wake k where k.id = any(ids) and (p_batch is null or k.batch = p_batch);
+  return resumed;
+end $$;
+
+-- Sends a signal to a job that has not ended. A repeated key is answered like the first. Outcome: 'sent', 'repeated',
+-- 'ended', 'full' or 'missing'.
+create or replace function send_signal(p_actor int, p_job_id text, p_name text, p_body bytea, p_key text, p_most int)
+returns table (outcome text, state text, number bigint) language plpgsql security definer set search_path from current as $$
+#variable_conflict use_column
+declare
+  a record := _actor(p_actor);
+  now_at timestamptz := trellis.now();
+  of_job bigint;
+  k record;
+  batch_no bigint;
+  new_no bigint;
+begin
+  perform _require(a.role, 'send_signal');
+  select j.id into of_job from job j where j.job_id = p_job_id;
+  if not found or not _within_reach(a.role, of_job) then
+    return query select 'missing', null::text, null::bigint;
+    return;
+  end if;
+  k := _find(of_job);
+  return query select 'repeated', n.name, g.no from job_signal g
+     join state n on n.lifecycle = (k.t).lifecycle and n.state = (k.t).state where g.id = of_job and g.key = p_key;
+  if found then return; end if;
+  if k.place = 'ended' then
+    return query select 'ended', n.name, null::bigint from state n where n.lifecycle = (k.t).lifecycle and n.state = (k.t).state;
+    return;
+  elsif (select count(*) from job_signal g where g.id = of_job) >= p_most then
+    return query select 'full', null::text, null::bigint;
+    return;
+  end if;
+  insert into job_signal (id, name, at, actor, key, body) values (of_job, p_name, now_at, p_actor, p_key, p_body) returning no into new_no;
+  if exists (select from suspension w where w.id = of_job and w.signal = p_name and w.after < new_no) then
+    batch_no := _open_batch();
+    insert into wake (batch, id, reason) values (batch_no, of_job, 'signal_arrived');
+    perform _wake(batch_no, p_actor, now_at, batch_no);
+  end if;
+  return query select 'sent', n.name, new_no from state n where n.lifecycle = (k.t).lifecycle and n.state = (k.t).state;
+end $$;
+
+-- Cancels the children of jobs that ended without success: at once while they wait, by a request while they are held.
+create or replace function _sweep_orphans(p_actor int, p_now timestamptz, p_batch bigint, p_limit int) returns int
+language plpgsql set search_path from current as $$
+declare
+  d record;
+  k record;
+  done int := 0;
+begin
+  for d in select s.id from spawned s where s.orphaned order by s.id limit p_limit for update skip locked loop
+    begin
+      update spawned s set orphaned = false where s.id = d.id;
+      k := _find(d.id);
+      if k.place = 'held' then
+        update lease l set cancel_at = p_now + _orphan_grace() where l.id = d.id and l.cancel_at is null;
+        if found then
+          insert into wish (id, epoch, at, actor, cause) values (d.id, (k.t).epoch, p_now, p_actor, _cause('parent_ended'))
+            on conflict (id) do update set epoch = excluded.epoch, at = excluded.at, actor = excluded.actor, cause = excluded.cause;
+        end if;
+      elsif k.place <> 'ended' then
+        perform _cancel_now(d.id, p_actor, p_now, p_batch, _cause('parent_ended'));
+      end if;
+      done := done + 1;
+    exception when others then raise warning 'trellis: the child % of an ended job could not be cancelled: %', d.id, sqlerrm;
+    end;
+  end loop;
+  return done;
+end $$;

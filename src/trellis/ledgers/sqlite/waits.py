@@ -1,0 +1,53 @@
+"""Signals to jobs, and the children of jobs that ended without success."""
+
+from trellis.engine.jobs import JOB_SIGNALS_MAX, ORPHAN_GRACE_S, Actor, JobId, SignalSent
+from trellis.ledgers.refusals import check_job_signal, signal_refused
+from trellis.ledgers.sqlite.lanes import Transaction
+from trellis.ledgers.sqlite.moves import request_cancel
+from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, ActorRef, StepWrite, sweeping_role, target_place
+from trellis.ledgers.sqlite.steps import WAIT_QUERIES, StepBatch, array, find_job_row, job_rows, resume_if_over
+from trellis.lifecycles import Trigger
+from trellis.lifecycles.events import Cause
+
+
+def send_signal(
+    tx: Transaction, actor: Actor, job_id: JobId, name: str, body: bytes, *, key: str | None = None
+) -> SignalSent:
+    """Store a signal, and resume the job if it waits for it."""
+    check_job_signal(name, body, key)
+    row = find_job_row(tx, job_id)
+    state = STATE_NAMES[row.lifecycle, row.state]
+    before = [] if key is None else tx.db.execute(WAIT_QUERIES.signal_with_key, (row.id, key)).fetchall()
+    if before:
+        return SignalSent(job_id=job_id, number=before[0][0], state=state, repeated=True)
+    if row.place > HELD:
+        raise signal_refused(name, job_id, state)
+    if tx.db.execute(WAIT_QUERIES.count_signals, (row.id,)).fetchall()[0][0] >= JOB_SIGNALS_MAX:
+        raise signal_refused(name, job_id, None)
+    by = tx.names.actor_id(actor.name)
+    number = tx.db.execute(WAIT_QUERIES.put_signal, (row.id, name, tx.now, by, key, body)).fetchall()[0][0]
+    waits = tx.db.execute(WAIT_QUERIES.suspension, (row.id,)).fetchall()
+    if waits and waits[0][1] == name:
+        resume_if_over(tx, row.id, {Cause.SIGNAL_ARRIVED}, by)
+    return SignalSent(job_id=job_id, number=number, state=state)
+
+
+def cancel_orphans(tx: Transaction, actor: Actor, limit: int) -> int:
+    """Cancel the children of jobs that ended without success: at once while they wait, by a request while they run."""
+    keys = [key for (key,) in tx.db.execute(WAIT_QUERIES.orphans, (limit,))]
+    if not keys:
+        return 0
+    tx.db.execute(WAIT_QUERIES.keep_orphans, (array(keys),))
+    batch, by = StepBatch(), tx.names.actor_id(actor.name)
+    for row in job_rows(tx, keys).values():
+        step = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
+        if step is None:
+            continue
+        if row.place == HELD:
+            request_cancel(tx, actor, row, grace_s=ORPHAN_GRACE_S, cause=Cause.PARENT_ENDED)
+            continue
+        place, wait = target_place(step, keyed=row.ckey is not None, delay_us=None)
+        who = ActorRef(sweeping_role(row.lifecycle), by)
+        batch.add(row, StepWrite(step, who, place, wait, cause=Cause.PARENT_ENDED))
+    batch.write(tx)
+    return len(keys)

@@ -1,0 +1,403 @@
+"""Suspended jobs: they hold no lease, and go on in the transaction in which what they wait for has happened."""
+
+import asyncio
+
+import pytest
+
+from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
+from trellis.engine.errors import InvalidTransition, JobNotFound, NotAllowed, OptionInvalid, SignalRefused
+from trellis.engine.jobs import (
+    JOB_SIGNALS_MAX,
+    ORPHAN_GRACE_S,
+    WAIT_CHILDREN_MAX,
+    CancelRequested,
+    Claimed,
+    JobId,
+    JobSignal,
+    LeaseLost,
+    NewJob,
+    StepApplied,
+    Wait,
+    WaitMode,
+)
+from trellis.engine.records import JobPlace, RetentionOptions
+from trellis.lifecycles import Role
+from trellis.lifecycles.events import Cause
+
+SUSPEND = "suspend"
+FOREVER = Wait(signal="never")
+
+
+def child_of(rig: Rig, parent: Claimed, **options) -> NewJob:
+    return rig.new_job(type="child", parent_id=parent.lease.job_id, **options)
+
+
+async def spawn(rig: Rig, parent: Claimed, n: int, *, entry: str = "children", abandoned=(), **options) -> list[JobId]:
+    jobs = [child_of(rig, parent, **options) for _ in range(n)]
+    stored = await rig.ledger.spawn(WORKER, parent.lease, jobs, entry, b"[]", abandoned=frozenset(abandoned))
+    assert stored == b"[]"
+    return [job.job_id for job in jobs]
+
+
+async def suspend(rig: Rig, held: Claimed, wait: Wait) -> None:
+    assert isinstance(await rig.pull(held, SUSPEND, wait=wait, spare_attempt=True), StepApplied)
+
+
+async def end_child(rig: Rig, job_id: JobId, trigger: str = "complete", **options) -> None:
+    held = await rig.claim_one(types=("child",), only=job_id)
+    assert isinstance(await rig.pull(held, trigger, **options), StepApplied)
+
+
+async def waiting_parent(rig: Rig, children: int, mode: WaitMode = WaitMode.ALL, **wait) -> tuple[JobId, list[JobId]]:
+    parent = await rig.running()
+    ids = await spawn(rig, parent, children)
+    await suspend(rig, parent, Wait(children=tuple(ids), mode=mode, **wait))
+    return parent.lease.job_id, ids
+
+
+async def test_a_suspended_job_has_no_lease_and_is_not_claimed(rig: Rig):
+    held = await rig.running()
+    await suspend(rig, held, FOREVER)
+    job = await rig.job(held.lease.job_id)
+    assert (job.state, job.place, job.due_at, job.attempt) == ("suspended", JobPlace.SCHEDULED, None, 1)
+    assert await rig.ledger.holds([job.job_id]) == []
+    assert await rig.claim(5) == []
+    await rig.pass_time(3600)
+    assert await rig.state(job.job_id) == "suspended"
+    assert isinstance(await rig.pull(held, "complete"), LeaseLost), "its holder has no lease any more"
+
+
+async def test_a_job_goes_on_when_the_last_of_its_children_has_ended(rig: Rig):
+    parent, (first, second) = await waiting_parent(rig, 2)
+    await end_child(rig, second)
+    assert await rig.state(parent) == "suspended"
+    await end_child(rig, first, "fail")
+    event = await rig.last_event(parent)
+    assert (event.type, event.source, event.target, event.cause) == (
+        "job_resumed",
+        "suspended",
+        "queued",
+        Cause.CHILDREN_ENDED,
+    )
+    assert (event.role, event.actor) == (Role.SWEEPER, WORKER.name), "made in the transaction of the child's end"
+    again = await rig.claim_one()
+    assert (again.lease.job_id, again.attempts_spent, again.attempts_allowed) == (parent, 0, 5)
+
+
+@pytest.mark.parametrize(
+    "mode, ends, goes_on",
+    [
+        (WaitMode.ALL, ("fail",), False),
+        (WaitMode.ALL_OR_FAILURE, ("complete",), False),
+        (WaitMode.ALL_OR_FAILURE, ("fail",), True),
+        (WaitMode.ALL_OR_FAILURE, ("complete", "complete", "complete"), True),
+        (WaitMode.ANY, ("complete",), True),
+        (WaitMode.ANY, ("fail",), True),
+    ],
+)
+async def test_the_mode_of_a_wait_decides_which_ends_count(
+    rig: Rig, mode: WaitMode, ends: tuple[str, ...], goes_on: bool
+):
+    parent, children = await waiting_parent(rig, 3, mode)
+    for job_id, trigger in zip(children, ends, strict=False):
+        assert await rig.state(parent) == "suspended"
+        await end_child(rig, job_id, trigger)
+    assert await rig.state(parent) == ("queued" if goes_on else "suspended")
+    if goes_on:
+        failed = mode is WaitMode.ALL_OR_FAILURE and "fail" in ends
+        assert (await rig.last_event(parent)).cause == (Cause.CHILD_FAILED if failed else Cause.CHILDREN_ENDED)
+
+
+async def test_children_that_ended_before_the_wait_began_count(rig: Rig):
+    for mode, ends in ((WaitMode.ALL, 2), (WaitMode.ALL_OR_FAILURE, 1), (WaitMode.ANY, 1)):
+        parent = await rig.running()
+        children = await spawn(rig, parent, 2)
+        for job_id in children[:ends]:
+            await end_child(rig, job_id, "fail")
+        await suspend(rig, parent, Wait(children=tuple(children), mode=mode))
+        assert (await rig.event_types(parent.lease.job_id))[-2:] == ["job_suspended", "job_resumed"], mode
+        await rig.cancel(parent.lease.job_id)
+
+
+async def test_a_child_may_end_in_any_way(rig: Rig):
+    for end in ("cancel", "dead_letter", "deadline", "deaths"):
+        parent = await rig.running()
+        (child,) = await spawn(rig, parent, 1, deadline_s=30.0 if end == "deadline" else None, max_deaths=1)
+        await suspend(rig, parent, Wait(children=(child,)))
+        if end == "cancel":
+            await rig.cancel(child)
+        elif end == "dead_letter":
+            await rig.move(child, "dead_lettered", by=ADMIN, death=_death())
+        elif end == "deaths":
+            await rig.claim_one(types=("child",), only=child)
+            await rig.lose_lease()
+        else:
+            await rig.pass_time(40)
+        assert await rig.state(parent.lease.job_id) == "queued", end
+        await rig.cancel(parent.lease.job_id)
+
+
+async def test_a_timer_ends_the_wait(rig: Rig):
+    parent, (child,) = await waiting_parent(rig, 1, timeout_s=60.0)
+    assert (await rig.job(parent)).due_at is not None
+    await rig.pass_time(50)
+    assert await rig.state(parent) == "suspended"
+    await rig.pass_time(20)
+    event = await rig.last_event(parent)
+    assert (event.type, event.cause, event.role) == ("job_resumed", None, Role.SWEEPER)
+    await end_child(rig, child)
+    assert await rig.state(parent) == "queued", "the child's end wakes nobody any more"
+
+
+async def test_a_signal_resumes_the_job_that_waits_for_it(rig: Rig):
+    held = await rig.running()
+    job_id = held.lease.job_id
+    await suspend(rig, held, Wait(signal="approved"))
+    other = await rig.ledger.send_signal(SUBMITTER, job_id, "rejected", b"1")
+    assert (other.state, await rig.state(job_id)) == ("suspended", "suspended")
+    sent = await rig.ledger.send_signal(SUBMITTER, job_id, "approved", b'{"by": "ada"}')
+    event = await rig.last_event(job_id)
+    assert (event.type, event.cause, event.actor, event.role) == (
+        "job_resumed",
+        "signal approved arrived",
+        SUBMITTER.name,
+        Role.SWEEPER,
+    )
+    assert await rig.ledger.job_signals(job_id, "approved", after=0, limit=10) == [
+        JobSignal(sent.number, "approved", b'{"by": "ada"}')
+    ]
+    assert await rig.ledger.job_signals(job_id, "approved", after=sent.number, limit=10) == []
+
+
+async def test_a_signal_that_came_before_the_wait_counts_unless_it_was_read(rig: Rig):
+    held = await rig.running()
+    sent = await rig.ledger.send_signal(ADMIN, held.lease.job_id, "go", b"1")
+    await suspend(rig, held, Wait(signal="go"))
+    assert await rig.state(held.lease.job_id) == "queued"
+    again = await rig.claim_one()
+    await suspend(rig, again, Wait(signal="go", after=sent.number))
+    assert await rig.state(held.lease.job_id) == "suspended"
+
+
+async def test_a_repeated_signal_is_stored_once(rig: Rig):
+    job_id = await rig.submit_one()
+    first = await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1", key="k")
+    again = await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"2", key="k")
+    assert (first.repeated, again.repeated, again.number) == (False, True, first.number)
+    assert [signal.body for signal in await rig.ledger.job_signals(job_id, "go", after=0, limit=10)] == [b"1"]
+    await rig.cancel(job_id)
+    assert (await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1", key="k")).repeated
+
+
+async def test_signals_are_refused_clearly(rig: Rig):
+    with pytest.raises(JobNotFound):
+        await rig.ledger.send_signal(SUBMITTER, JobId("nobody"), "go", b"1")
+    job_id = await rig.submit_one()
+    with pytest.raises(OptionInvalid, match="signal"):
+        await rig.ledger.send_signal(SUBMITTER, job_id, "", b"1")
+    with pytest.raises(NotAllowed, match="send a signal"):
+        await rig.ledger.send_signal(actor(Role.PROJECTOR), job_id, "go", b"1")
+    await rig.cancel(job_id)
+    with pytest.raises(SignalRefused, match="it ended as cancelled"):
+        await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1")
+
+
+async def test_a_job_takes_a_bounded_number_of_signals(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    for module in ("trellis.ledgers.sqlite.waits", "trellis.ledgers.postgres.ledger"):
+        monkeypatch.setattr(f"{module}.JOB_SIGNALS_MAX", 3)
+    job_id = await rig.submit_one()
+    for n in range(3):
+        await rig.ledger.send_signal(SUBMITTER, job_id, f"s{n}", b"1")
+    with pytest.raises(SignalRefused, match=f"{JOB_SIGNALS_MAX} signals"):
+        await rig.ledger.send_signal(SUBMITTER, job_id, "s4", b"1")
+
+
+async def test_a_repeated_spawn_submits_nothing_again(rig: Rig):
+    parent = await rig.running()
+    job = child_of(rig, parent)
+    for body in (b"1", b"2"):
+        assert await rig.ledger.spawn(WORKER, parent.lease, [job], "e", body, abandoned=frozenset()) == b"1"
+    assert [one.job_id for one in (await rig.ledger.outcomes([job.job_id]))] == [job.job_id]
+    assert await rig.ledger.read_journal(parent.lease.job_id) == {"e": b"1"}
+
+
+async def test_a_lost_lease_spawns_nothing(rig: Rig):
+    parent = await rig.running()
+    await rig.lose_lease()
+    job = child_of(rig, parent)
+    stored = await rig.ledger.spawn(WORKER, parent.lease, [job], "e", b"1", abandoned=frozenset())
+    assert stored == LeaseLost(parent.lease)
+    assert await rig.ledger.job(job.job_id) is None
+    assert await rig.ledger.read_journal(parent.lease.job_id) == {}
+
+
+@pytest.mark.parametrize("options", [{"delay_s": 60.0}, {"concurrency_key": "k"}, {"priority": 0}])
+async def test_children_of_every_kind_are_awaited(rig: Rig, options: dict[str, object]):
+    parent = await rig.running()
+    children = await spawn(rig, parent, 2, **options)
+    await suspend(rig, parent, Wait(children=tuple(children)))
+    await rig.pass_time(61)
+    for job_id in children:
+        await end_child(rig, job_id)
+    assert await rig.state(parent.lease.job_id) == "queued"
+
+
+async def test_spawn_takes_only_children_of_the_held_job(rig: Rig):
+    parent = await rig.running()
+    for wrong in (rig.new_job(), rig.new_job(parent_id=parent.lease.job_id, idempotency_key="k", fingerprint=b"1")):
+        with pytest.raises(OptionInvalid, match="plain child"):
+            await rig.ledger.spawn(WORKER, parent.lease, [wrong], "e", b"1", abandoned=frozenset())
+
+
+async def test_children_of_a_job_that_ends_without_success_are_cancelled(rig: Rig):
+    parent = await rig.running()
+    held_id, waiting_id = await spawn(rig, parent, 2)
+    (kept,) = await spawn(rig, parent, 1, entry="more", abandoned=[JobId("later")])
+    held = await rig.claim_one(types=("child",), only=held_id)
+    await suspend(rig, parent, Wait(children=(held_id, waiting_id)))
+    await rig.cancel(parent.lease.job_id)
+    await rig.sweep()
+    event = await rig.last_event(waiting_id)
+    assert (event.type, event.cause, event.role) == ("job_cancelled", Cause.PARENT_ENDED, Role.SWEEPER)
+    assert await rig.state(kept) == "cancelled"
+    (lease,) = await rig.ledger.holds([held_id])
+    assert lease.cancel, "its holder is asked to stop"
+    assert isinstance(await rig.pull(held, "stop"), StepApplied)
+    assert ORPHAN_GRACE_S > 0
+
+
+async def test_abandoned_children_and_those_of_a_succeeded_job_go_on(rig: Rig):
+    failing = await rig.running()
+    job = child_of(rig, failing)
+    await rig.ledger.spawn(WORKER, failing.lease, [job], "e", b"1", abandoned=frozenset({job.job_id}))
+    await rig.pull(failing, "fail")
+    happy = await rig.running()
+    (child,) = await spawn(rig, happy, 1)
+    await rig.pull(happy, "complete")
+    await rig.sweep()
+    assert {await rig.state(job.job_id), await rig.state(child)} == {"queued"}
+
+
+async def test_a_requeued_child_is_awaited_again(rig: Rig):
+    parent, (child,) = await waiting_parent(rig, 1)
+    await end_child(rig, child, "fail")
+    await rig.ledger.requeue(ADMIN, [child], rig.request(), limit=1, cause=None)
+    again = await rig.claim_one()
+    await suspend(rig, again, Wait(children=(child,)))
+    assert await rig.state(parent) == "suspended"
+    await end_child(rig, child)
+    assert await rig.state(parent) == "queued"
+
+
+async def test_a_suspended_job_is_cancelled_dead_lettered_and_ends_by_its_deadline(rig: Rig):
+    for end in ("cancel", "dead_letter", "deadline"):
+        held = await rig.running(deadline_s=100.0)
+        await suspend(rig, held, FOREVER)
+        if end == "cancel":
+            assert not isinstance(await rig.cancel(held.lease.job_id), CancelRequested)
+        elif end == "dead_letter":
+            await rig.move(held.lease.job_id, "dead_lettered", by=ADMIN, death=_death())
+        else:
+            await rig.pass_time(110)
+        assert await rig.state(held.lease.job_id) == ("cancelled" if end == "cancel" else "dead_lettered")
+
+
+async def test_nobody_else_resumes_a_suspended_job(rig: Rig):
+    held = await rig.running()
+    await suspend(rig, held, FOREVER)
+    for role in (Role.SUBMITTER, Role.CONTROL_PLANE, Role.WORKER, Role.GATEWAY):
+        answer = await rig.move(held.lease.job_id, "queued", by=actor(role))
+        assert "sweeper" in getattr(answer, "reason", ""), role
+    assert await rig.state(held.lease.job_id) == "suspended"
+
+
+async def test_a_cancel_request_ends_the_job_instead_of_suspending_it(rig: Rig):
+    from trellis.engine.jobs import CancelMode
+
+    held = await rig.running()
+    await rig.cancel(held.lease.job_id, CancelMode.SOFT)
+    await rig.pull(held, SUSPEND, wait=FOREVER, spare_attempt=True)
+    assert await rig.state(held.lease.job_id) == "cancelled"
+
+
+async def test_exactly_a_suspending_step_names_a_wait(rig: Rig):
+    held = await rig.running()
+    with pytest.raises(InvalidTransition, match="names its wait"):
+        await rig.pull(held, SUSPEND)
+    with pytest.raises(InvalidTransition, match="names its wait"):
+        await rig.pull(held, "complete", wait=FOREVER)
+    with pytest.raises(OptionInvalid, match="at most"):
+        await rig.pull(held, SUSPEND, wait=Wait(children=(JobId("c"),) * (WAIT_CHILDREN_MAX + 1)))
+    assert await rig.state(held.lease.job_id) == "running"
+
+
+async def test_a_repeated_suspend_is_answered_alike(rig: Rig):
+    held = await rig.running()
+    first = await rig.pull(held, SUSPEND, wait=FOREVER, spare_attempt=True)
+    again = await rig.pull(held, SUSPEND, wait=FOREVER, spare_attempt=True)
+    assert isinstance(first, StepApplied)
+    assert again == StepApplied(first.version, repeated=True)
+
+
+async def test_outcomes_say_how_far_jobs_are(rig: Rig):
+    done, failed, open_ = await rig.submit(3, type="child")
+    await end_child(rig, done, "complete", result=b"7")
+    await end_child(rig, failed, "fail", cause="no luck")
+    outcomes = {one.job_id: one for one in await rig.ledger.outcomes([done, failed, open_, JobId("unknown")])}
+    assert {key: one[2:] for key, one in outcomes.items()} == {
+        done: ("succeeded", True, True, b"7", None),
+        failed: ("failed", True, False, None, "no luck"),
+        open_: ("queued", False, False, None, None),
+    }
+
+
+async def test_a_keyed_job_gives_its_slot_away_while_it_waits(rig: Rig):
+    held = await rig.running(concurrency_key="k")
+    second = await rig.submit_one(concurrency_key="k")
+    assert await rig.claim(1) == []
+    await suspend(rig, held, Wait(signal="go"))
+    (other,) = await rig.claim(1)
+    assert other.lease.job_id == second
+    await rig.ledger.send_signal(ADMIN, held.lease.job_id, "go", b"1")
+    assert await rig.claim(1) == [], "it waits for its slot again"
+    await rig.pull(other, "complete")
+    assert (await rig.claim_one()).lease.job_id == held.lease.job_id
+
+
+async def test_many_children_that_end_at_once_resume_their_parents_once(rig: Rig):
+    """Children of several parents end in many transactions at the same time: no end is missed, none counts twice."""
+    parents = []
+    for _ in range(4):
+        parent = await rig.running()
+        children = await spawn(rig, parent, 12)
+        await suspend(rig, parent, Wait(children=tuple(children)))
+        parents.append((parent.lease.job_id, children))
+    ledgers = [rig.ledger, await rig.open_another()]
+    held = await rig.claim(48, types=("child",))
+    interleaved = sorted(held, key=lambda one: hash(one.lease.job_id) % 7)
+
+    async def end(n: int, part: list[Claimed]) -> None:
+        from trellis.engine.jobs import Advance, Turn
+
+        advances = tuple(Advance(one.lease, "running", "complete" if n % 3 else "fail") for one in part)
+        await ledgers[n % 2].turn(Turn(actor=WORKER, advances=advances))
+
+    await asyncio.gather(*(end(n, interleaved[n::8]) for n in range(8)))
+    for job_id, _ in parents:
+        assert (await rig.event_types(job_id)).count("job_resumed") == 1
+
+
+async def test_signals_leave_with_their_job(rig: Rig):
+    job_id = await rig.submit_one()
+    await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1")
+    await rig.cancel(job_id)
+    await rig.advance(2 * 86_400.0)
+    while (await rig.ledger.retain(RetentionOptions(ended_s=86_400.0))).more:
+        pass
+    assert await rig.ledger.job_signals(job_id, "go", after=0, limit=10) == []
+
+
+def _death():
+    from tests.ledgers.conformance.rig import DEATH
+
+    return DEATH
