@@ -58,6 +58,8 @@ ORPHAN_GRACE_S = CANCEL_GRACE_S_DEFAULT
 JOB_SIGNALS_MAX = 1_000
 """The most signals that can be sent to one job."""
 SIGNAL_NAME_CHARS_MAX = 200
+RESTART_ENTRY = "@input"
+"""The journal entry with the input of a job that began anew."""
 WAIT_CHILDREN_MAX = 10_000
 """The most children that one wait can name."""
 SILENCE_GRACE_S = 0.5
@@ -274,6 +276,10 @@ class Wait:
     """The number of the last signal that the job has read. Only later ones count."""
     timeout_s: float | None = None
     """The job goes on after this time in any case; None waits as long as it takes."""
+    entry: tuple[str, bytes] | None = None
+    """A journal entry that is stored with the wait: its name and body."""
+    restart_with: bytes | None = None
+    """Begin anew with this input: the journal is emptied, and has this body as `RESTART_ENTRY`. The job goes on at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,6 +117,7 @@ class Cause(StrEnum):
     CHILD_FAILED = "a child it waited for ended without success"
     SIGNAL_ARRIVED = "signal %s arrived"
     """`%s` is the name of the signal."""
+    BEGINS_ANEW = "its handler begins anew with another input"
     PARENT_ENDED = "its parent ended without success"
     COMPENSATED = "compensated by %s"
     """`%s` is the id of the compensating job."""

@@ -401,3 +401,16 @@ def _death():
     from tests.ledgers.conformance.rig import DEATH
 
     return DEATH
+
+
+async def test_a_wait_stores_its_journal_entry_and_a_new_beginning_empties_the_journal(rig: Rig):
+    held = await rig.running()
+    job_id = held.lease.job_id
+    await rig.ledger.journal(held.lease, "before", b"1")
+    await suspend(rig, held, Wait(timeout_s=60.0, entry=("sleep", b"2")))
+    assert await rig.ledger.read_journal(job_id) == {"before": b"1", "sleep": b"2"}
+    await rig.pass_time(61)
+    await suspend(rig, await rig.claim_one(), Wait(restart_with=b'"anew"'))
+    assert await rig.ledger.read_journal(job_id) == {"@input": b'"anew"'}
+    event = await rig.last_event(job_id)
+    assert (event.type, event.cause) == ("job_resumed", Cause.BEGINS_ANEW)

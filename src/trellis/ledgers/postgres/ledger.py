@@ -322,6 +322,8 @@ class PostgresLedger(PostgresReads):
             rows = await turner.turn(actor, steps, claim, types)
         if rows:
             self._notifier.notify_events()
+        if any(row["kind"] == turns.RESUMED for row in rows):
+            self._notifier.notify()
         return turns.turn_answers(turn.advances, steps, rows, self._type_names, claim)
 
     async def _steps_batch(self, calls: Sequence[turns.StepsCall]) -> list[list[PostgresRow]]:

@@ -34,7 +34,7 @@ from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Transition, Trigger
 
 TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
 TURNS = "select * from turns($1, $2)"
-CLAIMED, LOST, REPEATED, APPLIED, WIDE = range(5)
+CLAIMED, LOST, REPEATED, APPLIED, WIDE, RESUMED = range(6)
 PRIORITIES = tuple(int(priority) for priority in Priority)
 
 
@@ -156,7 +156,15 @@ def _other(advance: Advance) -> dict[str, Any]:
 
 
 def _wait(wait: Wait) -> dict[str, Any]:
-    return {"mode": int(wait.mode), "children": wait.children, "signal": wait.signal, "after": wait.after}
+    return {
+        "mode": int(wait.mode),
+        "children": wait.children,
+        "signal": wait.signal,
+        "after": wait.after,
+        "entry": None if wait.entry is None else wait.entry[0],
+        "body": None if wait.entry is None else base64.b64encode(wait.entry[1]).decode(),
+        "restart": None if wait.restart_with is None else base64.b64encode(wait.restart_with).decode(),
+    }
 
 
 def _text(advance: Advance) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from trellis.engine.errors import JobNotFound
-from trellis.engine.jobs import DeadLetterReason, JobId, JobKey, Wait, WaitMode
+from trellis.engine.jobs import RESTART_ENTRY, DeadLetterReason, JobId, JobKey, Wait, WaitMode
 from trellis.engine.records import BEGUN_BY_TIMER
 from trellis.engine.text import storable
 from trellis.ledgers.queries import NamedQueries
@@ -138,6 +138,12 @@ def _begin_wait(tx: Transaction, key: JobKey, wait: Wait) -> set[Cause]:
     """Store what a job waits for. Returns what of it has happened already."""
     tx.db.execute(WAIT_QUERIES.put_suspension, (key, int(wait.mode), wait.signal, wait.after))
     happened: set[Cause] = set()
+    if wait.restart_with is not None:
+        tx.db.execute(WAIT_QUERIES.empty_journal, (key,))
+        happened.add(Cause.BEGINS_ANEW)
+    entry = wait.entry if wait.restart_with is None else (RESTART_ENTRY, wait.restart_with)
+    if entry is not None:
+        tx.db.execute(WAIT_QUERIES.put_entry, {"job": key, "entry": entry[0], "body": entry[1], "now": tx.now})
     if wait.children:
         values = {"parent": key, "children": children_array(wait.children)}
         tx.db.execute(WAIT_QUERIES.link_children, values)
@@ -157,7 +163,9 @@ def resume_if_over(tx: Transaction, key: JobKey, happened: set[Cause], actor: in
     if not rows or not happened:
         return
     mode, signal, _ = rows[0]
-    if Cause.SIGNAL_ARRIVED in happened:
+    if Cause.BEGINS_ANEW in happened:
+        cause = Cause.BEGINS_ANEW
+    elif Cause.SIGNAL_ARRIVED in happened:
         cause = Cause.SIGNAL_ARRIVED % signal
     elif mode == WaitMode.ALL_OR_FAILURE and Cause.CHILD_FAILED in happened:
         cause = Cause.CHILD_FAILED

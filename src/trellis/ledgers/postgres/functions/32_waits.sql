@@ -48,8 +48,9 @@ begin
 end $$;
 
 -- Stores what a job waits for that was just suspended. If it has happened already, the job is resumed when this
--- transaction ends. p_wait: {"mode": …, "children": [job ids], "signal": name, "after": number of the last signal read}.
-create or replace function _begin_wait(p_id bigint, p_wait jsonb, p_batch bigint) returns void language plpgsql
+-- transaction ends. p_wait: {"mode": …, "children": [job ids], "signal": name, "after": number of the last signal read,
+-- "entry" and "body": a journal entry to store, "restart": the input of a handler that begins anew}.
+create or replace function _begin_wait(p_id bigint, p_epoch int, p_wait jsonb, p_batch bigint) returns void language plpgsql
 set search_path from current set enable_seqscan = off as $$
 declare
   kind smallint := coalesce((p_wait ->> 'mode')::smallint, 1);
@@ -62,6 +63,14 @@ declare
 begin
   insert into suspension (id, mode, signal, after)
   values (p_id, kind, p_wait ->> 'signal', coalesce((p_wait ->> 'after')::bigint, 0));
+  if p_wait ->> 'restart' is not null then
+    delete from journal o where o.id = p_id;
+    insert into journal (id, entry, at, epoch, body) values (p_id, '@input', trellis.now(), p_epoch, decode(p_wait ->> 'restart', 'base64'));
+    reason := 'begins_anew';
+  elsif p_wait ->> 'entry' is not null then
+    insert into journal (id, entry, at, epoch, body)
+    values (p_id, p_wait ->> 'entry', trellis.now(), p_epoch, decode(p_wait ->> 'body', 'base64')) on conflict do nothing;
+  end if;
   if expected > 0 then
     perform _link_again(p_id, children);
     update spawned s set awaited = true where s.id = any(children) and s.parent = p_id;
@@ -93,6 +102,7 @@ declare
   t token;
   failed boolean;
   signalled boolean;
+  anew boolean;
   resumed int := 0;
 begin
   if p_batch is not null then
@@ -108,9 +118,10 @@ begin
   for r in select d.* from resting d where d.id = any(ids) order by d.id loop
     select s.* into w from suspension s where s.id = r.id;
     continue when not found;
-    select bool_or(k.reason = 'child_failed'), bool_or(k.reason = 'signal_arrived') into failed, signalled from wake k
+    select bool_or(k.reason = 'child_failed'), bool_or(k.reason = 'signal_arrived'), bool_or(k.reason = 'begins_anew')
+      into failed, signalled, anew from wake k
      where k.id = r.id and (p_batch is null or k.batch = p_batch);
-    if not signalled and not (w.mode = 2 and failed) and w.mode <> 3
+    if not signalled and not anew and not (w.mode = 2 and failed) and w.mode <> 3
        and exists (select from spawned s where s.parent = r.id and s.awaited) then
       continue;
     end if;
@@ -119,7 +130,7 @@ begin
           r.lifecycle, r.prio, r.flags)::token;
     delete from resting d where d.id = r.id;
     perform _step(t, x, p_actor, (select l.swept_by from lifecycle l where l.lifecycle = r.lifecycle), p_now, p_new_batch, null, false,
-                  case when signalled then format(_cause('signal_arrived'), w.signal) when failed and w.mode = 2 then _cause('child_failed')
+                  case when anew then _cause('begins_anew') when signalled then format(_cause('signal_arrived'), w.signal) when failed and w.mode = 2 then _cause('child_failed')
                        else _cause('children_ended') end);
     resumed := resumed + 1;
   end loop;

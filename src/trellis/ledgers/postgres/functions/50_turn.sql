@@ -121,7 +121,7 @@ begin
           insert into result (id, at, expires_at, body)
           values (t.id, p_now, p_now + o.ttl * interval '1 s', decode(o.result, 'base64'));
         end if;
-        if o.wait is not null then perform _begin_wait(t.id, o.wait, p_batch); end if;
+        if o.wait is not null then perform _begin_wait(t.id, o.epoch, o.wait, p_batch); end if;
       end if;
     end if;
     if t.id = o.id then
@@ -172,7 +172,7 @@ returns table (kind smallint, id bigint, version int) language sql stable set se
 $$;
 
 -- Answers: kinds 1 to 3 are outcomes of steps (lost, repeated, applied); `part` says whether of a start, a completion
--- or another step. Kind 0 holds the claimed jobs, kind 4 the large values of a claimed job.
+-- or another step. Kind 0 holds the claimed jobs, kind 4 the large values of a claimed job. Kind 5: jobs were resumed.
 create or replace function turn(
   p_actor int, p_lifecycle smallint,
   p_done bigint[], p_done_epochs int[], p_done_source smallint, p_results bytea[], p_ttls float8[],
@@ -298,7 +298,10 @@ begin
       return next;
     end loop;
   end if;
-  if batch_no is not null then perform _wake(batch_no, p_actor, now_at, batch_no); end if;
+  if batch_no is not null and _wake(batch_no, p_actor, now_at, batch_no) > 0 then
+    kind := 5; part := null; id := null; version := null;
+    return next;
+  end if;
 
   if p_claim is not null then
     c := _claim(p_actor, a.role, now_at, batch_no, l, p_claim, p_types, p_lease_ms, p_beat_ms, p_prios, p_lows, p_start, p_prefetch,
@@ -333,5 +336,7 @@ begin
     a := _actor(u.actor);
     return query select u.n, o.kind, 2::smallint, o.id, o.version from _advance_others(u.others::jsonb, u.actor, a.role, trellis.now(), batch_no) o;
   end loop;
-  perform _wake(batch_no, p_actors[1], trellis.now(), batch_no);
+  if _wake(batch_no, p_actors[1], trellis.now(), batch_no) > 0 then
+    return query select 1::bigint, 5::smallint, null::smallint, null::bigint, null::int;
+  end if;
 end $$;

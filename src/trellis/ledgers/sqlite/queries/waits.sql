@@ -13,6 +13,13 @@ SELECT mode, signal, after FROM trellis_suspension WHERE job = ?;
 -- name: put_suspension
 INSERT INTO trellis_suspension (job, mode, signal, after) VALUES (?, ?, ?, ?);
 
+-- name: empty_journal
+DELETE FROM trellis_journal WHERE job = ?;
+
+-- name: put_entry
+INSERT INTO trellis_journal (job, entry, epoch, at, body)
+SELECT :job, :entry, j.epoch, :now, :body FROM trellis_job j WHERE j.id = :job ON CONFLICT DO NOTHING;
+
 -- name: drop_suspension
 DELETE FROM trellis_suspension WHERE job = ? RETURNING job;
 
