@@ -8,17 +8,20 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from inspect import isawaitable
-from typing import Any, Generic, Protocol, TypeVar, Unpack, cast
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack, cast
 
 import pydantic_core
 
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, sleep_or_stop
-from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError, PermanentError
+from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError, OptionInvalid, PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
-from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
+from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob, Wait
 from trellis.engine.ledger import Ledger
+from trellis.worker.app import HandlerKind
+from trellis.worker.durable import ChildHandle, DurableCalls, FirstChild, Suspended
 from trellis.worker.held import AttemptState, HeldJob, JobLogger, LogBuffer, StopCause
 from trellis.worker.payloads import any_json_bytes, within_payload_limit
 from trellis.worker.requests import SubmitSettings
@@ -41,6 +44,10 @@ class WorkerServices(Protocol):
 
     def request(self, type_: str, payload: Any, settings: SubmitSettings) -> NewJob:
         """Builds and checks the job that a handler submits."""
+        ...
+
+    def read_result(self, type_: str, body: bytes | None) -> Any:
+        """Decodes the result of a job as its handler's return type, if this application has the handler."""
         ...
 
 
@@ -98,7 +105,7 @@ class AttemptContext:
 class Context(AttemptContext):
     """One attempt of one job, for an async handler."""
 
-    __slots__ = ("_checkpoint", "_held", "_journal", "_steps", "_worker")
+    __slots__ = ("_checkpoint", "_durable", "_held", "_journal", "_steps", "_worker")
 
     def __init__(self, held: HeldJob, worker: WorkerServices) -> None:
         # As `AttemptContext.__init__`, written out: one is made for every attempt of every job.
@@ -110,6 +117,7 @@ class Context(AttemptContext):
         self._journal: dict[str, bytes] | None = None
         self._steps: set[str] | None = None
         """The names that this attempt has journaled; None before the first."""
+        self._durable: DurableCalls | None = None
 
     @property
     def job_id(self) -> JobId:
@@ -226,7 +234,8 @@ class Context(AttemptContext):
     async def _journaled(self, name: str, call: Callable[[], Awaitable[Any] | Any]) -> bytes:
         """The stored result of a step; runs the step if there is none."""
         if self._journal is None:
-            self._journal = await self._worker.ledger.read_journal(self.job_id)
+            # The first holder of a job knows that nobody has written a journal before.
+            self._journal = {} if self.epoch == 1 else await self._worker.ledger.read_journal(self.job_id)
         if name not in self._journal:
             value = call()
             body = within_payload_limit(pydantic_core.to_json(await value if isawaitable(value) else value))
@@ -236,17 +245,109 @@ class Context(AttemptContext):
     async def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobId:
         """Submit a child job. It inherits parent, correlation id and trace.
 
-        A repeated attempt submits again. To submit once, give an `idempotency_key` derived from `ctx.idempotency_key`.
+        A repeated attempt submits again. To submit once, use `ctx.spawn`, or give an `idempotency_key` derived from
+        `ctx.idempotency_key`.
         """
         self._refuse_if_lost()
-        settings.setdefault("parent_id", self.job_id)
-        settings.setdefault("correlation_id", self.correlation_id)
-        settings.setdefault("trace", tracing.here() or self.trace)
-        job = self._worker.request(type_, payload, settings)
+        job = self._worker.request(type_, payload, {**self._family(), **settings})
         (answer,) = await self._worker.ledger.submit(self._worker.actor, [job])
         if isinstance(answer, Mismatch):
             raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
         return answer.job_id
+
+    # --- durable functions: `trellis.worker.durable` --------------------------------------------------------------
+
+    async def step(self, name: str, call: Callable[..., Awaitable[Any] | Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `call(*args, **kwargs)` once and store its result as JSON. Later attempts get the stored result.
+
+        `call` may be async. The JSON value comes back, in the first attempt too: a dict for a dataclass, text for a
+        datetime. A call that raises stores nothing, and is made again by the next attempt. Raises ReplayMismatch if the
+        handler made another durable call at this place before, or one with other arguments.
+        """
+        arguments = [args, kwargs] if args or kwargs else None
+        return await self._calls().step(name, lambda: call(*args, **kwargs), arguments)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds without a slot or a lease. The job is suspended, and the handler begins again then."""
+        await self._calls().sleep(seconds, None)
+
+    async def sleep_until(self, moment: datetime) -> None:
+        """Wait until a time without a slot or a lease. The time must have a time zone."""
+        if moment.tzinfo is None:
+            raise OptionInvalid(option="moment", value=moment, expected="it must have a time zone")
+        await self._calls().sleep(None, moment)
+
+    def spawn(
+        self, type_: str, payload: Any = None, *, abandon: bool = False, **settings: Unpack[SubmitSettings]
+    ) -> ChildHandle[Any]:
+        """Submit a child job once, however often this handler is repeated. Await the handle for its result.
+
+        The child is submitted with the next durable call, or when the handler returns. It is cancelled when this job
+        ends without success, unless `abandon` is true.
+        """
+        return self._calls().spawn(type_, payload, settings, abandon=abandon)
+
+    async def gather(self, *handles: ChildHandle[Any], return_exceptions: bool = False) -> list[Any]:
+        """The results of children, in the order of the handles. The job is suspended until they have ended.
+
+        If a child ends without success, raises ChildFailed at once; with `return_exceptions`, waits for all children
+        and returns the ChildFailed in its place.
+        """
+        return await self._calls().gather(handles, return_exceptions=return_exceptions)
+
+    async def first(self, *handles: ChildHandle[Any]) -> FirstChild:
+        """The child that ended first, with its result. Raises ChildFailed if it ended without success."""
+        return await self._calls().first(handles)
+
+    async def wait_signal(self, name: str, *, timeout_s: float | None = None) -> Any:
+        """The next signal of this name that was sent to the job. The job is suspended until it arrives.
+
+        Each signal is returned once, in the order of arrival. Raises SignalTimeout.
+        """
+        return await self._calls().wait_signal(name, timeout_s)
+
+    async def version(self, change: str, latest: int = 1) -> int:
+        """The version of a change of this code that the job began with: `latest` for a job that comes here first.
+
+        0 for a job that was beyond this place before the change was made. Keep the old code for those jobs.
+        """
+        return await self._calls().version(change, latest)
+
+    async def continue_as_new(self, payload: Any = None) -> NoReturn:
+        """Begin the handler anew with another payload and an empty journal, under the same job id.
+
+        For handlers that never end. Raise nothing after it: it does not return.
+        """
+        body = self._held.spec.codec.accept(payload)[1]
+        await self._calls().continue_as_new(body)
+
+    @property
+    def suspension(self) -> Wait | None:
+        """What the job waits for, once a durable call has suspended it."""
+        return None if self._durable is None else self._durable.suspension
+
+    async def replay(self) -> bytes | None:
+        """Read the journal before the handler begins again. Returns the payload of a job that began anew."""
+        return await self._calls().restarted_payload()
+
+    async def finish(self) -> None:
+        """The handler has returned: submit children that it spawned last, and check its replay."""
+        if self._durable is not None:
+            await self._durable.finish()
+
+    def _calls(self) -> DurableCalls:
+        self._refuse_if_lost()
+        if self._durable is None:
+            if self._held.spec.kind is HandlerKind.BATCH:
+                raise PermanentError("durable calls need a handler of their own: this type is handled in batches")
+            claimed = self._held.claimed
+            self._durable = DurableCalls(claimed.lease, self._worker, self._fenced, self._family, claimed.generation)
+        return self._durable
+
+    def _family(self) -> SubmitSettings:
+        """The settings that the children of this job inherit."""
+        trace = tracing.here() or self.trace
+        return {"parent_id": self.job_id, "correlation_id": self.correlation_id, "trace": trace}
 
     def _fenced(self, answer: Any | LeaseLost) -> Any:
         if isinstance(answer, LeaseLost):
@@ -290,6 +391,43 @@ class SyncContext:
             return await asyncio.to_thread(call)
 
         return self._wait(self._context.journal(name, called))
+
+    def step(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `call(*args, **kwargs)` on a thread once and store its result as JSON. Later attempts get it."""
+
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            return await asyncio.to_thread(call, *args, **kwargs)
+
+        return self._wait(self._context.step(name, called, *args, **kwargs))
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds without a slot or a lease. The handler begins again then."""
+        self._wait(self._context.sleep(seconds))
+
+    def sleep_until(self, moment: datetime) -> None:
+        """Wait until a time without a slot or a lease."""
+        self._wait(self._context.sleep_until(moment))
+
+    def gather(self, *handles: ChildHandle[Any], return_exceptions: bool = False) -> list[Any]:
+        """The results of children, in the order of the handles. The job is suspended until they have ended."""
+        return cast("list[Any]", self._wait(self._context.gather(*handles, return_exceptions=return_exceptions)))
+
+    def first(self, *handles: ChildHandle[Any]) -> FirstChild:
+        """The child that ended first, with its result."""
+        return cast("FirstChild", self._wait(self._context.first(*handles)))
+
+    def wait_signal(self, name: str, *, timeout_s: float | None = None) -> Any:
+        """The next signal of this name that was sent to the job. Raises SignalTimeout."""
+        return self._wait(self._context.wait_signal(name, timeout_s=timeout_s))
+
+    def version(self, change: str, latest: int = 1) -> int:
+        """The version of a change of this code that the job began with."""
+        return cast("int", self._wait(self._context.version(change, latest)))
+
+    def continue_as_new(self, payload: Any = None) -> NoReturn:
+        """Begin the handler anew with another payload and an empty journal, under the same job id."""
+        self._wait(self._context.continue_as_new(payload))
+        raise Suspended
 
     def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobId:
         """Submit a child job."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
 from trellis.engine.event_data import artifacts_data
-from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeadLetterReason, ReasonCode, Stage
+from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeadLetterReason, ReasonCode, Stage, Wait
 from trellis.engine.retry_policy import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
 from trellis.lifecycles import Trigger
 from trellis.worker.held import HeldJob, StopCause
@@ -47,6 +47,18 @@ def start_advance(held: HeldJob) -> Advance:
 def release_advance(held: HeldJob, cause: str) -> Advance:
     """Releases the job to other workers. The attempt does not count."""
     return _advance(held, Trigger.RELEASE, spare_attempt=True, cause=cause)
+
+
+def may_suspend(held: HeldJob) -> bool:
+    """Whether a job that waits can be suspended. Otherwise it is cancelled or released like any other."""
+    return not held.cancel_requested and not held.lease_over and held.fate in {None, StopCause.TIMED_OUT}
+
+
+def suspend_advance(held: HeldJob, wait: Wait) -> Advance:
+    """Suspends a job whose handler waits. The attempt does not count."""
+    about: dict[str, Any] = {"children": len(wait.children), "signal": wait.signal, "timeout_s": wait.timeout_s}
+    data = json.dumps({"waits_for": {name: value for name, value in about.items() if value}}).encode()
+    return _advance(held, Trigger.SUSPEND, spare_attempt=True, wait=wait, data=data)
 
 
 def cancel_advance(held: HeldJob, cause: str) -> Advance:

@@ -11,14 +11,15 @@ from functools import partial
 from typing import Any
 
 from trellis.engine import tracing
-from trellis.engine.errors import LedgerError
-from trellis.engine.jobs import LeaseLost, StepApplied
+from trellis.engine.errors import LedgerError, PermanentError
+from trellis.engine.jobs import LeaseLost, StepApplied, Wait
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import error_text
 from trellis.engine.text import error_message
 from trellis.worker.app import HandlerKind
 from trellis.worker.context import Context, Item, SyncContext, WorkerServices
+from trellis.worker.durable import Suspended
 from trellis.worker.held import HeldJob, HeldJobs, StopCause
 from trellis.worker.outcomes import (
     LEASE_DOUBT_CAUSE,
@@ -26,8 +27,10 @@ from trellis.worker.outcomes import (
     advance_on_error,
     cancel_advance,
     complete_advance,
+    may_suspend,
     reject_unreadable,
     release_advance,
+    suspend_advance,
 )
 from trellis.worker.payloads import UnreadablePayload
 
@@ -252,12 +255,15 @@ class Runners:
         value, error = None, None
         with tracing.attempt_span(held.claimed, f"job.handle {held.claimed.type}") as span:
             try:
+                if held.lease.epoch > 1:
+                    await self._replay(held, context)
                 if held.spec.kind is HandlerKind.SYNC:
                     value = await self._threads.run(self._sync_call(held, context))
                 else:
                     held.task = task
                     handler = held.spec.handler
                     value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
+                await context.finish()
             except GeneratorExit:
                 raise
             # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
@@ -268,7 +274,16 @@ class Runners:
         self._handler_ended(held, error)
         if held.progress is not None or held.logs is not None:
             await self._flush(held)
-        self._end(held, value, error)
+        self._end(held, value, error, context.suspension)
+
+    async def _replay(self, held: HeldJob, context: Context) -> None:
+        """Read the journal of a job that had a holder before, and the payload with which it began anew."""
+        body = await context.replay()
+        if body is not None:
+            payload = held.spec.codec.read_payload(body)
+            if isinstance(payload, UnreadablePayload):
+                raise PermanentError(f"the input with which this job began anew cannot be read: {payload.detail}")
+            held.payload = payload
 
     async def _run_batch(self, first: HeldJob, now: float, task: asyncio.Task[None] | None) -> None:
         batch = [held for held in (first, *self._mates(first)) if self._readable(held)]
@@ -330,7 +345,7 @@ class Runners:
         except LedgerError as error:
             _log.warning("signals_dropped", job_id=held.lease.job_id, error=str(error))
 
-    def _end(self, held: HeldJob, value: Any, error: BaseException | None) -> None:
+    def _end(self, held: HeldJob, value: Any, error: BaseException | None, wait: Wait | None = None) -> None:
         self._held_jobs.running -= 1
         if held.finished or held.fate is StopCause.LOST:
             held.finished = True
@@ -339,7 +354,11 @@ class Runners:
             _log.warning("outcome_dropped", job_id=held.lease.job_id, epoch=held.lease.epoch, reason=reason)
             self._held_jobs.changed.set()
             return
-        step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
+        if wait is not None and may_suspend(held):
+            # Whatever the handler has made of it: it begins again when what it waits for has happened.
+            step, error = suspend_advance(held, wait), None
+        else:
+            step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
         if isinstance(error, Exception) and not isinstance(error, Snooze):
             _note_failure(held, step.trigger, error)
         self._held_jobs.settle(held, step)
@@ -347,7 +366,7 @@ class Runners:
 
 def _describe_failure(span: tracing.Span, problem: BaseException) -> None:
     """Records on the span how a handler failed or was interrupted."""
-    if isinstance(problem, Snooze | asyncio.CancelledError):
+    if isinstance(problem, Snooze | Suspended | asyncio.CancelledError):
         span.note({"trellis.outcome": type(problem).__name__})
     else:
         span.note({"error.type": type(problem).__name__})

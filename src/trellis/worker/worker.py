@@ -103,6 +103,12 @@ class Worker:
         known = self.app if type_ in self.app else None
         return new_job(type_, payload, settings, app=known, new_id=self._new_id)
 
+    def read_result(self, type_: str, body: bytes | None) -> Any:
+        """Decodes the result of a job: as its handler's return type, or as JSON if another application has it."""
+        if body is None:
+            return None
+        return self.app.spec(type_).codec.read_result(body) if type_ in self.app else json.loads(body)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

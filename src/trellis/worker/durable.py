@@ -1,0 +1,548 @@
+"""Durable functions: the steps, waits and children of a handler.
+
+Every durable call of a handler has a number, from 1. Its outcome is a journal entry of the job, under that number. A
+job that waits is suspended: its handler ends, and begins again when what it waits for has happened. Then each call that
+has an entry returns what the entry says, until the handler reaches the first call without one. So a handler must make
+the same calls in the same order each time; `ctx.version` is for code that has changed meanwhile.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from inspect import isawaitable
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+
+import pydantic_core
+
+from trellis.engine.errors import OptionInvalid, PermanentError
+from trellis.engine.jobs import (
+    CLAIM_MAX,
+    DELAY_S_MAX,
+    RESTART_ENTRY,
+    Actor,
+    JobId,
+    JobOutcome,
+    Lease,
+    LeaseLost,
+    NewJob,
+    Wait,
+    WaitMode,
+)
+from trellis.engine.ledger import Ledger
+from trellis.worker.payloads import within_payload_limit
+from trellis.worker.requests import SubmitSettings
+
+ResultT = TypeVar("ResultT")
+
+JOURNAL_ENTRIES_MAX = 10_000
+"""The most journal entries of one job. A handler that needs more begins anew (`ctx.continue_as_new`)."""
+JOURNAL_BYTES_MAX = 16 * 1024 * 1024
+SPAWN_MAX = 1_000
+"""The most children that one journal entry names."""
+OUTCOMES_BYTES = 512 * 1024
+"""Results of children that are stored together in one journal entry."""
+STEP, SLEEP, SPAWN, GATHER, FIRST, SIGNAL = "step", "sleep", "spawn", "gather", "first", "wait_signal"
+WAITS = "waits"
+"""The entry of a call that has begun to wait. It is stored with the wait, and shows that the handler was there."""
+OWN_SETTINGS = frozenset({"job_id", "idempotency_key", "idempotency_scope", "parent_id", "compensates", "lifecycle"})
+"""Settings of a submit that a spawned job cannot have: its parent gives it an id of its own."""
+
+
+class Suspended(BaseException):
+    """Ends a handler whose job waits. The handler begins again later; let this pass."""
+
+
+class ReplayMismatch(PermanentError):
+    """The handler makes other durable calls than when the job ran before. The journal is kept.
+
+    Repair the code, or give the change a `ctx.version`, and requeue the job.
+    """
+
+
+class ChildFailed(PermanentError):
+    """A child that the job waited for ended without success."""
+
+    def __init__(self, job_id: JobId, type_: str, state: str, error: str | None) -> None:
+        self.job_id, self.type, self.state, self.error = job_id, type_, state, error
+        super().__init__(f"child {job_id} ({type_}) ended as {state}: {error or 'no error was recorded'}")
+
+
+class SignalTimeout(TimeoutError):
+    """No signal arrived in time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChildHandle(Generic[ResultT]):
+    """A spawned child. `await` waits for its result; `ctx.gather` and `ctx.first` wait for several."""
+
+    id: JobId
+    type: str
+    calls: "DurableCalls"
+    """The attempt that spawned it."""
+    is_new: bool
+    """Whether this attempt spawned it, and no earlier one."""
+
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        return self._result().__await__()
+
+    async def _result(self) -> ResultT:
+        return (await self.calls.gather((self,), return_exceptions=False))[0]
+
+
+class FirstChild(NamedTuple):
+    """The child that ended first, and its result."""
+
+    handle: ChildHandle[Any]
+    value: Any
+
+
+class DurableServices(Protocol):
+    """The parts of a worker that durable calls use."""
+
+    ledger: Ledger
+    actor: Actor
+
+    def request(self, type_: str, payload: Any, settings: SubmitSettings) -> NewJob:
+        """Builds and checks a job to submit."""
+        ...
+
+    def read_result(self, type_: str, body: bytes | None) -> Any:
+        """Decodes the result of a job as its handler's return type, if this application has the handler."""
+        ...
+
+
+class JournalEntry(NamedTuple):
+    """What the journal says about one durable call."""
+
+    kind: str
+    label: str
+    body: bytes
+
+
+class JournalReplay:
+    """The journal of a job, by the numbers of its durable calls."""
+
+    def __init__(self, entries: dict[str, bytes]) -> None:
+        self.entries = len(entries)
+        self.bytes = sum(map(len, entries.values()))
+        self.last = 0
+        """The highest number of a call that has an entry."""
+        self.named: dict[str, bytes] = {}
+        """Entries without a number: versions, and the input of a job that began anew."""
+        self._by_number: dict[int, list[JournalEntry]] = {}
+        for name, body in entries.items():
+            self.add(name, body, stored=True)
+
+    def add(self, name: str, body: bytes, *, stored: bool = False) -> None:
+        """Note an entry that is stored."""
+        if not stored:
+            self.entries += 1
+            self.bytes += len(body)
+        number, _, rest = name.removeprefix("@").partition(":")
+        if not name.startswith("@") or not number.isdigit():
+            self.named[name] = body
+            return
+        kind, _, label = rest.partition(":")
+        entries = (
+            _spawn_entries(int(number), body) if kind == SPAWN else [(int(number), JournalEntry(kind, label, body))]
+        )
+        for at, entry in entries:
+            self._by_number.setdefault(at, []).append(entry)
+            self.last = max(self.last, at)
+
+    def at(self, number: int) -> list[JournalEntry]:
+        """The entries of one call."""
+        return self._by_number.get(number, [])
+
+
+def _spawn_entries(first: int, body: bytes) -> list[tuple[int, JournalEntry]]:
+    """One entry names several children, whose calls have consecutive numbers."""
+    return [
+        (first + n, JournalEntry(SPAWN, f"{type_}#{mark}", b"")) for n, (type_, mark) in enumerate(json.loads(body))
+    ]
+
+
+class DurableCalls:
+    """The durable calls of one attempt."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        worker: DurableServices,
+        fenced: Callable[[Any | LeaseLost], Any],
+        family: Callable[[], SubmitSettings],
+        generation: int,
+    ) -> None:
+        self._lease = lease
+        self._worker = worker
+        self._fenced = fenced
+        self._family = family
+        """The settings that children inherit."""
+        self._generation = generation
+        self._replay: JournalReplay | None = None
+        self._number = 0
+        self._pending: list[tuple[int, NewJob, str, bool]] = []
+        self.suspension: Wait | None = None
+        """What the job waits for, once a call has suspended it."""
+
+    # --- the journal ---------------------------------------------------------------------------------------------
+
+    async def load(self) -> JournalReplay:
+        """Read the journal, once."""
+        if self._replay is None:
+            # The first holder of a job knows that nobody has written a journal before.
+            is_first = self._lease.epoch == 1
+            self._replay = JournalReplay({} if is_first else await self._worker.ledger.read_journal(self._lease.job_id))
+        return self._replay
+
+    async def restarted_payload(self) -> bytes | None:
+        """The payload with which the job began anew, if it did."""
+        body = (await self.load()).named.get(RESTART_ENTRY)
+        return None if body is None else json.dumps(json.loads(body)["payload"]).encode()
+
+    async def finish(self) -> None:
+        """The handler has returned: submit children that no call has submitted, and check that no call is missing."""
+        await self._flush()
+        if self._replay is not None and self._replay.last > self._number:
+            (entry, *_) = self._replay.at(self._replay.last)
+            raise ReplayMismatch(
+                f"the handler returned after {self._number} durable calls; when this job ran before, it made "
+                f"{self._replay.last}, the last one {_call_text(entry.kind, entry.label)}"
+            )
+
+    def _begin(self, kind: str, label: str) -> int:
+        """The number of the next call. Raises Suspended after a wait has begun, and ReplayMismatch."""
+        if self.suspension is not None:
+            raise Suspended
+        self._number += 1
+        for entry in self._replay.at(self._number) if self._replay is not None else ():
+            if not _fits(kind, label, entry):
+                raise ReplayMismatch(
+                    f"durable call {self._number} of this handler is {_call_text(kind, label)}; when this job ran before, "
+                    f"it was {_call_text(entry.kind, entry.label)}"
+                )
+        return self._number
+
+    async def _stored(self, number: int, kind: str) -> bytes | None:
+        return next((entry.body for entry in (await self.load()).at(number) if entry.kind == kind), None)
+
+    async def _record(self, number: int, kind: str, label: str, body: bytes) -> bytes:
+        name = _entry_name(number, kind, label)
+        await self._refuse_full(len(body))
+        stored: bytes = self._fenced(await self._worker.ledger.journal(self._lease, name, body))
+        (await self.load()).add(name, stored)
+        return stored
+
+    async def _refuse_full(self, more: int) -> None:
+        replay = await self.load()
+        if replay.entries >= JOURNAL_ENTRIES_MAX or replay.bytes + more > JOURNAL_BYTES_MAX:
+            raise PermanentError(
+                f"the journal of this job has {replay.entries} entries of {replay.bytes} bytes, and may have "
+                f"{JOURNAL_ENTRIES_MAX} of {JOURNAL_BYTES_MAX}: let the handler begin anew with ctx.continue_as_new"
+            )
+
+    def _suspended(self, wait: Wait) -> Suspended:
+        """What to raise so that the job waits."""
+        self.suspension = wait
+        return Suspended()
+
+    # --- steps and times -----------------------------------------------------------------------------------------
+
+    async def step(self, name: str, call: Callable[[], Awaitable[Any] | Any], arguments: Any) -> Any:
+        """Run a call once; later attempts get its stored result."""
+        await self.load()
+        label = f"{name}#{_mark(arguments)}"
+        number = self._begin(STEP, label)
+        body = await self._stored(number, STEP)
+        if body is None:
+            await self._flush()
+            value = call()
+            result = within_payload_limit(pydantic_core.to_json(await value if isawaitable(value) else value))
+            body = await self._record(number, STEP, label, result)
+        return json.loads(body)
+
+    async def sleep(self, seconds: float | None, until: datetime | None) -> None:
+        """Wait for a time, by the ledger's clock."""
+        replay = await self.load()
+        number = self._begin(SLEEP, "")
+        stored = await self._stored(number, SLEEP)
+        if stored is not None and number < replay.last:
+            return  # the handler went on after it
+        await self._flush()
+        now = await self._worker.ledger.now()
+        end = until or now + timedelta(seconds=_seconds("sleep", seconds or 0.0))
+        if stored is not None:
+            end = datetime.fromisoformat(json.loads(stored))
+        left_s = (end - now).total_seconds()
+        if left_s <= 0:
+            return
+        entry = (_entry_name(number, SLEEP, ""), json.dumps(end.isoformat()).encode())
+        raise self._suspended(Wait(timeout_s=_seconds("sleep", left_s), entry=None if stored is not None else entry))
+
+    async def version(self, change: str, latest: int) -> int:
+        """The version of a change that this job began with."""
+        replay, name = await self.load(), f"@version:{change}"
+        if self.suspension is not None:
+            raise Suspended
+        if name not in replay.named:
+            if replay.last > self._number:
+                return 0
+            await self._flush()
+            body = json.dumps(latest).encode()
+            replay.add(name, self._fenced(await self._worker.ledger.journal(self._lease, name, body)))
+        return json.loads(replay.named[name])
+
+    async def continue_as_new(self, body: bytes) -> NoReturn:
+        """Empty the journal and begin the handler anew with this payload."""
+        await self._flush()
+        replay = await self.load()
+        before = json.loads(replay.named.get(RESTART_ENTRY, b'{"n": 0}'))
+        anew = {"n": before["n"] + 1, "payload": json.loads(body), "signals": self._signals_read(replay)}
+        raise self._suspended(Wait(restart_with=json.dumps(anew).encode()))
+
+    # --- children ------------------------------------------------------------------------------------------------
+
+    def spawn(self, type_: str, payload: Any, settings: SubmitSettings, *, abandon: bool) -> ChildHandle[Any]:
+        """A child of this job. It is submitted with the next call that waits or writes, or when the handler returns."""
+        if wrong := settings.keys() & OWN_SETTINGS:
+            expected = "a spawned job gets its id and parent from the job that spawns it; use ctx.submit for others"
+            raise OptionInvalid(option=min(wrong), value="set", expected=expected)
+        job = self._worker.request(type_, payload, {**self._family(), **settings})
+        mark = _digest(job.payload)
+        number = self._begin(SPAWN, f"{type_}#{mark}")
+        began = 0 if self._replay is None else json.loads(self._replay.named.get(RESTART_ENTRY, b'{"n": 0}'))["n"]
+        job_id = JobId(str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self._lease.job_id} {began} {number}")))
+        is_new = self._replay is None or not self._replay.at(number)
+        if is_new:
+            self._pending.append((number, replace(job, job_id=job_id), mark, abandon))
+        return ChildHandle(job_id, type_, self, is_new)
+
+    async def _flush(self) -> None:
+        """Submit the children that were spawned since the last call."""
+        replay = await self.load()
+        while self._pending:
+            part, self._pending = self._pending[:SPAWN_MAX], self._pending[SPAWN_MAX:]
+            part = [one for one in part if not replay.at(one[0])]
+            if not part:
+                continue
+            first = part[0][0]
+            body = json.dumps([[job.type, mark] for _, job, mark, _ in part]).encode()
+            await self._refuse_full(len(body))
+            jobs = [job for _, job, _, _ in part]
+            left = frozenset(job.job_id for _, job, _, abandon in part if abandon)
+            name = _entry_name(first, SPAWN, str(len(part)))
+            stored = self._fenced(
+                await self._worker.ledger.spawn(self._worker.actor, self._lease, jobs, name, body, abandoned=left)
+            )
+            replay.add(name, stored)
+
+    async def gather(self, handles: Sequence[ChildHandle[Any]], *, return_exceptions: bool) -> list[Any]:
+        """The results of children, in their order."""
+        if not handles:
+            return []
+        await self.load()
+        number = self._begin(GATHER, str(len(handles)))
+        outcomes = await self._gathered(number, len(handles))
+        if outcomes is None:
+            mode = WaitMode.ALL if return_exceptions else WaitMode.ALL_OR_FAILURE
+            by_id = await self._ended(number, GATHER, handles, mode)
+            outcomes = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
+            await self._record_outcomes(number, outcomes)
+        values = [self._value(handle, outcome) for handle, outcome in zip(handles, outcomes, strict=True)]
+        if not return_exceptions:
+            for value in values:
+                if isinstance(value, ChildFailed):
+                    raise value
+        return values
+
+    async def first(self, handles: Sequence[ChildHandle[Any]]) -> FirstChild:
+        """The child that ended first."""
+        if not handles:
+            raise OptionInvalid(option="handles", value="none", expected="at least one child to wait for")
+        await self.load()
+        number = self._begin(FIRST, str(len(handles)))
+        body = await self._stored(number, FIRST)
+        if body is None:
+            by_id = await self._ended(number, FIRST, handles, WaitMode.ANY)
+            ended = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
+            place, outcome = next((n, outcome) for n, outcome in enumerate(ended) if outcome is not None)
+            body = await self._record(number, FIRST, str(len(handles)), json.dumps([place, outcome]).encode())
+        chosen: tuple[int, Any] = tuple(json.loads(body))
+        place, outcome = chosen
+        value = self._value(handles[place], outcome)
+        if isinstance(value, ChildFailed):
+            raise value
+        return FirstChild(handles[place], value)
+
+    async def _ended(
+        self, number: int, kind: str, handles: Sequence[ChildHandle[Any]], mode: WaitMode
+    ) -> dict[JobId, JobOutcome]:
+        """The outcomes of children once they suffice. Suspends the job until then."""
+        is_new = any(handle.is_new for handle in handles)
+        await self._flush()
+        ids = tuple(dict.fromkeys(handle.id for handle in handles))
+        if not is_new:
+            by_id = {one.job_id: one for one in await self._outcomes(ids)}
+            unfinished = [job_id for job_id in ids if job_id in by_id and not by_id[job_id].has_ended]
+            failed = any(one.has_ended and not one.success for one in by_id.values())
+            enough = {
+                WaitMode.ALL: not unfinished,
+                WaitMode.ALL_OR_FAILURE: not unfinished or failed,
+                WaitMode.ANY: len(unfinished) < len(ids),
+            }
+            if enough[mode]:
+                return by_id
+            if mode is WaitMode.ALL:
+                ids = tuple(unfinished)
+        raise self._suspended(Wait(children=ids, mode=mode, entry=_begun(number, kind, str(len(handles)))))
+
+    async def _outcomes(self, ids: Sequence[JobId]) -> list[JobOutcome]:
+        outcomes: list[JobOutcome] = []
+        for start in range(0, len(ids), CLAIM_MAX):
+            outcomes += await self._worker.ledger.outcomes(ids[start : start + CLAIM_MAX])
+        return outcomes
+
+    async def _gathered(self, number: int, count: int) -> list[Any] | None:
+        """The outcomes that were journaled. After a requeue, those with a failure are asked for again."""
+        parts: dict[int, list[Any]] = {}
+        for entry in (await self.load()).at(number):
+            if entry.kind == WAITS:
+                continue
+            _, part, generation, failed = entry.label.split(".")
+            if not int(failed) or int(generation) == self._generation:
+                parts[int(part)] = json.loads(entry.body)
+        outcomes = [outcome for part in sorted(parts) for outcome in parts[part]]
+        return outcomes if len(outcomes) == count else None
+
+    async def _record_outcomes(self, number: int, outcomes: list[Any]) -> None:
+        failed = int(any(outcome is None or "failed" in outcome for outcome in outcomes))
+        part: list[str] = []
+        size = parts = 0
+        for n, outcome in enumerate(outcomes):
+            text = json.dumps(outcome)
+            part.append(text)
+            size += len(text)
+            if size >= OUTCOMES_BYTES or n == len(outcomes) - 1:
+                label = f"{len(outcomes)}.{parts}.{self._generation}.{failed}"
+                await self._record(number, GATHER, label, f"[{','.join(part)}]".encode())
+                part, size, parts = [], 0, parts + 1
+
+    def _value(self, handle: ChildHandle[Any], outcome: Any) -> Any:
+        if outcome is None:
+            return None
+        if "failed" in outcome:
+            return ChildFailed(handle.id, handle.type, outcome["failed"], outcome["error"])
+        body = None if outcome["ok"] is None else json.dumps(outcome["ok"]).encode()
+        return self._worker.read_result(handle.type, body)
+
+    # --- signals -------------------------------------------------------------------------------------------------
+
+    async def wait_signal(self, name: str, timeout_s: float | None) -> Any:
+        """The next signal of this name."""
+        replay = await self.load()
+        number = self._begin(SIGNAL, name)
+        stored = await self._stored(number, SIGNAL)
+        if stored is None:
+            stored = await self._next_signal(replay, number, name, timeout_s)
+        answer = json.loads(stored)
+        if answer["number"] is None:
+            raise SignalTimeout(f"no signal {name!r} arrived in time")
+        return answer["value"]
+
+    async def _next_signal(self, replay: JournalReplay, number: int, name: str, timeout_s: float | None) -> bytes:
+        await self._flush()
+        after = self._signals_read(replay).get(name, 0)
+        signals = await self._worker.ledger.job_signals(self._lease.job_id, name, after=after, limit=1)
+        if signals:
+            body = json.dumps({"number": signals[0].number, "value": json.loads(signals[0].body)}).encode()
+            return await self._record(number, SIGNAL, name, body)
+        begun = await self._stored(number, WAITS)
+        until = None if begun is None else json.loads(begun)
+        left_s: float | None = None
+        if until is not None:
+            left_s = (datetime.fromisoformat(until) - await self._worker.ledger.now()).total_seconds()
+        elif begun is None and timeout_s is not None:
+            left_s = _seconds("timeout_s", timeout_s)
+            until = (await self._worker.ledger.now() + timedelta(seconds=left_s)).isoformat()
+        if left_s is not None and left_s <= 0:
+            return await self._record(number, SIGNAL, name, json.dumps({"number": None}).encode())
+        entry = _begun(number, SIGNAL, name, until)
+        raise self._suspended(Wait(signal=name, after=after, timeout_s=left_s, entry=entry))
+
+    def _signals_read(self, replay: JournalReplay) -> dict[str, int]:
+        """The number of the last signal of each name that the job has read."""
+        read: dict[str, int] = json.loads(replay.named.get(RESTART_ENTRY, b"{}")).get("signals", {})
+        for number in range(1, self._number + 1):
+            for entry in replay.at(number):
+                if entry.kind == SIGNAL:
+                    read[entry.label] = max(read.get(entry.label, 0), json.loads(entry.body)["number"] or 0)
+        return read
+
+
+def _entry_name(number: int, kind: str, label: str) -> str:
+    return f"@{number}:{kind}:{label}"
+
+
+def _begun(number: int, kind: str, label: str, until: str | None = None) -> tuple[str, bytes]:
+    """The entry that is stored when a call begins to wait: until when, if it has a time limit."""
+    return _entry_name(number, WAITS, f"{kind}:{label}"), json.dumps(until).encode()
+
+
+def _fits(kind: str, label: str, entry: JournalEntry) -> bool:
+    """Whether a call can have written this entry."""
+    if entry.kind == WAITS:
+        return f"{kind}:{label}" == entry.label
+    if kind != entry.kind:
+        return False
+    if kind == GATHER:
+        return label == entry.label.partition(".")[0]
+    if kind in {STEP, SPAWN}:
+        name, _, mark = label.rpartition("#")
+        stored_name, _, stored_mark = entry.label.rpartition("#")
+        return name == stored_name and (mark == stored_mark or not mark or not stored_mark)
+    return label == entry.label
+
+
+def _call_text(kind: str, label: str) -> str:
+    """A call in the words of an error message."""
+    if kind == WAITS:
+        kind, _, label = label.partition(":")
+    name, _, mark = label.rpartition("#") if kind in {STEP, SPAWN} else (label, "", "")
+    what = {GATHER: f"of {label.partition('.')[0]} children", FIRST: f"of {label} children", SLEEP: ""}.get(
+        kind, repr(name)
+    )
+    return " ".join(filter(None, (f"ctx.{kind}", what, f"with arguments {mark}" if mark else "")))
+
+
+def _stored_outcome(outcome: JobOutcome | None) -> Any:
+    """The outcome of a child as the journal has it; None for one that has not ended."""
+    if outcome is None:
+        return {"failed": "removed", "error": "it ended, and is no longer in the ledger"}
+    if not outcome.has_ended:
+        return None
+    if not outcome.success:
+        return {"failed": outcome.state, "error": outcome.error}
+    return {"ok": None if outcome.result is None else json.loads(outcome.result)}
+
+
+def _mark(arguments: Any) -> str:
+    """A short digest of a step's arguments; empty without arguments, or if they have no JSON form."""
+    if not arguments:
+        return ""
+    try:
+        return _digest(pydantic_core.to_json(arguments))
+    except (pydantic_core.PydanticSerializationError, ValueError):
+        return ""
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:12]
+
+
+def _seconds(option: str, value: float) -> float:
+    if not 0 <= value <= DELAY_S_MAX:
+        raise OptionInvalid(option=option, value=value, expected=f"from 0 to {DELAY_S_MAX:.0f} seconds")
+    return value

@@ -1,0 +1,385 @@
+"""Durable functions: steps, waits and children of a handler, which survive every restart of it."""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.worker.conftest import Stand
+from trellis.auth.principals import Principal
+from trellis.engine.errors import OptionInvalid, TransientError
+from trellis.engine.jobs import Actor, JobId
+from trellis.engine.retry_policy import RetryPolicy
+from trellis.lifecycles import Role
+from trellis.worker.app import App
+from trellis.worker.context import Context, SyncContext
+from trellis.worker.durable import ChildFailed, ChildHandle, SignalTimeout
+
+SUBMITTER = Actor(role=Role.SUBMITTER, name="test")
+AT_ONCE = RetryPolicy(base_s=0.0, max_s=0.0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a child returns."""
+
+    number: int
+    twice: int
+
+
+class Shop:
+    """An application with a few workflows, which counts what happens outside."""
+
+    def __init__(self) -> None:
+        self.app = App()
+        self.effects: Counter[str] = Counter()
+        self.attempts = 0
+        app = self.app
+
+        @app.job("part", max_attempts=1)
+        async def part(ctx: Context, number: int) -> Part:
+            self.effects[f"part {number}"] += 1
+            if number < 0:
+                raise ValueError("negative")
+            return Part(number, 2 * number)
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+async def signal(stand: Stand, job_id: str, name: str, body: bytes = b"null") -> None:
+    await stand.ledger.send_signal(SUBMITTER, JobId(job_id), name, body)
+
+
+async def test_a_step_runs_once_however_often_its_handler_begins(stand: Stand, shop: Shop):
+    @shop.app.job("order", retry=AT_ONCE)
+    async def order(ctx: Context, item: str) -> list[Any]:
+        shop.attempts += 1
+
+        def charge(amount: int, *, currency: str) -> dict[str, Any]:
+            shop.effects["charge"] += 1
+            return {"amount": amount, "in": currency}
+
+        async def ship() -> datetime:
+            shop.effects["ship"] += 1
+            return datetime(2026, 1, 1, tzinfo=UTC)
+
+        paid = await ctx.step("charge", charge, 7, currency="EUR")
+        if shop.attempts == 1:
+            raise TransientError("once")
+        return [paid, await ctx.step("ship", ship), item]
+
+    handle = await stand.submit("order", "violin")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == [{"amount": 7, "in": "EUR"}, "2026-01-01T00:00:00Z", "violin"]
+    assert (shop.effects, shop.attempts) == ({"charge": 1, "ship": 1}, 2)
+
+
+async def test_a_sleeping_job_holds_nothing_and_goes_on_in_time(stand: Stand, shop: Shop):
+    @shop.app.job("reminder")
+    async def reminder(ctx: Context) -> str:
+        await ctx.step("first", lambda: shop.effects.update(["first"]))
+        await ctx.sleep(3600)
+        await ctx.step("second", lambda: shop.effects.update(["second"]))
+        return "done"
+
+    handle = await stand.submit("reminder")
+    await stand.run_until_idle(shop.app)
+    job = await stand.job(handle)
+    assert (job.state, job.lease) == ("suspended", None) if hasattr(job, "lease") else job.state == "suspended"
+    assert shop.effects == {"first": 1}
+    stand.clock.advance(3599)
+    await stand.sweep()
+    assert (await stand.job(handle)).state == "suspended"
+    stand.clock.advance(2)
+    await stand.sweep()
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == "done"
+    assert shop.effects == {"first": 1, "second": 1}
+    assert (await stand.job(handle)).attempt == 1
+
+
+async def test_sleep_until_a_time_that_has_passed_does_not_wait(stand: Stand, shop: Shop):
+    @shop.app.job("late")
+    async def late(ctx: Context) -> str:
+        await ctx.sleep_until(datetime.now(UTC) - timedelta(days=36500))
+        await ctx.sleep(0)
+        with pytest.raises(OptionInvalid, match="time zone"):
+            await ctx.sleep_until(datetime(2030, 1, 1))  # noqa: DTZ001 - the point of the test
+        return "at once"
+
+    handle = await stand.submit("late")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == "at once"
+
+
+async def test_gather_returns_the_results_of_children_with_their_types(stand: Stand, shop: Shop):
+    @shop.app.job("parent")
+    async def parent(ctx: Context) -> int:
+        parts = [ctx.spawn("part", n) for n in range(5)]
+        values: list[Part] = await ctx.gather(*parts)
+        assert [type(value) for value in values] == [Part] * 5
+        alone: ChildHandle[Part] = ctx.spawn("part", 100)
+        return sum(value.twice for value in values) + (await alone).twice
+
+    handle = await stand.submit("parent")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == 220
+    assert set(shop.effects.values()) == {1}
+    children = await stand.ledger.children(JobId(handle.id), since=None, limit=100)
+    assert len(children.job_ids) == 6
+
+
+async def test_a_failed_child_is_a_typed_error(stand: Stand, shop: Shop):
+    @shop.app.job("careful")
+    async def careful(ctx: Context) -> list[str]:
+        bad, good = ctx.spawn("part", -1), ctx.spawn("part", 1)
+        with pytest.raises(ChildFailed, match="negative") as failure:
+            await ctx.gather(good, bad)
+        assert failure.value.job_id == bad.id
+        both = await ctx.gather(good, bad, return_exceptions=True)
+        return [type(value).__name__ for value in both]
+
+    handle = await stand.submit("careful")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == ["Part", "ChildFailed"]
+
+
+async def test_an_uncaught_failure_of_a_child_fails_its_parent_until_both_are_requeued(stand: Stand, shop: Shop):
+    luck = {"part": -1}
+
+    @shop.app.job("unlucky", max_attempts=1)
+    async def unlucky(ctx: Context) -> str:
+        if luck["part"] < 0:
+            raise ValueError("no luck")
+        return "lucky"
+
+    @shop.app.job("whole")
+    async def whole(ctx: Context) -> str:
+        return await ctx.spawn("unlucky")
+
+    handle = await stand.submit("whole")
+    await stand.run_until_idle(shop.app)
+    job = await stand.job(handle)
+    assert job.state == "failed"
+    luck["part"] = 1
+    (child,) = (await stand.ledger.children(JobId(handle.id), since=None, limit=9)).job_ids
+    admin = Actor(role=Role.CONTROL_PLANE, name="operator")
+    from trellis.engine.jobs import RequestId
+
+    for n, job_id in enumerate((child, JobId(handle.id))):
+        await stand.ledger.requeue(admin, [job_id], RequestId(f"r{n}"), limit=1, cause="repaired")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == "lucky"
+
+
+async def test_first_returns_the_child_that_ended_first(stand: Stand, shop: Shop):
+    @shop.app.job("race")
+    async def race(ctx: Context) -> int:
+        slow = ctx.spawn("part", 1, delay_s=1000.0)
+        quick = ctx.spawn("part", 2)
+        winner = await ctx.first(slow, quick)
+        assert winner.handle is quick
+        return winner.value.twice
+
+    handle = await stand.submit("race")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == 4
+
+
+async def test_signals_are_read_in_their_order_and_each_once(stand: Stand, shop: Shop):
+    @shop.app.job("approval")
+    async def approval(ctx: Context) -> list[Any]:
+        first = await ctx.wait_signal("vote")
+        second = await ctx.wait_signal("vote")
+        return [first, second]
+
+    handle = await stand.submit("approval")
+    await signal(stand, handle.id, "vote", b'"early"')
+    await stand.run_until_idle(shop.app)
+    assert (await stand.job(handle)).state == "suspended"
+    await signal(stand, handle.id, "other", b'"not this"')
+    await signal(stand, handle.id, "vote", b'"late"')
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == ["early", "late"]
+
+
+async def test_waiting_for_a_signal_ends_in_time(stand: Stand, shop: Shop):
+    @shop.app.job("impatient")
+    async def impatient(ctx: Context) -> str:
+        try:
+            return await ctx.wait_signal("go", timeout_s=60)
+        except SignalTimeout:
+            await ctx.sleep(10)
+            return f"gave up, then {await ctx.wait_signal('go')}"
+
+    handle = await stand.submit("impatient")
+    await stand.run_until_idle(shop.app)
+    stand.clock.advance(61)
+    await stand.sweep()
+    await stand.run_until_idle(shop.app)
+    await signal(stand, handle.id, "go", b'"came late"')
+    assert (await stand.job(handle)).state == "suspended", "it sleeps, and waits for no signal"
+    stand.clock.advance(11)
+    await stand.sweep()
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == "gave up, then came late"
+
+
+async def test_a_changed_handler_is_told_apart_and_repaired_by_a_requeue(stand: Stand, shop: Shop):
+    code = {"second": "ship"}
+
+    @shop.app.job("order")
+    async def order(ctx: Context) -> str:
+        await ctx.step("charge", lambda: 1)
+        await ctx.step(code["second"], lambda: 2)
+        await ctx.wait_signal("go")
+        return "done"
+
+    handle = await stand.submit("order")
+    await stand.run_until_idle(shop.app)
+    code["second"] = "pack"
+    await signal(stand, handle.id, "go")
+    await stand.run_until_idle(shop.app)
+    job = await stand.job(handle)
+    assert job.state == "failed"
+    with pytest.raises(
+        Exception, match=r"durable call 2 of this handler is ctx.step 'pack'; .* it was ctx.step 'ship'"
+    ):
+        await handle.result()
+    code["second"] = "ship"
+    from trellis.engine.jobs import RequestId
+
+    admin = Actor(role=Role.CONTROL_PLANE, name="operator")
+    await stand.ledger.requeue(admin, [JobId(handle.id)], RequestId("r"), limit=1, cause="repaired")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == "done"
+
+
+@pytest.mark.parametrize("now", ["other arguments", "another order", "fewer calls", "another kind"])
+async def test_every_way_not_to_fit_the_journal_is_found(stand: Stand, shop: Shop, now: str):
+    code = {"now": "as it was"}
+
+    @shop.app.job("order")
+    async def order(ctx: Context) -> str:
+        changed = code["now"]
+        if changed == "fewer calls":
+            return "done"
+        first, second = ("b", "a") if changed == "another order" else ("a", "b")
+        if changed == "another kind":
+            await ctx.sleep(5)
+        await ctx.step(first, lambda n: n, 2 if changed == "other arguments" else 1)
+        await ctx.step(second, lambda: 2)
+        await ctx.wait_signal("go")
+        return "done"
+
+    handle = await stand.submit("order")
+    await stand.run_until_idle(shop.app)
+    code["now"] = now
+    await signal(stand, handle.id, "go")
+    await stand.run_until_idle(shop.app)
+    job = await stand.job(handle)
+    assert job.state == "failed"
+    letter = (await stand.ledger.outcomes([job.job_id]))[0].error or ""
+    assert "when this job ran before" in letter
+
+
+async def test_version_keeps_old_jobs_on_the_old_code(stand: Stand, shop: Shop):
+    code = {"new": False}
+
+    @shop.app.job("tax")
+    async def tax(ctx: Context) -> str:
+        rate = "old"
+        if code["new"] and await ctx.version("new-rate"):
+            rate = await ctx.step("rate", lambda: "new")
+        await ctx.wait_signal("go")
+        return rate
+
+    old = await stand.submit("tax")
+    await stand.run_until_idle(shop.app)
+    code["new"] = True
+    new = await stand.submit("tax")
+    await stand.run_until_idle(shop.app)
+    for handle in (old, new):
+        await signal(stand, handle.id, "go")
+    await stand.run_until_idle(shop.app)
+    assert [await old.result(), await new.result()] == ["old", "new"]
+
+
+async def test_a_handler_that_never_ends_begins_anew_with_an_empty_journal(stand: Stand, shop: Shop):
+    @shop.app.job("loop")
+    async def loop(ctx: Context, n: int) -> str:
+        vote = await ctx.wait_signal("vote")
+        part = await ctx.spawn("part", n)
+        if vote == "stop":
+            return f"stopped after {n}, {part.number}"
+        await ctx.continue_as_new(n + 1)
+
+    handle = await stand.submit("loop", 0)
+    for vote in (b'"go"', b'"go"', b'"stop"'):
+        await signal(stand, handle.id, "vote", vote)
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == "stopped after 2, 2"
+    assert len(await stand.ledger.read_journal(JobId(handle.id))) == 4, "its input and the calls since"
+    assert len((await stand.ledger.children(JobId(handle.id), since=None, limit=9)).job_ids) == 3
+
+
+async def test_a_sync_handler_has_the_same_calls(stand: Stand, shop: Shop):
+    @shop.app.job("sync")
+    def sync(ctx: SyncContext) -> list[Any]:
+        one = ctx.step("one", lambda n: n + 1, 1)
+        ctx.sleep(60)
+        (part,) = ctx.gather(ctx.spawn("part", 3))
+        return [one, part.twice, ctx.wait_signal("go"), ctx.version("v")]
+
+    handle = await stand.submit("sync")
+    await stand.run_until_idle(shop.app)
+    stand.clock.advance(61)
+    await stand.sweep()
+    await signal(stand, handle.id, "go", b"5")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == [2, 6, 5, 1]
+
+
+async def test_a_handler_that_catches_everything_is_suspended_all_the_same(stand: Stand, shop: Shop):
+    @shop.app.job("greedy")
+    async def greedy(ctx: Context) -> str:
+        try:
+            await ctx.wait_signal("go")
+        except BaseException:  # noqa: BLE001, S110 - what a user may write
+            pass
+        return "done"
+
+    handle = await stand.submit("greedy")
+    await stand.run_until_idle(shop.app)
+    assert (await stand.job(handle)).state == "suspended"
+    await signal(stand, handle.id, "go")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == "done"
+
+
+async def test_spawn_refuses_ids_of_the_caller(stand: Stand, shop: Shop):
+    @shop.app.job("wrong")
+    async def wrong(ctx: Context) -> str:
+        with pytest.raises(OptionInvalid, match="job_id"):
+            ctx.spawn("part", 1, job_id="mine")
+        return "refused"
+
+    handle = await stand.submit("wrong")
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == "refused"
+
+
+async def test_spawned_children_are_submitted_when_the_handler_just_returns(stand: Stand, shop: Shop):
+    @shop.app.job("fire")
+    async def fire(ctx: Context) -> str:
+        return ctx.spawn("part", 9).id
+
+    handle = await stand.submit("fire")
+    await stand.run_until_idle(shop.app)
+    (outcome,) = await stand.ledger.outcomes([JobId(await handle.result())])
+    assert (outcome.state, shop.effects["part 9"]) == ("succeeded", 1)
