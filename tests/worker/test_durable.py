@@ -324,7 +324,7 @@ async def test_a_handler_that_never_ends_begins_anew_with_an_empty_journal(stand
         await signal(stand, handle.id, "vote", vote)
     await stand.run_until_idle(shop.app)
     assert await handle.result() == "stopped after 2, 2"
-    assert len(await stand.ledger.read_journal(JobId(handle.id))) == 4, "its input and the calls since"
+    assert len(await stand.ledger.read_journal(JobId(handle.id))) == 5, "its input and the calls since"
     assert len((await stand.ledger.children(JobId(handle.id), since=None, limit=9)).job_ids) == 3
 
 

@@ -18,7 +18,7 @@ from trellis.engine import tracing
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError, OptionInvalid, PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
-from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob, Wait
+from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.worker.app import HandlerKind
 from trellis.worker.durable import ChildHandle, DurableCalls, FirstChild, Suspended
@@ -105,7 +105,7 @@ class AttemptContext:
 class Context(AttemptContext):
     """One attempt of one job, for an async handler."""
 
-    __slots__ = ("_checkpoint", "_durable", "_held", "_journal", "_steps", "_worker")
+    __slots__ = ("_checkpoint", "_held", "_journal", "_steps", "_worker", "durable")
 
     def __init__(self, held: HeldJob, worker: WorkerServices) -> None:
         # As `AttemptContext.__init__`, written out: one is made for every attempt of every job.
@@ -117,7 +117,8 @@ class Context(AttemptContext):
         self._journal: dict[str, bytes] | None = None
         self._steps: set[str] | None = None
         """The names that this attempt has journaled; None before the first."""
-        self._durable: DurableCalls | None = None
+        self.durable: DurableCalls | None = None
+        """Made by the first durable call; for the runner."""
 
     @property
     def job_id(self) -> JobId:
@@ -265,17 +266,17 @@ class Context(AttemptContext):
         handler made another durable call at this place before, or one with other arguments.
         """
         arguments = [args, kwargs] if args or kwargs else None
-        return await self._calls().step(name, lambda: call(*args, **kwargs), arguments)
+        return await self.durable_calls().step(name, lambda: call(*args, **kwargs), arguments)
 
     async def sleep(self, seconds: float) -> None:
         """Wait for so many seconds without a slot or a lease. The job is suspended, and the handler begins again then."""
-        await self._calls().sleep(seconds, None)
+        await self.durable_calls().sleep(seconds, None)
 
     async def sleep_until(self, moment: datetime) -> None:
         """Wait until a time without a slot or a lease. The time must have a time zone."""
         if moment.tzinfo is None:
             raise OptionInvalid(option="moment", value=moment, expected="it must have a time zone")
-        await self._calls().sleep(None, moment)
+        await self.durable_calls().sleep(None, moment)
 
     def spawn(
         self, type_: str, payload: Any = None, *, abandon: bool = False, **settings: Unpack[SubmitSettings]
@@ -285,7 +286,7 @@ class Context(AttemptContext):
         The child is submitted with the next durable call, or when the handler returns. It is cancelled when this job
         ends without success, unless `abandon` is true.
         """
-        return self._calls().spawn(type_, payload, settings, abandon=abandon)
+        return self.durable_calls().spawn(type_, payload, settings, abandon=abandon)
 
     async def gather(self, *handles: ChildHandle[Any], return_exceptions: bool = False) -> list[Any]:
         """The results of children, in the order of the handles. The job is suspended until they have ended.
@@ -293,25 +294,25 @@ class Context(AttemptContext):
         If a child ends without success, raises ChildFailed at once; with `return_exceptions`, waits for all children
         and returns the ChildFailed in its place.
         """
-        return await self._calls().gather(handles, return_exceptions=return_exceptions)
+        return await self.durable_calls().gather(handles, return_exceptions=return_exceptions)
 
     async def first(self, *handles: ChildHandle[Any]) -> FirstChild:
         """The child that ended first, with its result. Raises ChildFailed if it ended without success."""
-        return await self._calls().first(handles)
+        return await self.durable_calls().first(handles)
 
     async def wait_signal(self, name: str, *, timeout_s: float | None = None) -> Any:
         """The next signal of this name that was sent to the job. The job is suspended until it arrives.
 
         Each signal is returned once, in the order of arrival. Raises SignalTimeout.
         """
-        return await self._calls().wait_signal(name, timeout_s)
+        return await self.durable_calls().wait_signal(name, timeout_s)
 
     async def version(self, change: str, latest: int = 1) -> int:
         """The version of a change of this code that the job began with: `latest` for a job that comes here first.
 
         0 for a job that was beyond this place before the change was made. Keep the old code for those jobs.
         """
-        return await self._calls().version(change, latest)
+        return await self.durable_calls().version(change, latest)
 
     async def continue_as_new(self, payload: Any = None) -> NoReturn:
         """Begin the handler anew with another payload and an empty journal, under the same job id.
@@ -319,30 +320,17 @@ class Context(AttemptContext):
         For handlers that never end. Raise nothing after it: it does not return.
         """
         body = self._held.spec.codec.accept(payload)[1]
-        await self._calls().continue_as_new(body)
+        await self.durable_calls().continue_as_new(body)
 
-    @property
-    def suspension(self) -> Wait | None:
-        """What the job waits for, once a durable call has suspended it."""
-        return None if self._durable is None else self._durable.suspension
-
-    async def replay(self) -> bytes | None:
-        """Read the journal before the handler begins again. Returns the payload of a job that began anew."""
-        return await self._calls().restarted_payload()
-
-    async def finish(self) -> None:
-        """The handler has returned: submit children that it spawned last, and check its replay."""
-        if self._durable is not None:
-            await self._durable.finish()
-
-    def _calls(self) -> DurableCalls:
+    def durable_calls(self) -> DurableCalls:
+        """The durable calls of this attempt, for its runner. Handlers use the methods above."""
         self._refuse_if_lost()
-        if self._durable is None:
+        if self.durable is None:
             if self._held.spec.kind is HandlerKind.BATCH:
                 raise PermanentError("durable calls need a handler of their own: this type is handled in batches")
             claimed = self._held.claimed
-            self._durable = DurableCalls(claimed.lease, self._worker, self._fenced, self._family, claimed.generation)
-        return self._durable
+            self.durable = DurableCalls(claimed.lease, self._worker, self._fenced, self._family, claimed.generation)
+        return self.durable
 
     def _family(self) -> SubmitSettings:
         """The settings that the children of this job inherit."""

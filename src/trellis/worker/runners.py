@@ -263,7 +263,8 @@ class Runners:
                     held.task = task
                     handler = held.spec.handler
                     value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
-                await context.finish()
+                if context.durable is not None:
+                    await context.durable.finish()
             except GeneratorExit:
                 raise
             # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
@@ -274,11 +275,11 @@ class Runners:
         self._handler_ended(held, error)
         if held.progress is not None or held.logs is not None:
             await self._flush(held)
-        self._end(held, value, error, context.suspension)
+        self._end(held, value, error, None if context.durable is None else context.durable.suspension)
 
     async def _replay(self, held: HeldJob, context: Context) -> None:
         """Read the journal of a job that had a holder before, and the payload with which it began anew."""
-        body = await context.replay()
+        body = await context.durable_calls().restarted_payload()
         if body is not None:
             payload = held.spec.codec.read_payload(body)
             if isinstance(payload, UnreadablePayload):

@@ -28,6 +28,15 @@ class NeedsLedger(PermanentError):
         )
 
 
+def _awaited(what: str) -> "Callable[..., Awaitable[Any]]":
+    """A method of `Context` that needs a ledger."""
+
+    async def refuse(self: "BusContext", *_: Any, **__: Any) -> NoReturn:  # noqa: ARG001 - the shape of a method
+        _needs_ledger(what)
+
+    return refuse
+
+
 class BusContext(AttemptContext):
     """One attempt of one job on the bus. Handlers may annotate it as `Context`: what both have behaves the same."""
 
@@ -123,14 +132,13 @@ class BusContext(AttemptContext):
         """Names an artifact of this job. Only its pointer is sent: the bus has no field for the rest."""
         add_artifact(self._attempt.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
-    async def checkpoint(self, value: Any) -> None:  # noqa: ARG002 - the shape of Context
-        _needs_ledger("checkpoint")
+    checkpoint, journal, submit, step = map(_awaited, ("checkpoint", "journal", "submit", "step"))
+    sleep, sleep_until, gather, first = map(_awaited, ("sleep", "sleep_until", "gather", "first"))
+    wait_signal, version, continue_as_new = map(_awaited, ("wait_signal", "version", "continue_as_new"))
 
-    async def journal(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ARG002 - the shape of Context
-        _needs_ledger("journal")
-
-    async def submit(self, type_: str, payload: Any = None, **settings: Any) -> JobId:  # noqa: ARG002 - the shape of Context
-        _needs_ledger("submit")
+    def spawn(self, *_: Any, **__: Any) -> NoReturn:
+        """Needs a ledger, as the calls above."""
+        _needs_ledger("spawn")
 
 
 def _needs_ledger(what: str) -> NoReturn:
