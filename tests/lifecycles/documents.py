@@ -37,7 +37,10 @@ D54 = {
         "ACCEPTED w0, FETCHING_CONTEXT h1, BUILDING_PROMPT h2, NLM_QUERY h3, STRUCTURING h4, CALLBACK h5, DONE e6, "
         "ERROR e6"
     ),
-    "leased-job": "queued w0, assigned h1, running h2, succeeded e3, failed e3, cancelled e3, dead_lettered e3",
+    # D67: suspended.
+    "leased-job": (
+        "queued w0, assigned h1, running h2, succeeded e3, failed e3, cancelled e3, dead_lettered e3, suspended w0"
+    ),
     "bus-job": (
         "PENDING w0, SCHEDULED w1, DISPATCHED h2, RUNNING h3, SUCCEEDED e4, FAILED e4, CANCELLED e4, DENIED e4, "
         "TIMEOUT e4"
@@ -123,7 +126,7 @@ STRUCTURING       ERROR             cancel      nlm-backend  nlm_error          
 CALLBACK          ERROR             cancel      nlm-backend  nlm_error             same  free    doc
 """
 
-# 003, the transitions of both halves; back to queued is D1, requeue D39, the compensation's mark D36.
+# 003, the transitions of both halves; back to queued is D1, requeue D39, the compensation's mark D36, a wait D67.
 LEASED_JOB = """
 -              queued         submit       control-plane,gateway,orchestrator,submitter,worker  job_queued           same        free    doc
 queued         assigned       claim        worker                                               job_claimed          same        free    doc
@@ -154,6 +157,11 @@ running        queued         expire       sweeper                              
 failed         queued         requeue      control-plane                                        job_requeued         generation  free    D39
 dead_lettered  queued         requeue      control-plane                                        job_requeued         generation  free    D39
 succeeded      succeeded      compensated  worker                                               job_compensated      same        free    D36
+running        suspended      suspend      worker                                               job_suspended        attempt     fenced  D67
+suspended      queued         due          sweeper                                              job_resumed          same        free    D67
+suspended      cancelled      cancel       control-plane,submitter,sweeper                      job_cancelled        same        free    D67
+suspended      dead_lettered  dead_letter  control-plane                                        job_dead_lettered    same        free    D67
+suspended      dead_lettered  deadline     sweeper                                              job_dead_lettered    same        free    D67
 """
 
 # 004's chart and its list of who performs what; the next attempt and the deadline of what waits are D30, what rests for a person or a

@@ -22,6 +22,7 @@ class Position(StrEnum):
     NEW = "accepted, not yet validated"
     READY = "ready, or held back"
     BACKOFF = "waiting for the next attempt"
+    SUSPENDED = "begun, and waiting for children, a signal or a time"
     CLAIMED = "claimed, no evidence of a start"
     WORKING = "at work"
     CONTEXT = "at work on its context"
@@ -73,6 +74,7 @@ POSITIONS: dict[str, dict[str, Position]] = {
         "failed": Position.FAILED,
         "cancelled": Position.CANCELLED,
         "dead_lettered": Position.DEAD,
+        "suspended": Position.SUSPENDED,
     },
     BUS_JOB.name: {
         "PENDING": Position.NEW,
@@ -95,6 +97,7 @@ WORDS: dict[str, dict[Position, Projection]] = {
         Position.NEW: Projection("PENDING"),
         Position.READY: Projection("SCHEDULED"),
         Position.BACKOFF: Projection("SCHEDULED", "of the next attempt"),
+        Position.SUSPENDED: Projection("SCHEDULED", "waits for something else"),
         Position.CLAIMED: Projection("DISPATCHED"),
         Position.WORKING: Projection("RUNNING"),
         Position.CONTEXT: Projection("RUNNING", "on its context"),
@@ -111,6 +114,7 @@ WORDS: dict[str, dict[Position, Projection]] = {
         Position.NEW: Projection("queued", "not yet validated"),
         Position.READY: Projection("queued"),
         Position.BACKOFF: Projection("queued", "the next attempt is due later"),
+        Position.SUSPENDED: Projection("suspended"),
         Position.CLAIMED: Projection("assigned"),
         Position.WORKING: Projection("running"),
         Position.CONTEXT: Projection("running", "on its context"),
@@ -127,6 +131,7 @@ WORDS: dict[str, dict[Position, Projection]] = {
         Position.NEW: Projection("PENDING"),
         Position.READY: Projection("QUEUED"),
         Position.BACKOFF: Projection("RETRY_BACKOFF"),
+        Position.SUSPENDED: Projection("QUEUED", "waits for something else"),
         Position.CLAIMED: Projection("QUEUED", NOT_STARTED),
         Position.WORKING: Projection(None, "no word: at work, on which stage is not known"),
         Position.CONTEXT: Projection("CONTEXT_ASSEMBLY"),
@@ -143,6 +148,7 @@ WORDS: dict[str, dict[Position, Projection]] = {
         Position.NEW: Projection("requested"),
         Position.READY: Projection("queued"),
         Position.BACKOFF: Projection("running", "a step retries"),
+        Position.SUSPENDED: Projection("running", "waits for something else"),
         Position.CLAIMED: Projection("queued", NOT_STARTED),
         Position.WORKING: Projection("running"),
         Position.CONTEXT: Projection("running", "load-context"),

@@ -27,7 +27,7 @@ STATE_ORDER = {
     "run": "requested queued running completed failed",
     "queue-job": ("PENDING QUEUED CONTEXT_ASSEMBLY NOTEBOOKLM_CALL ARTIFACT_WRITE COMPLETE RETRY_BACKOFF FAILED DEAD"),
     "nlm-job": "ACCEPTED FETCHING_CONTEXT BUILDING_PROMPT NLM_QUERY STRUCTURING CALLBACK DONE ERROR",
-    "leased-job": "queued assigned running succeeded failed cancelled dead_lettered",
+    "leased-job": "queued assigned running succeeded failed cancelled dead_lettered suspended",
     "bus-job": "PENDING SCHEDULED DISPATCHED RUNNING SUCCEEDED FAILED CANCELLED DENIED TIMEOUT",
     "proposal": "pending approved auto_approved applying failed applied rejected expired",
     "inbox-entry": "pending processed rejected expired",
