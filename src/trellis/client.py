@@ -53,6 +53,7 @@ from trellis.engine.jobs import (
     NotMoved,
     ReasonCode,
     RequestId,
+    SignalSent,
     Submitted,
 )
 from trellis.engine.ledger import Ledger
@@ -61,7 +62,7 @@ from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State
 from trellis.operations.dead_letters import letter_of
 from trellis.worker.app import App, refuse_unknown
-from trellis.worker.payloads import read_as
+from trellis.worker.payloads import any_json_bytes, read_as
 from trellis.worker.requests import SubmitSettings, new_job
 from trellis.worker.schedules import JobSchedules, declare_schedules
 
@@ -126,6 +127,10 @@ class JobHandle:
         Raises InvalidTransition if the job has ended.
         """
         return await self._trellis.cancel(self.id, mode, cause=cause, grace_s=grace_s)
+
+    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> SignalSent:
+        """Send a signal to the job, which `ctx.wait_signal` returns. A repeated `key` sends nothing again."""
+        return await self._trellis.signal(self.id, name, payload, key=key)
 
 
 class Trellis:
@@ -343,6 +348,19 @@ class Trellis:
             raise _refused(answer, actor.role)
         assert isinstance(answer, Moved | CancelRequested)
         return await self.job(job_id)
+
+    async def signal(self, job_id: str, name: str, payload: Any = None, *, key: str | None = None) -> SignalSent:
+        """Send a signal to a job, which `ctx.wait_signal` returns. A repeated `key` sends nothing again.
+
+        Raises JobNotFound, and SignalRefused once the job has ended.
+        """
+        self._refuse_expired()
+        job = await self.ledger.job(JobId(job_id))
+        actor = await permit_on_job(self.principal, "jobs.signal", self.ledger, job)
+        if job is None:
+            raise JobNotFound(job_id=job_id)
+        body = any_json_bytes(payload, f"the signal {name}")
+        return await self.ledger.send_signal(actor, job.job_id, name, body, signal_key=key)
 
     async def dead_letter(
         self, job_id: str, *, reason: str, reason_code: ReasonCode | str = ReasonCode.POLICY_VIOLATION

@@ -1,6 +1,7 @@
 """Durable functions: steps, waits and children of a handler, which survive every restart of it."""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.worker.conftest import Stand
-from trellis.auth.principals import Principal
 from trellis.engine.errors import OptionInvalid, TransientError
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.retry_policy import RetryPolicy
@@ -317,7 +317,7 @@ async def test_a_handler_that_never_ends_begins_anew_with_an_empty_journal(stand
         part = await ctx.spawn("part", n)
         if vote == "stop":
             return f"stopped after {n}, {part.number}"
-        await ctx.continue_as_new(n + 1)
+        return await ctx.continue_as_new(n + 1)
 
     handle = await stand.submit("loop", 0)
     for vote in (b'"go"', b'"go"', b'"stop"'):
@@ -348,10 +348,8 @@ async def test_a_sync_handler_has_the_same_calls(stand: Stand, shop: Shop):
 async def test_a_handler_that_catches_everything_is_suspended_all_the_same(stand: Stand, shop: Shop):
     @shop.app.job("greedy")
     async def greedy(ctx: Context) -> str:
-        try:
+        with suppress(BaseException):
             await ctx.wait_signal("go")
-        except BaseException:  # noqa: BLE001, S110 - what a user may write
-            pass
         return "done"
 
     handle = await stand.submit("greedy")

@@ -8,7 +8,7 @@ request of a route, with its idempotency key.
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.requests import Changed, IdempotentRequest, single_request
@@ -28,12 +28,13 @@ from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import letter_of
 from trellis.operations.explain import HOLD_PHRASES, duration, rate_phrase, timer_phrase, waits_for
+from trellis.worker.payloads import any_json_bytes
 from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # `trellis jobs` loads neither HTTP nor the scheduling of the bus
     from trellis.bus.outcomes.job_tree import Successor
     from trellis.http.operation_shapes import JobExplained
-    from trellis.http.shapes import JobShape
+    from trellis.http.shapes import JobShape, SignalReceipt
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
 """The lifecycles of jobs. Runs, proposals, artifacts and inbox entries are in the ledger too, and have listings of their own."""
@@ -280,6 +281,23 @@ class LocalJobs:
             raise await self._not_cancelled(job_id, answer, actor)
         status = answer.target if isinstance(answer, Moved) else answer.state
         return Changed(answer=_shape(job, status, answer.version), replayed=answer.repeated)
+
+    async def signal(
+        self, job_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None
+    ) -> "SignalReceipt":
+        """Send a signal to a job, which `ctx.wait_signal` returns. Raises SignalRefused once the job has ended."""
+        return await self.signal_once(job_id, name, payload, single_request(idempotency_key))
+
+    async def signal_once(self, job_id: str, name: str, payload: Any, request: IdempotentRequest) -> "SignalReceipt":
+        """`signal` for a route."""
+        from trellis.http.shapes import SignalReceipt
+
+        job, ledger = await self.find(job_id, "jobs.signal"), self._context.changes
+        actor = await permit_on_job(self._context.acting(operator=False), "jobs.signal", ledger, job)
+        sent = await ledger.send_signal(
+            actor, job.job_id, name, any_json_bytes(payload, f"the signal {name}"), key=request.change(job.job_id)
+        )
+        return SignalReceipt(job_id=job.job_id, name=name, status=sent.state, created=not sent.repeated)
 
     async def _not_cancelled(self, job_id: str, answer: NotMoved, actor: Actor) -> InvalidTransition:
         """The error for a job that cannot be cancelled. It tells since when the job has ended, and what followed."""

@@ -88,6 +88,7 @@ COLUMNS: tuple[MatrixColumn, ...] = (
         },
     ),
     *_columns("D43", {"jobs.cancel": "cancel jobs"}),
+    *_columns("D67", {"jobs.signal": "send a signal to jobs"}),
     *_columns("D9", {"jobs.requeue": "requeue jobs"}),
     *_columns("DJ-18", {"jobs.dead-letter": "dead-letter jobs"}),
     *_columns("D45", {"jobs.approve": "decide about a job that the safety kernel held"}),
@@ -140,7 +141,7 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
     {
         # A person. D44: the owner may read the agents' memory; a frontend alone may not.
         Role.OWNER: _row(
-            "jobs.create jobs.read jobs.approve artifacts.read memory.read memory.read-deep runs.trigger runs.read "
+            "jobs.create jobs.read jobs.signal jobs.approve artifacts.read memory.read memory.read-deep runs.trigger runs.read "
             "runs.cancel agents.read agents.status proposals.read proposals.decide proposals.apply inbox.submit "
             "inbox.read events.read dead-letters.read nlm.read nlm.query safety.explain safety.simulate system.read "
             "schedules.read schedules.manage rules.read",
@@ -155,7 +156,7 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
             "events.read nlm.read system.read schedules.read rules.read"
         ),
         Role.ORCHESTRATOR: _row(
-            "jobs.create jobs.read jobs.update artifacts.read memory.read memory.propose runs.read agents.read "
+            "jobs.create jobs.read jobs.update jobs.signal artifacts.read memory.read memory.propose runs.read agents.read "
             "events.read nlm.process nlm.read nlm.query schedules.read rules.read"
         ),
         Role.NLM_BACKEND: _row(
@@ -166,7 +167,7 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
         ),
         # An operator.
         Role.CONTROL_PLANE: _row(
-            "jobs.read jobs.update jobs.cancel jobs.requeue jobs.dead-letter jobs.approve artifacts.read "
+            "jobs.read jobs.update jobs.cancel jobs.signal jobs.requeue jobs.dead-letter jobs.approve artifacts.read "
             "artifacts.registry "
             "artifacts.cleanup runs.read runs.cancel agents.read agents.status proposals.read inbox.read events.read "
             "dead-letters.read nlm.process nlm.read safety.explain safety.simulate system.read queues.pause "
@@ -177,8 +178,8 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
             "memory.read memory.read-deep memory.commit proposals.read proposals.apply events.read rules.read"
         ),
         # Engine jobs (003, 004): submitters, workers, and the services of ledger and bus.
-        Role.WORKER: _row("jobs.create jobs.read events.read rules.read", own="jobs.update"),
-        Role.SUBMITTER: _row("jobs.create rules.read", own="jobs.read jobs.cancel events.read"),
+        Role.WORKER: _row("jobs.create jobs.read jobs.signal events.read rules.read", own="jobs.update"),
+        Role.SUBMITTER: _row("jobs.create rules.read", own="jobs.read jobs.cancel jobs.signal events.read"),
         Role.SCHEDULER: _row("jobs.read jobs.update events.read safety.explain rules.read"),
         Role.SAFETY_KERNEL: _row("jobs.read jobs.update events.read safety.explain safety.simulate rules.read"),
         Role.RECONCILER: _row("jobs.read jobs.update events.read rules.read"),
@@ -225,7 +226,7 @@ def table(columns: Sequence[MatrixColumn], rows: Mapping[Role, MatrixRow]) -> Ma
 
 RULES: Mapping[str, AuthorityRule] = table(COLUMNS, ROWS)
 
-OF_TENANTS = frozenset({"jobs.create", "jobs.read", "jobs.cancel", "events.read", "rules.read"})
+OF_TENANTS = frozenset({"jobs.create", "jobs.read", "jobs.cancel", "jobs.signal", "events.read", "rules.read"})
 """The rules about objects that belong to a tenant. A token bound to a tenant is refused everything else (D62)."""
 OF_AGENTS = OF_TENANTS | {
     *("memory.read", "memory.read-deep", "memory.propose", "inbox.submit", "nlm.query"),

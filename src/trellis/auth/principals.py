@@ -15,7 +15,6 @@ from trellis.engine.errors import NotAllowed, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.text import is_storable
 from trellis.lifecycles import Role
-from trellis.lifecycles.leased_job import SUBMITTERS
 
 Verb = Literal[
     "pause",
@@ -72,8 +71,8 @@ ADMINISTRATION: Mapping[Verb, frozenset[Role]] = MappingProxyType(
         # The projector seals what it has published. A rebuild, which an operator starts, continues the chain.
         "seal": frozenset({Role.OWNER, Role.PROJECTOR, Role.CONTROL_PLANE}),
         # Listeners on the bus record what was refused there, under their own name or the worker's.
-        # Whoever may submit jobs may send signals to those that it may read.
-        "send_signal": frozenset({Role.OWNER, *SUBMITTERS}),
+        # The rule jobs.signal says to which jobs each of them may.
+        "send_signal": frozenset({Role.OWNER, Role.CONTROL_PLANE, Role.SUBMITTER, Role.WORKER, Role.ORCHESTRATOR}),
         "remark": frozenset({Role.SCHEDULER, Role.RECONCILER, Role.WORKER, Role.GATEWAY, Role.CONTROL_PLANE}),
     }
 )

@@ -50,13 +50,17 @@ def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
     command(program, "jobs", section=SECTION, gateway=True)(list_jobs)
     job = group(
-        program, "job", section=SECTION, help_="Show, explain, cancel, dead-letter, requeue, approve or deny one job."
+        program,
+        "job",
+        section=SECTION,
+        help_="Show, explain, signal, cancel, dead-letter, requeue, approve or deny one job.",
     )
     command(job, "show", gateway=True)(show)
     command(job, "result", gateway=True)(result)
     command(job, "context", gateway=True)(context)
     command(job, "explain", gateway=True)(explain_job)
     command(job, "cancel", gateway=True)(cancel)
+    command(job, "signal", gateway=True)(signal)
     command(job, "dead-letter", gateway=True)(dead_letter)
     command(job, "requeue", gateway=True)(requeue)
     command(job, "approve", gateway=True)(approve)
@@ -468,6 +472,19 @@ async def cancel(
         ended = LIFECYCLES[job.lifecycle].is_settled(job.status)
         line = f"is {job.status}" if ended else await stop_text(cli, api, id_)
     cli.out.answer({**_short(job), "requested": not ended}, f"{job.job_id} {line}")
+
+
+async def signal(
+    cli: Cli,
+    id_: JobArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name that the job's handler waits for.")],
+    payload: Annotated[str, typer.Option("--payload", metavar="JSON", help="What the handler gets.")] = "null",
+) -> None:
+    """Send a signal to a job that has not ended: `ctx.wait_signal` of its handler returns the payload."""
+    value = values.payload(name, payload)
+    async with cli.api() as api:
+        sent = await api.jobs.signal(id_, name, value)
+    cli.out.answer(sent.model_dump(), f"signal {name} is sent to {sent.job_id}, which was {sent.status}")
 
 
 async def dead_letter(

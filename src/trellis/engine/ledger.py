@@ -204,12 +204,20 @@ class Ledger(Protocol):
         ...
 
     async def send_signal(
-        self, actor: Actor, job_id: JobId, name: str, body: bytes, *, key: str | None = None
+        self,
+        actor: Actor,
+        job_id: JobId,
+        name: str,
+        body: bytes,
+        *,
+        signal_key: str | None = None,
+        key: RequestKey | None = None,
     ) -> SignalSent:
         """Store a signal for a job, and resume the job if it waits for it.
 
-        A repeated `key` returns the first signal. Raises JobNotFound, and SignalRefused when the job has ended or has
-        JOB_SIGNALS_MAX signals.
+        The first signal with a `signal_key` stays, and is returned to later calls. Raises JobNotFound, and SignalRefused
+        when the job has ended or has JOB_SIGNALS_MAX signals. `key` is stored with the signal; raises
+        IdempotencyMismatch.
         """
         ...
 

@@ -4,7 +4,7 @@ The request that creates a job for its caller stores its key with that job (`New
 cancels, requeues or moves jobs, or that submits a job which has a key of its own, has a row of its own, a request key.
 Invariants:
 
-- Only `submit`, `move`, `cancel` and `requeue` write a row, in the transaction of their change. Without the change there
+- Only `submit`, `move`, `cancel`, `requeue` and `send_signal` write a row, in the transaction of their change. Without the change there
   is no row, and without the row no change. A change that was refused leaves the row with its request.
 - One key belongs to one request. Another one with the same key is refused, also at the same moment.
 - A request with the same fingerprint is repeated: it is carried out again under its request id, which has its effect
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Generic, TypeVar
 
 from trellis.engine.errors import IdempotencyMismatch
-from trellis.engine.jobs import CancelRequested, JobId, Mismatch, Moved, NotMoved, RequestKey, Submitted
+from trellis.engine.jobs import CancelRequested, JobId, Mismatch, Moved, NotMoved, RequestKey, SignalSent, Submitted
 
 KEY_S_MIN = 24 * 3600.0
 """How long an idempotency key is kept at least, of a submit as of a change (D27)."""
@@ -87,6 +87,15 @@ def _decode_submit(stored: bytes) -> list[Submitted | Mismatch]:
     return [Submitted(job_id=JobId(job_id), created=False) for job_id in json.loads(stored)]
 
 
+def _encode_signal(_: RequestKey, answer: SignalSent) -> bytes | None:
+    return json.dumps(asdict(answer)).encode()
+
+
+def _decode_signal(stored: bytes) -> SignalSent:
+    return replace(SignalSent(**json.loads(stored)), repeated=True)
+
+
+SIGNAL_ANSWERS = StoredAnswers(encode=_encode_signal, decode=_decode_signal)
 SUBMIT_ANSWERS = StoredAnswers(encode=_encode_submit, decode=_decode_submit)
 CANCEL_ANSWERS = StoredAnswers(encode=_encode_cancel, decode=_decode_cancel)
 REQUEUE_ANSWERS = StoredAnswers(encode=_encode_requeue, decode=_decode_requeue)

@@ -16,6 +16,7 @@ from trellis.http.shapes import (
     JobSubmitted,
     JobWhole,
     Page,
+    SignalReceipt,
     SignalShape,
 )
 from trellis.http.streams import changes, follow, wait_for_last
@@ -186,6 +187,13 @@ class Jobs:
         """End a job: soft asks its holder to stop, hard ends it now. Raises WrongState once it has ended."""
         body = {"mode": mode, "reason": reason}
         return await self._calls.post(JobShape, path_of("jobs", job_id, "cancel"), body, key=idempotency_key)
+
+    async def signal(
+        self, job_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None
+    ) -> SignalReceipt:
+        """Send a signal to a job, which `ctx.wait_signal` returns. Raises InvalidInput once the job has ended."""
+        body = {"name": name, "payload": payload}
+        return await self._calls.post(SignalReceipt, path_of("jobs", job_id, "signals"), body, key=idempotency_key)
 
     async def dead_letter(
         self,

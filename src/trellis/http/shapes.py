@@ -757,6 +757,15 @@ class EventShape(pydantic.BaseModel):
     version: int
 
 
+class SignalReceipt(pydantic.BaseModel):
+    """A signal that is stored for its job. Not `created`: an earlier request with the same key has sent it."""
+
+    job_id: str
+    name: str
+    status: str
+    created: bool
+
+
 class SignalShape(pydantic.BaseModel):
     """A log line of a handler (`job_log`), or a sign of progress. It is no transition and is kept for a limited time."""
 

@@ -156,6 +156,7 @@ class SyncJobs(BlockingTwin):
     wait = BlockingMethod(Jobs.wait)
     watch = BlockingIterator(Jobs.watch)
     cancel = BlockingMethod(Jobs.cancel)
+    signal = BlockingMethod(Jobs.signal)
     dead_letter = BlockingMethod(Jobs.dead_letter)
     requeue = BlockingMethod(Jobs.requeue)
     approve = BlockingMethod(Jobs.approve)

@@ -181,12 +181,12 @@ async def test_a_signal_that_came_before_the_wait_counts_unless_it_was_read(rig:
 
 async def test_a_repeated_signal_is_stored_once(rig: Rig):
     job_id = await rig.submit_one()
-    first = await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1", key="k")
-    again = await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"2", key="k")
+    first = await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1", signal_key="k")
+    again = await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"2", signal_key="k")
     assert (first.repeated, again.repeated, again.number) == (False, True, first.number)
     assert [signal.body for signal in await rig.ledger.job_signals(job_id, "go", after=0, limit=10)] == [b"1"]
     await rig.cancel(job_id)
-    assert (await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1", key="k")).repeated
+    assert (await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1", signal_key="k")).repeated
 
 
 async def test_signals_are_refused_clearly(rig: Rig):

@@ -22,6 +22,7 @@ from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.event_data import artifacts_of
 from trellis.engine.jobs import (
+    SIGNAL_NAME_CHARS_MAX,
     CancelMode,
     JobId,
     Mismatch,
@@ -37,7 +38,7 @@ from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, 
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.operation_shapes import JobExplained, JobListed
-from trellis.http.shapes import BusJob, EventShape, JobShape, JobWhole, QueueJob, SignalShape
+from trellis.http.shapes import BusJob, EventShape, JobShape, JobWhole, QueueJob, SignalReceipt, SignalShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
@@ -73,6 +74,17 @@ class JobCancelRequest(pydantic.BaseModel):
 
     mode: CancelMode = CancelMode.SOFT
     reason: str | None = pydantic.Field(None, max_length=500)
+
+
+class JobSignalRequest(pydantic.BaseModel):
+    """A signal to a job: `ctx.wait_signal(name)` of its handler returns the payload."""
+
+    model_config = pydantic.ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"name": "approved", "payload": {"by": "ada"}}]}
+    )
+
+    name: str = pydantic.Field(min_length=1, max_length=SIGNAL_NAME_CHARS_MAX)
+    payload: Any = None
 
 
 class JobRequeue(pydantic.BaseModel):
@@ -375,6 +387,21 @@ async def cancel(
     done = await _jobs(instance, caller).cancel_once(job_id, request_key, mode=stop.mode, reason=stop.reason)
     mark_replayed(response, replayed=done.replayed)
     return done.answer
+
+
+@router.post("/jobs/{job_id}/signals", responses=PROBLEMS)
+async def send_signal(
+    job_id: JobIdPath,
+    body: JobSignalRequest,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.signal")],
+    request_key: IdempotentRequestOf,
+    response: Response,
+) -> SignalReceipt:
+    """Send a signal to a job that has not ended. A job that waits for it goes on at once."""
+    sent = await _jobs(instance, caller).signal_once(job_id, body.name, body.payload, request_key)
+    mark_replayed(response, replayed=not sent.created)
+    return sent
 
 
 @router.post("/jobs/{job_id}/requeue", responses=PROBLEMS)

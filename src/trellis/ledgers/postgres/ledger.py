@@ -65,7 +65,7 @@ from trellis.engine.records import (
     SweepOptions,
     SweepReport,
 )
-from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
+from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SIGNAL_ANSWERS, SUBMIT_ANSWERS
 from trellis.engine.schedules import ScheduleRecord
 from trellis.engine.text import storable
 from trellis.ledgers.measures import measured
@@ -416,14 +416,36 @@ class PostgresLedger(PostgresReads):
         return body
 
     async def send_signal(
-        self, actor: Actor, job_id: JobId, name: str, body: bytes, *, key: str | None = None
+        self,
+        actor: Actor,
+        job_id: JobId,
+        name: str,
+        body: bytes,
+        *,
+        signal_key: str | None = None,
+        key: RequestKey | None = None,
     ) -> SignalSent:
         require(actor, "send_signal")
-        check_job_signal(name, body, key)
-        arguments = (await self._actor(actor), job_id, name, body, key or f"once-{uuid4()}", JOB_SIGNALS_MAX)
-        rows = await self._note("send_signal", "select * from send_signal($1, $2, $3, $4, $5, $6)", *arguments)
+        check_job_signal(name, body, signal_key)
+        # A call whose answer was lost is repeated with the same key, and finds its own signal.
+        once = (job_id, name, body, signal_key or f"once-{uuid4()}", JOB_SIGNALS_MAX, request_keys.key_argument(key))
+        number, is_keyed = await self._actor(actor), signal_key is not None
+
+        async def send(connection: PostgresConnection) -> SignalSent | None:
+            sql = "select * from send_signal($1, $2, $3, $4, $5, $6, $7)"
+            return self._signal_sent(job_id, name, await connection.fetch(sql, number, *once), is_keyed=is_keyed)
+
+        sent = await self._note_lane.call(
+            "send_signal", job_id, lambda c, _: request_keys.answer_once(c, key, SIGNAL_ANSWERS, lambda: send(c))
+        )
         self._notifier.notify()
+        return sent
+
+    @staticmethod
+    def _signal_sent(job_id: JobId, name: str, rows: Sequence[PostgresRow], *, is_keyed: bool) -> SignalSent | None:
         row = rows[0]
+        if row["outcome"] == "answered":
+            return None
         if row["outcome"] == "missing":
             raise JobNotFound(job_id=job_id)
         if row["number"] is None:
@@ -432,7 +454,7 @@ class PostgresLedger(PostgresReads):
             job_id=job_id,
             number=row["number"],
             state=row["state"],
-            repeated=key is not None and row["outcome"] == "repeated",
+            repeated=is_keyed and row["outcome"] == "repeated",
         )
 
     async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:

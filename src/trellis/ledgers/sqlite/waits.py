@@ -1,7 +1,9 @@
 """Signals to jobs, and the children of jobs that ended without success."""
 
-from trellis.engine.jobs import JOB_SIGNALS_MAX, ORPHAN_GRACE_S, Actor, JobId, SignalSent
+from trellis.engine.jobs import JOB_SIGNALS_MAX, ORPHAN_GRACE_S, Actor, JobId, RequestKey, SignalSent
+from trellis.engine.request_keys import SIGNAL_ANSWERS
 from trellis.ledgers.refusals import check_job_signal, signal_refused
+from trellis.ledgers.sqlite import request_keys
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.moves import request_cancel
 from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, ActorRef, StepWrite, sweeping_role, target_place
@@ -11,10 +13,23 @@ from trellis.lifecycles.events import Cause
 
 
 def send_signal(
-    tx: Transaction, actor: Actor, job_id: JobId, name: str, body: bytes, *, key: str | None = None
+    tx: Transaction,
+    actor: Actor,
+    job_id: JobId,
+    name: str,
+    body: bytes,
+    *,
+    signal_key: str | None = None,
+    key: RequestKey | None = None,
 ) -> SignalSent:
     """Store a signal, and resume the job if it waits for it."""
-    check_job_signal(name, body, key)
+    check_job_signal(name, body, signal_key)
+    return request_keys.answer_once(
+        tx, key, SIGNAL_ANSWERS, lambda: _send_signal(tx, actor, job_id, name, body, signal_key)
+    )
+
+
+def _send_signal(tx: Transaction, actor: Actor, job_id: JobId, name: str, body: bytes, key: str | None) -> SignalSent:
     row = find_job_row(tx, job_id)
     state = STATE_NAMES[row.lifecycle, row.state]
     before = [] if key is None else tx.db.execute(WAIT_QUERIES.signal_with_key, (row.id, key)).fetchall()

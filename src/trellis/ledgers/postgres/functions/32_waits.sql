@@ -139,8 +139,8 @@ begin
 end $$;
 
 -- Sends a signal to a job that has not ended. A repeated key is answered like the first. Outcome: 'sent', 'repeated',
--- 'ended', 'full' or 'missing'.
-create or replace function send_signal(p_actor int, p_job_id text, p_name text, p_body bytea, p_key text, p_most int)
+-- 'ended', 'full' or 'missing'; 'answered' when an answer is stored with the key of the request (72_request_keys.sql).
+create or replace function send_signal(p_actor int, p_job_id text, p_name text, p_body bytea, p_key text, p_most int, p_request text[])
 returns table (outcome text, state text, number bigint) language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
 declare
@@ -155,6 +155,10 @@ begin
   select j.id into of_job from job j where j.job_id = p_job_id;
   if not found or not _within_reach(a.role, of_job) then
     return query select 'missing', null::text, null::bigint;
+    return;
+  end if;
+  if p_request is not null and _take_request_key(p_request) is not null then
+    return query select 'answered', null::text, null::bigint;
     return;
   end if;
   k := _find(of_job);
