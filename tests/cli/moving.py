@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.ledgers.conformance.rig import ADMIN, WORKER, Rig, actor
+from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
 from trellis.documents.audit_chain import AuditSealer
 from trellis.engine.alerts import AlertObservation, AlertRound, AlertScope
-from trellis.engine.jobs import CancelMode, DeadLetterReason, JobId, ReasonCode, RequestKey, Stage, TypeOptions
+from trellis.engine.jobs import CancelMode, DeadLetterReason, JobId, ReasonCode, RequestKey, Stage, TypeOptions, Wait
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobHistory
 from trellis.engine.schedules import ScheduleRecord, ScheduleSpec
@@ -91,6 +91,12 @@ async def _fill(rig: Rig, lifecycles: Iterable[str]) -> None:
     await ledger.signal(held.lease, [("job_heartbeat", b'{"done":0.5}'), ("job_log", b'{"line":"\xd1\x85"}')])
     await ledger.renew(WORKER, [held.lease])
     await rig.cancel(held.lease.job_id, CancelMode.SOFT, cause="too late")
+    waits = await rig.running(type="waits")
+    child = rig.new_job(type="child", parent_id=waits.lease.job_id)
+    await ledger.spawn(WORKER, waits.lease, [child], "children", b"[]", abandoned=frozenset())
+    await ledger.send_signal(SUBMITTER, waits.lease.job_id, "hint", b'"early"', signal_key="once")
+    wait = Wait(children=(child.job_id,), signal="go", timeout_s=9e5)
+    await rig.pull(waits, "suspend", wait=wait, spare_attempt=True)
     done = await rig.running(type="done")
     await rig.pull(done, "complete", result=b"42", result_ttl_s=1e6, data=b'{"took":3}')
     dead = await rig.running(type="dies")

@@ -36,6 +36,7 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
     TypeClaim,
+    Wait,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, SweepOptions, SweepReport
@@ -281,6 +282,7 @@ class Rig:
                 by=actor(role),
                 death=death,
                 finalizes=finalizes,
+                wait=Wait(signal="never") if transition.trigger == Trigger.SUSPEND else None,
             )
             assert isinstance(outcome, StepApplied)
             return lease

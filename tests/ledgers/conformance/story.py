@@ -44,6 +44,8 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
     TypeClaim,
+    Wait,
+    WaitMode,
 )
 from trellis.engine.records import Event, Job, JobFilter, JobHistory, JobPlace, SweepOptions, SweepReport
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Trigger
@@ -74,7 +76,8 @@ HAPPENS = {
         "job_snoozed",
         "job_released",
     ),
-    *("job_lease_expired", "job_dead_lettered", "job_cancelled", "job_requeued"),
+    *("job_lease_expired", "job_dead_lettered", "job_cancelled", "job_requeued", "job_suspended", "job_resumed"),
+    *(Cause.CHILDREN_ENDED, Cause.CHILD_FAILED, Cause.SIGNAL_ARRIVED % "go", Cause.PARENT_ENDED, Cause.BEGINS_ANEW),
     *(
         "a soft cancel is carried out",
         "a hard cancel",
@@ -116,6 +119,8 @@ class Story:
     """The jobs that have a concurrency key."""
     claims: list[str] = field(default_factory=list)
     requests: list[RequestId] = field(default_factory=list)
+    spawned: dict[JobId, list[JobId]] = field(default_factory=dict)
+    """The children of each job that has some, whether they were submitted or refused."""
     types: tuple[str, ...] = field(init=False)
     numbers: int = 0
 
@@ -157,7 +162,7 @@ class Story:
 
     async def _open(self) -> None:
         """Every story begins with an end that random steps seldom reach; the seed says with which."""
-        match self.seed % 8:
+        match self.seed % 12:
             case 0:  # The holder releases a job that somebody asked to cancel.
                 job = await self._opening_claim()
                 await self._opening_cancel(job)
@@ -193,10 +198,38 @@ class Story:
                 await self._opening_step("running", Trigger.SNOOZE)
                 await self._claim_first()
                 await self._opening_step("running", Trigger.RELEASE)
+            case 7 | 8 | 9 | 10:
+                await self._open_with_wait()
             case _:  # A job succeeds although somebody asked to cancel it.
                 job = await self._opening_claim()
                 await self._opening_cancel(job)
                 await self._opening_step("running", Trigger.COMPLETE)
+
+    async def _open_with_wait(self) -> None:
+        """Beginnings in which a job is suspended."""
+        match self.seed % 12:
+            case 7:  # A job waits for two children, of which one fails.
+                await self._opening_wait(WaitMode.ALL_OR_FAILURE, Trigger.FAIL)
+            case 8:  # A job waits for all of its children, however they end.
+                await self._opening_wait(WaitMode.ALL, Trigger.FAIL, Trigger.COMPLETE)
+            case 9:  # A job waits for a signal, and is cancelled with its children when it waits once more.
+                job = await self._opening_claim()
+                await self._opening_step("running", Trigger.SUSPEND, wait=Wait(signal="go"))
+                await self._do("signal go", lambda player: _signal(player, job))
+                await self._claim_first()
+                (child, *_) = await self._opening_spawn(job)
+                await self._opening_step("running", Trigger.SUSPEND, wait=Wait(children=(child,)))
+                request = self._request()
+                await self._do(
+                    f"cancel {job}",
+                    lambda player: player.rig.ledger.cancel(
+                        ADMIN, job, CancelMode.HARD, request, grace_s=1.0, cause=None
+                    ),
+                )
+                await self._do(*await self._sweep())
+            case _:  # A handler begins anew.
+                await self._opening_claim()
+                await self._opening_step("running", Trigger.SUSPEND, wait=Wait(restart_with=b"1"))
 
     async def _opening_claim(
         self, *, lifecycle: str = "leased-job", by: Role = Role.WORKER, start: int = 1, **options: Any
@@ -241,9 +274,32 @@ class Story:
             ),
         )
 
-    async def _opening_step(self, source: str, trigger: str, *, by: Role = Role.WORKER) -> None:
+    async def _opening_wait(self, mode: WaitMode, *ends: str) -> None:
+        """A job spawns children and waits for them; some of them end."""
+        job = await self._opening_claim()
+        children = await self._opening_spawn(job)
+        await self._opening_step("running", Trigger.SUSPEND, wait=Wait(children=children, mode=mode))
+        for trigger in ends:
+            await self._claim_first()
+            await self._opening_step("running", trigger)
+
+    async def _opening_spawn(self, parent: JobId) -> tuple[JobId, ...]:
+        ids = tuple(JobId(self._named(f"job-{self._number()}")) for _ in range(2))
+        jobs = [NewJob(job_id=job_id, type=self.types[0], parent_id=parent) for job_id in ids]
+        self.jobs += ids
+        self.spawned[parent] = [*ids]
+        by = actor(Role.WORKER, "w1")
+        await self._do(
+            f"spawn {ids}",
+            lambda player: player.rig.ledger.spawn(by, player.leases[-1], jobs, "s", b"1", abandoned=frozenset()),
+        )
+        return ids
+
+    async def _opening_step(
+        self, source: str, trigger: str, *, by: Role = Role.WORKER, wait: Wait | None = None
+    ) -> None:
         def act(player: Player) -> Awaitable[object]:
-            step = Advance(lease=player.leases[-1], source=source, trigger=trigger, delay_s=7.0)
+            step = Advance(lease=player.leases[-1], source=source, trigger=trigger, delay_s=7.0, wait=wait)
             return player.rig.ledger.turn(Turn(actor=actor(by, "w1"), advances=(step,)))
 
         await self._do(f"{trigger} the job claimed last", act)
@@ -267,8 +323,10 @@ class Story:
                 self._control,
                 self._note,
                 self._fall_silent,
+                self._spawn,
+                self._send_signal,
             ),
-            (13, 18, 38, 4, 12, 11, 10, 7, 4, 3, 3, 2),
+            (13, 18, 38, 4, 12, 11, 10, 7, 4, 3, 3, 2, 6, 4),
         )[0]
         return await chosen()
 
@@ -412,11 +470,18 @@ class Story:
         assert job is not None
         fenced = [t for t in lifecycle.transitions if t.fenced]
         fitting = [t for t in fenced if t.source == job.state] if rng.random() < 0.8 else fenced
-        fitting += [t for t in fitting if t.trigger in {Trigger.SNOOZE, Trigger.RETRY, Trigger.COMPLETE}]
+        fitting += [
+            t
+            for t in fitting
+            if t.trigger in {Trigger.SNOOZE, Trigger.RETRY, Trigger.COMPLETE}
+            or (t.trigger == Trigger.SUSPEND and job.job_id in self.spawned)
+        ]
         done = [t for t in fitting if t.trigger == Trigger.COMPLETE and job.cancel_requested]
         transition = done[0] if done and rng.random() < 0.7 else rng.choice(fitting or fenced)
         buried = lifecycle.by_name[transition.target].dead_letter
+        suspends = (transition.trigger == Trigger.SUSPEND) is (rng.random() < 0.97)
         return n, {
+            "wait": self._wait(lease.job_id) if suspends else None,
             "source": transition.source,
             "trigger": transition.trigger,
             "delay_s": rng.choice((0.0, 0.0, 7.0)),
@@ -428,6 +493,62 @@ class Story:
             "version": rng.choice((None, None, None, None, job.version, job.version, job.version - 1)),
             "unless_cancelled": rng.random() < 0.05,
         }
+
+    def _wait(self, job_id: JobId) -> Wait:
+        """What a job waits for: some of its children, a signal, a time, or several of these."""
+        rng, children = self.random, self.spawned.get(job_id, [])
+        return Wait(
+            children=tuple(children) if rng.random() < 0.8 else (),
+            mode=rng.choice(tuple(WaitMode)),
+            signal=rng.choice((None, "go", "stop")),
+            after=0,
+            timeout_s=rng.choice((None, 7.0, 7.0)),
+            entry=rng.choice((None, (f"wait-{self._number()}", b"1"))),
+            restart_with=rng.choice((None, None, None, None, b"2")),
+        )
+
+    async def _spawn(self) -> tuple[str, Act]:
+        held = self.players[0].leases
+        if not held:
+            return await self._claim()
+        rng, living = self.random, await self._living()
+        n = rng.choice(living) if living and rng.random() < 0.9 else -1
+        parent = held[n]
+        if parent.lifecycle != "leased-job":
+            return await self._claim()
+        jobs = [
+            NewJob(
+                job_id=JobId(self._named(f"job-{self._number()}")),
+                type=rng.choice(self.types),
+                parent_id=parent.job_id,
+                max_attempts=rng.choice((1, 2)),
+                concurrency_key=rng.choice((None, None, self._named("k1"))),
+                delay_s=rng.choice((0.0, 0.0, 7.0)),
+            )
+            for _ in range(rng.choice((1, 2, 3)))
+        ]
+        self.jobs += [job.job_id for job in jobs]
+        self.with_key += [job.job_id for job in jobs if job.concurrency_key is not None]
+        self.spawned.setdefault(parent.job_id, []).extend(job.job_id for job in jobs)
+        left = frozenset({jobs[0].job_id} if rng.random() < 0.2 else set[JobId]())
+        entry, by = rng.choice(("spawn", f"spawn-{self._number()}")), actor(Role.WORKER, "w1")
+        return (
+            f"spawn {[job.job_id for job in jobs]} of {parent.job_id} as {entry}",
+            lambda player: player.rig.ledger.spawn(by, player.leases[n], jobs, entry, b"[]", abandoned=left),
+        )
+
+    async def _send_signal(self) -> tuple[str, Act]:
+        rng, job = self.random, await self._some_job()
+        if job is None:
+            return await self._submit()
+        name, key = rng.choice(("go", "stop")), rng.choice((None, None, "once"))
+        by = actor(rng.choice((Role.SUBMITTER, Role.CONTROL_PLANE, Role.WORKER, Role.PROJECTOR)))
+
+        async def act(player: Player) -> object:
+            sent = await player.rig.ledger.send_signal(by, job.job_id, name, b"1", signal_key=key)
+            return replace(sent, number=0)
+
+        return f"signal {name} to {job.job_id} by {by.role} {key}", act
 
     async def _renew(self) -> tuple[str, Act]:
         count = self.random.choice((1, 3, 6))
@@ -533,6 +654,10 @@ class Story:
         if self.random.random() < 0.5:
             return f"checkpoint {held[n]}", lambda p: p.rig.ledger.save_checkpoint(p.leases[n], body)
         return f"journal {held[n]} {entry}", lambda p: p.rig.ledger.journal(p.leases[n], entry, body)
+
+
+async def _signal(player: Player, job_id: JobId) -> object:
+    return replace(await player.rig.ledger.send_signal(ADMIN, job_id, "go", b"1"), number=0)
 
 
 def bare(answer: object) -> object:  # noqa: PLR0911 - one answer for each kind

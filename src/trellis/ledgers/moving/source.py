@@ -219,10 +219,10 @@ class SqliteSource:
                 break
         return rows
 
-    def numbers(self) -> tuple[int, int, int, int]:
-        """The last numbers that were given to jobs, positions of the feed, signals and acts."""
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """The last numbers that were given to jobs, positions of the feed, notes of holders, acts and signals to jobs."""
         row = self._execute(SOURCE.numbers)[0]
-        return row[0], row[1], row[2], row[3]
+        return row[0], row[1], row[2], row[3], row[4]
 
     def _execute(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[Any]:
         try:

@@ -88,6 +88,17 @@ FROM trellis_signal g WHERE g.type <> 'job_lease_renewed' AND g.id > ?1 ORDER BY
 -- name: renewals
 SELECT g.job, g.at FROM trellis_signal g WHERE g.type = 'job_lease_renewed' AND g.job > ?1 ORDER BY g.job LIMIT ?2;
 
+-- name: job_signals
+SELECT g.no, g.job, g.name, g.at, r.role, a.name, a.node, g.key, g.body
+FROM trellis_job_signal g JOIN trellis_actor a ON a.id = g.actor JOIN move_role r ON r.actor = a.id
+WHERE g.no > ?1 ORDER BY g.no LIMIT ?2;
+
+-- name: spawned
+SELECT s.child, s.parent, s.awaited, s.cancels, s.orphaned FROM trellis_spawned s WHERE s.child > ?1 ORDER BY s.child LIMIT ?2;
+
+-- name: suspensions
+SELECT s.job, s.mode, s.signal, s.after FROM trellis_suspension s WHERE s.job > ?1 ORDER BY s.job LIMIT ?2;
+
 -- name: cancel_requests
 SELECT w.job, w.epoch, w.role, a.name, a.node, w.cause, coalesce(w.at, e.at)
 FROM trellis_wish w JOIN trellis_actor a ON a.id = w.actor JOIN trellis_job j ON j.id = w.job JOIN trellis_event e ON e.seq = j.seq
@@ -132,7 +143,8 @@ WHERE m.key IN ('home_issuer', 'alert_round', 'alert_evaluated_at', 'alert_stale
 -- name: numbers
 SELECT max(coalesce((SELECT max(id) FROM trellis_job), 0), coalesce((SELECT value FROM trellis_meta WHERE key = 'last_purged'), 0)),
   coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'trellis_event'), 0), coalesce((SELECT max(id) FROM trellis_signal), 0),
-  coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'trellis_act'), 0);
+  coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'trellis_act'), 0),
+  coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'trellis_job_signal'), 0);
 
 -- The statements that close the ledger: for each table and kind of write a trigger with this message. The mark itself can be written.
 -- name: closing

@@ -162,7 +162,7 @@ class PostgresTarget:
             json.dumps(place),
         )
 
-    async def set_numbers(self, move_id: str, numbers: tuple[int, int, int, int]) -> None:
+    async def set_numbers(self, move_id: str, numbers: tuple[int, int, int, int, int]) -> None:
         """Let the ledger count on where the source stopped, and give the planner its statistics."""
         async with self._writing(move_id):
             await self._connection.execute(WRITE.numbers, *numbers)

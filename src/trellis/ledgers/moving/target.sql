@@ -71,6 +71,16 @@ select g.no, g.id, g.type, _microseconds(g.at), g.data from signal g where g.no 
 -- name: renewals
 select r.id, _microseconds(r.at) from renewal r where r.id > $1 order by r.id limit $2
 
+-- name: job_signals
+select g.no, g.id, g.name, _microseconds(g.at), a.role, a.name, a.node, g.key, g.body from job_signal g join actor a on a.id = g.actor
+ where g.no > $1 order by g.no limit $2
+
+-- name: spawned
+select s.id, s.parent, s.awaited::int, s.cancels::int, s.orphaned::int from spawned s where s.id > $1 order by s.id limit $2
+
+-- name: suspensions
+select s.id, s.mode, s.signal, s.after from suspension s where s.id > $1 order by s.id limit $2
+
 -- name: cancel_requests
 select w.id, w.epoch, a.role, a.name, a.node, w.cause, _microseconds(w.at) from wish w join actor a on a.id = w.actor
  where w.id > $1 order by w.id limit $2

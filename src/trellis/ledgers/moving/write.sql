@@ -126,6 +126,24 @@ with m as (select * from unnest($1::bigint[], $2::bigint[]) as x(id, at)),
 w as (insert into renewal (id, at) select m.id, _moment_at(m.at) from m)
 select count(*) from m
 
+-- name: job_signals
+with m as (select x.*, a.id as actor from unnest($1::bigint[], $2::bigint[], $3::text[], $4::bigint[], $5::smallint[], $6::text[], $7::text[],
+    $8::text[], $9::bytea[]) as x(no, id, name, at, role, actor_name, node, key, body)
+  join actor a on a.name = x.actor_name and a.node = x.node and a.role = x.role and a.db_role = session_user),
+w as (insert into job_signal (no, id, name, at, actor, key, body) overriding system value
+  select m.no, m.id, m.name, _moment_at(m.at), m.actor, m.key, m.body from m)
+select count(*) from m
+
+-- name: spawned
+with m as (select * from unnest($1::bigint[], $2::bigint[], $3::int[], $4::int[], $5::int[]) as x(id, parent, awaited, cancels, orphaned)),
+w as (insert into spawned (id, parent, awaited, cancels, orphaned) select m.id, m.parent, m.awaited = 1, m.cancels = 1, m.orphaned = 1 from m)
+select count(*) from m
+
+-- name: suspensions
+with m as (select * from unnest($1::bigint[], $2::smallint[], $3::text[], $4::bigint[]) as x(id, mode, signal, after)),
+w as (insert into suspension (id, mode, signal, after) select m.id, m.mode, m.signal, m.after from m)
+select count(*) from m
+
 -- name: cancel_requests
 with m as (select x.*, a.id as actor from unnest($1::bigint[], $2::int[], $3::smallint[], $4::text[], $5::text[], $6::text[], $7::bigint[])
   as x(id, epoch, role, actor_name, node, cause, at)
@@ -203,7 +221,8 @@ select setval(pg_get_serial_sequence('trellis.job', 'id'), greatest($1::bigint, 
        setval(pg_get_serial_sequence('trellis.batch', 'no'), greatest($2::bigint, 1), $2::bigint > 0),
        setval('trellis.ready_pos', greatest($2::bigint, 1), $2::bigint > 0),
        setval(pg_get_serial_sequence('trellis.signal', 'no'), greatest($3::bigint, 1), $3::bigint > 0),
-       setval(pg_get_serial_sequence('trellis.act', 'no'), greatest(_acts_before_move() + $4::bigint, 1), _acts_before_move() + $4::bigint > 0)
+       setval(pg_get_serial_sequence('trellis.act', 'no'), greatest(_acts_before_move() + $4::bigint, 1), _acts_before_move() + $4::bigint > 0),
+       setval(pg_get_serial_sequence('trellis.job_signal', 'no'), greatest($5::bigint, 1), $5::bigint > 0)
 
 -- name: feed_end
 update feed_end set pos = $1
