@@ -14,11 +14,13 @@ It is the real engine: the same SQLite ledger and the same worker. Only the ledg
 
 import asyncio
 import heapq
+import inspect
 import itertools
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Unpack
+from functools import partial
+from typing import Any, Unpack, cast
 
 from trellis.app.wiring import SystemClock, new_id
 from trellis.auth.principals import Principal
@@ -38,6 +40,10 @@ EPOCH_S = 1_767_225_600.0
 WAITS_MAX = 1_000
 PAGE_MAX = 500
 SWEEPS_MAX = 1_000
+SWEEPS_OF_A_LEASE = 10
+"""How often the sandbox sweeps while a lease ends. Sweeps that are further apart would count as an outage."""
+WRITES = frozenset({"turn", "journal", "spawn", "save_checkpoint", "signal", "submit", "send_signal"})
+"""The verbs of a worker that `Sandbox.crash_at` counts."""
 
 
 class FakeClock:
@@ -78,6 +84,41 @@ class FakeClock:
                 woken.set_result(None)
 
 
+class _DyingLedger:
+    """Passes the calls of a worker on, until the worker dies at one of its writes. Later calls are never answered."""
+
+    def __init__(self, inner: Ledger, write: int, *, committed: bool) -> None:
+        self._inner, self.left, self._committed = inner, write, committed
+        self._unanswered: list[asyncio.Future[None]] = []
+        self.died = asyncio.Event()
+
+    @property
+    def ledger(self) -> Ledger:
+        return cast("Ledger", self)
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._inner, name)
+        return partial(self._call, name, real) if inspect.iscoroutinefunction(real) else real
+
+    async def _call(self, name: str, real: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        if name in WRITES and not self.died.is_set():
+            self.left -= 1
+            if self.left == 0:
+                if self._committed:
+                    await real(*args, **kwargs)
+                self.died.set()
+        if self.died.is_set():
+            never = asyncio.get_running_loop().create_future()
+            self._unanswered.append(never)
+            await never
+        return await real(*args, **kwargs)
+
+    def let_go(self) -> None:
+        """End the calls that wait for an answer."""
+        for call in self._unanswered:
+            call.cancel()
+
+
 class Sandbox:
     """One application on its own `ledger`, with its `clock` and a caller (`trellis`) that has every role."""
 
@@ -87,6 +128,9 @@ class Sandbox:
         self.clock = clock
         self._ids = itertools.count(1)
         self._rng = random.Random(0)  # noqa: S311 - tests want the same waits every time
+        self._crash: tuple[int, bool] | None = None
+        self.crashed = False
+        """Whether the worker of the last `crash_at` died."""
         principal = Principal(name="test", roles=frozenset(Role))
         self.trellis = Trellis(ledger, principal, clock=SystemClock(), new_id=self._new_id, app=app)
 
@@ -104,12 +148,36 @@ class Sandbox:
         """Run everything that can run now. With `skip_waits`, also advance the clock through backoffs and delays."""
         for _ in range(WAITS_MAX):
             await self.sweep()
-            await run_until_idle(self.app, self.ledger, options=options, rng=self._rng)
+            if self._crash is None:
+                await run_until_idle(self.app, self.ledger, options=options, rng=self._rng)
+            elif await self._crashes(*self._crash, options):
+                continue
             wait_s = await self._next_wait_s() if skip_waits else None
             if wait_s is None:
                 return
             self.clock.advance(wait_s)
         raise AssertionError(f"jobs still wait for something after {WAITS_MAX} waits were skipped")
+
+    def crash_at(self, write: int, *, committed: bool = False) -> None:
+        """Let a worker die at the `write`-th write to the ledger from now on, counted from 1.
+
+        Nothing of what it does from there on reaches the ledger. With `committed`, that write itself does, and only its
+        answer is lost. Its leases end, and a new worker goes on in the same `run_until_idle`. `crashed` says afterwards
+        whether the worker came so far. To prove a workflow, count `write` up until it did not:
+
+            for write in itertools.count(1):
+                async with sandbox(app) as box:
+                    box.crash_at(write)
+                    assert await box.run("order", order) == expected
+                    if not box.crashed:
+                        break
+        """
+        self._crash = (write, committed)
+        self.crashed = False
+
+    async def signal(self, job: JobHandle, name: str, payload: Any = None) -> None:
+        """Send a signal to a job, which `ctx.wait_signal` returns."""
+        await self.trellis.signal(job.id, name, payload)
 
     async def advance(self, seconds: float) -> None:
         """Advance the ledger's clock, then sweep."""
@@ -128,6 +196,17 @@ class Sandbox:
         """Assert that the job has exactly these events, oldest first."""
         types = [event.type for event in await job.events()]
         assert types == list(expected), f"events of {job.id}:\n  found    {types}\n  expected {list(expected)}"
+
+    async def _crashes(self, write: int, committed: bool, options: WorkerOptions | None) -> bool:  # noqa: FBT001 - as given
+        """Run a worker until it dies or is idle. After its death its leases end, while somebody sweeps."""
+        dying = _DyingLedger(self.ledger, write, committed=committed)
+        self.crashed = await _run_until_dead(_new_worker(self.app, dying.ledger, options, self._rng), dying)
+        self._crash = None if self.crashed else (dying.left, committed)
+        if self.crashed:
+            lease_s = max((spec.options.lease_s for spec in self.app), default=0.0)
+            for _ in range(SWEEPS_OF_A_LEASE):
+                await self.advance(lease_s / (SWEEPS_OF_A_LEASE - 2))
+        return self.crashed
 
     async def _next_wait_s(self) -> float | None:
         """Returns the seconds until the next scheduled job is due; None if there is none."""
@@ -161,17 +240,38 @@ async def run_until_idle(
     app: App, ledger: Ledger, *, options: WorkerOptions | None = None, rng: random.Random | None = None
 ) -> None:
     """Run a worker until no job is held and nothing can be claimed now."""
-    chosen = rng or random.Random(0)  # noqa: S311 - tests want the same waits every time
-    worker = Worker(
-        app,
-        ledger,
-        options or WorkerOptions(name="test-worker"),
-        clock=SystemClock(),
-        rng=chosen,
-        new_id=new_id,  # a claim id of an earlier run would return that run's jobs
-    )
+    worker = _new_worker(app, ledger, options, rng or random.Random(0))  # noqa: S311 - tests want the same waits every time
     await worker.start(listening=False)
     try:
         await worker.until_idle()
     finally:
         await worker.drain()
+
+
+def _new_worker(app: App, ledger: Ledger, options: WorkerOptions | None, rng: random.Random) -> Worker:
+    return Worker(
+        app,
+        ledger,
+        options or WorkerOptions(name="test-worker"),
+        clock=SystemClock(),
+        rng=rng,
+        new_id=new_id,  # a claim id of an earlier run would return that run's jobs
+    )
+
+
+async def _run_until_dead(worker: Worker, dying: _DyingLedger) -> bool:
+    """Run a worker until it dies, which is True, or until it is idle."""
+    await worker.start(listening=False)
+    idle, died = asyncio.ensure_future(worker.until_idle()), asyncio.ensure_future(dying.died.wait())
+    try:
+        await asyncio.wait({idle, died}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        idle.cancel()
+        died.cancel()
+        await asyncio.gather(idle, died, return_exceptions=True)
+        if dying.died.is_set():
+            await worker.kill()
+            dying.let_go()
+        else:
+            await worker.drain()
+    return dying.died.is_set()
