@@ -80,6 +80,7 @@ METHOD_ACTS = {
     "declare": "type.options.changed",
 }
 VERB_ACTS = {
+    "send_signal": "job.signalled",
     "pause": "type.paused",
     "limit_rate": "type.rate.changed",
     "limit_held": "type.held_limit.changed",
@@ -107,17 +108,19 @@ COMMAND_EVENTS = {
     ),
     *("job cancel", "job dead-letter", "job requeue", "job approve", "job deny", "dlq requeue", "sweep"),
     *("worker", "up", "demo", "schedules run"),
+    "job signal",  # an act without a reason: tests/ledgers/conformance/test_waits.py shows it
 }
 ROUTE_EVENTS = {
     *("POST /dlq/requeue", "POST /jobs", "POST /jobs/{job_id}/cancel", "POST /jobs/{job_id}/requeue"),
     *("POST /jobs/{job_id}/dead-letter", "POST /jobs/{job_id}/approval", "POST /jobs/{job_id}/result"),
+    "POST /jobs/{job_id}/signals",
     *("POST /artifacts", "POST /artifacts/{artifact_id}/discard", "POST /artifacts/cleanup"),
     *("POST /inbox/submit", "POST /agents/run", "POST /runs/{run_id}/cancel", "POST /schedules/{name}/run"),
     *("PATCH /proposals/{proposal_id}", "POST /proposals/{proposal_id}/apply"),
     *("POST /memory/{agent_id}/propose", "POST /logic/{agent_id}/propose"),
 }
 METHOD_EVENTS = {
-    *("cancel", "compensate", "dead_letter", "requeue", "submit", "submit_many", "submit_on", "submit_topic"),
+    *("cancel", "signal", "compensate", "dead_letter", "requeue", "submit", "submit_many", "submit_on", "submit_topic"),
 }
 
 # --- what changes nothing that is kept, and why -------------------------------------------------------------------------

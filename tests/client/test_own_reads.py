@@ -18,7 +18,8 @@ REFUSED_READS = MappingProxyType(
         "the state of the whole system": "queues workers followers declared_types home_issuer count_events key_limit "
         "sample_events figures connections ping",
         "alerts, and what their conditions read": "alerts alert alert_mark waiting_types stage_steps",
-        "jobs and leases of everybody, for services and holders": "children peek_ready holds expiring read_journal recorded",
+        "jobs and leases of everybody, for services and holders": "children peek_ready holds expiring read_journal "
+        "recorded job_signals outcomes",
         "checks of the whole ledger": "histories keys_over unpaired inspect",
         "the acts of operators": "acts audit_head plan_retention",
         "schedules, which fire for everybody": "schedules due_schedules",
@@ -29,7 +30,8 @@ REFUSED_READS = MappingProxyType(
 """Reads that OwnReads refuses on purpose, by what they show."""
 WRITES = MappingProxyType(
     {
-        "jobs": "submit turn renew move cancel requeue save_checkpoint journal signal sweep retain restore annotate",
+        "jobs": "submit turn renew move cancel requeue save_checkpoint journal signal sweep retain restore annotate "
+        "spawn send_signal",
         "types and keys": "pause limit_rate declare_types limit_key limit_held",
         "schedules": "save_schedule remove_schedule advance_schedule",
         "subscriptions": "subscribe ack unsubscribe release_retention",

@@ -102,6 +102,7 @@ VERBS: dict[str, Verb] = {
     "feed": _feed,
     "read_result": _read_result,
     "cancel": lambda one: one.stranger.cancel(one.job.job_id),
+    "signal": lambda one: one.stranger.signal(one.job.job_id, "go"),
     "dead_letter": lambda one: one.stranger.dead_letter(one.job.job_id, reason="x"),
     "declare": lambda one: one.stranger.declare(App()),
     "requeue": lambda one: one.stranger.requeue([one.job.job_id]),
@@ -117,6 +118,7 @@ HANDLE_VERBS: dict[str, Verb] = {
     "artifacts": lambda one: one.stranger.handle(one.job.job_id).artifacts(),
     "result": lambda one: one.stranger.handle(one.job.job_id).result(0),
     "cancel": lambda one: one.stranger.handle(one.job.job_id).cancel(),
+    "signal": lambda one: one.stranger.handle(one.job.job_id).signal("go"),
 }
 STRANGERS = {
     "another tenant": as_token("iryna", tenant="globex"),

@@ -229,6 +229,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/jobs/{job_id}/context"): lambda _, job: {"job_id": job, "expect": 404},
     ("GET", "/jobs/{job_id}/context/{epoch}"): lambda world, _: {"job_id": world.waiting, "epoch": 1, "expect": 404},
     ("POST", "/jobs/{job_id}/cancel"): lambda _, job: {"job_id": job},
+    ("POST", "/jobs/{job_id}/signals"): lambda _, job: {"job_id": job, "json": {"name": "go"}},
     ("POST", "/jobs/{job_id}/requeue"): lambda world, _: {"job_id": world.dead},
     ("POST", "/jobs/{job_id}/dead-letter"): lambda world, _: {"job_id": world.dead, "json": {"reason": "no"}},
     ("POST", "/jobs/{job_id}/approval"): lambda world, _: {"job_id": world.held, "json": {"decision": "approve"}},

@@ -1,7 +1,8 @@
 """Administrative acts: changes by people and components that are not steps of a job, with their actor (OBS-1, D35).
 
 - The ledger records an act on itself in the transaction of the change, for every caller. Such acts are: pausing a type,
-  limiting a rate, a key or the number held, declaring type options, releasing a subscriber, a migration.
+  limiting a rate, a key or the number held, declaring type options, releasing a subscriber, sending a signal to a job,
+  a migration.
 - `Ledger.record_act` records acts on something outside the ledger, such as the status of an agent, and refused
   requests.
 - The projector publishes one audit record per act.
@@ -65,10 +66,12 @@ SCHEDULE_CHANGED = "schedule.changed"
 SCHEDULE_PAUSED = "schedule.paused"
 SCHEDULE_RESUMED = "schedule.resumed"
 SCHEDULE_REMOVED = "schedule.removed"
+SIGNALLED = "job.signalled"
 LEDGER_EVENTS = frozenset(
     {
         *(PAUSED, RESUMED, RATE, HELD_LIMIT, KEY_LIMIT, LEFT_BEHIND, TYPE_OPTIONS, MIGRATED, RETAINED, GRANTED),
         *(HOME_ISSUER, SCHEDULE_ADDED, SCHEDULE_CHANGED, SCHEDULE_PAUSED, SCHEDULE_RESUMED, SCHEDULE_REMOVED),
+        SIGNALLED,
     }
 )
 """Events of acts that the ledger alone records, with their change. PostgreSQL refuses the same ones."""

@@ -128,7 +128,7 @@ class JobNotFound(InputError):
 class SignalRefused(InputError):
     """The signal {name!r} cannot be sent to job {job_id}: {reason}"""
 
-    code = "SIGNAL_REFUSED"
+    code = "CONFLICT"
 
 
 class ScheduleNotFound(InputError):

@@ -282,7 +282,7 @@ class Rig:
                 by=actor(role),
                 death=death,
                 finalizes=finalizes,
-                wait=Wait(signal="never") if transition.trigger == Trigger.SUSPEND else None,
+                wait=wait_of(transition),
             )
             assert isinstance(outcome, StepApplied)
             return lease
@@ -309,6 +309,11 @@ class Rig:
         """The job that an artifact was staged for comes into being, works and completes with it."""
         parent = (await self.job(artifact)).parent_id
         assert isinstance(await self.complete(await self.writing(job_id=parent), artifact), StepApplied)
+
+
+def wait_of(transition: Transition) -> Wait | None:
+    """A wait without an end, for a step that suspends a job."""
+    return Wait(signal="never") if transition.trigger == Trigger.SUSPEND else None
 
 
 def path(lifecycle_name: str, source: str, target: str) -> list[Transition]:

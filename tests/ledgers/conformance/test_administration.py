@@ -255,6 +255,7 @@ def test_the_table_says_who_may_do_what():
         "replace_home_issuer": ["control-plane"],
         "restore": ["control-plane", "owner"],
         "remark": ["control-plane", "gateway", "reconciler", "scheduler", "worker"],
+        "send_signal": ["control-plane", "orchestrator", "owner", "submitter", "worker"],
         "record_act": ["control-plane", "gateway", "owner"],
         "publish_acts": ["control-plane", "owner", "projector"],
         "observe_alerts": ["control-plane"],

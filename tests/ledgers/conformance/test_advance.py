@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ledgers.conformance.rig import DEATH, OTHER_WORKER, SUBMITTER, WORKER, Rig, actor
+from tests.ledgers.conformance.rig import DEATH, OTHER_WORKER, SUBMITTER, WORKER, Rig, actor, wait_of
 from trellis.engine.errors import InvalidTransition, Refused, TrellisError
 from trellis.engine.jobs import Advance, DeadLetterReason, Lease, LeaseLost, ReasonCode, Stage, StepApplied, Turn
 from trellis.engine.records import JobFilter, JobPlace
@@ -28,6 +28,7 @@ async def test_each_advance_is_one_transition_with_one_event(rig: Rig, lifecycle
         before = await rig.job(job_id)
         step = _step(lifecycle, transition, lease, cause="because", data=b'{"why": "test"}')
         step = step._replace(finalizes=await rig.artifact_of(job_id) if transition.finalizes else None)
+        step = step._replace(wait=wait_of(transition))
         outcome = (await rig.turn(step, by=actor(min(transition.actors)))).outcomes[0]
         assert outcome == StepApplied(version=before.version + 1)
         job, event = await rig.job(job_id), await rig.last_event(job_id)
@@ -53,6 +54,7 @@ async def test_a_step_asked_again_after_a_lost_answer_has_one_effect(rig: Rig, l
         waits = LIFECYCLES[lifecycle].by_name[transition.target].phase is Phase.WAITING
         step = _step(lifecycle, transition, lease, delay_s=5.0 if waits else 0.0)
         step = step._replace(finalizes=await rig.artifact_of(job_id) if transition.finalizes else None)
+        step = step._replace(wait=wait_of(transition))
         holder = actor(min(transition.actors))
         first = (await rig.turn(step, by=holder)).outcomes[0]
         before = await rig.snapshot(job_id)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, OTHER_WORKER, WORKER, Rig, actor
-from trellis.engine.jobs import CancelMode, Claimed, Epoch, Lease, LeaseLost, Renewed, StepApplied
+from trellis.engine.jobs import CancelMode, Claimed, Epoch, Lease, LeaseLost, Renewed, StepApplied, Wait
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 STEPS = [
@@ -54,8 +54,8 @@ async def test_every_write_of_a_holder_that_lost_its_lease_is_refused(
     await lose(rig, held)
     before = await rig.snapshot(job_id)
     for source, trigger in STEPS:
-        death = DEATH if trigger == "reject" else None
-        assert await rig.pull(held, trigger, source=str(source), result=b'"stolen"', death=death) == lost
+        death, wait = DEATH if trigger == "reject" else None, Wait() if trigger == "suspend" else None
+        assert await rig.pull(held, trigger, source=str(source), result=b'"stolen"', death=death, wait=wait) == lost
     assert await rig.ledger.renew(WORKER, [held.lease]) == [lost]
     assert await rig.ledger.save_checkpoint(held.lease, b'"stolen"') == lost
     assert await rig.ledger.journal(held.lease, "second", b'"stolen"') == lost

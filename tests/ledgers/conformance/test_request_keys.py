@@ -248,7 +248,7 @@ async def test_move_with_an_answer_stores_it_and_is_not_made_again_under_its_key
 def test_only_verbs_that_change_jobs_take_a_request_key():
     methods = inspect.getmembers(Ledger, inspect.isfunction)
     takes = {name for name, method in methods if "RequestKey" in str(inspect.signature(method))}
-    assert takes == {"submit", "cancel", "requeue", "find_request"}
+    assert takes == {"submit", "cancel", "requeue", "send_signal", "find_request"}
     assert get_type_hints(Move)["key"] == RequestKey | None, "the key of a move is part of the move"
 
 

@@ -167,6 +167,10 @@ async def test_a_signal_resumes_the_job_that_waits_for_it(rig: Rig):
         JobSignal(sent.number, "approved", b'{"by": "ada"}')
     ]
     assert await rig.ledger.job_signals(job_id, "approved", after=sent.number, limit=10) == []
+    acts = [one for one in await rig.ledger.acts() if one.event == "job.signalled"]
+    assert [(one.actor, one.subject, one.target, one.job_id) for one in acts] == [
+        (SUBMITTER.name, job_id, name, job_id) for name in ("rejected", "approved")
+    ]
 
 
 async def test_a_signal_that_came_before_the_wait_counts_unless_it_was_read(rig: Rig):

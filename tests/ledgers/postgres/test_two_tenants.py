@@ -284,7 +284,14 @@ async def test_the_ledgers_own_client_is_held_to_the_same(tenants: Tenants, link
 
 
 CALLABLE = {
-    "submitted or cancelled, looked at above": {"submit_job", "submit_plain", "submit_keyed", "cancel", "moves"},
+    "submitted or cancelled, looked at above": {
+        "submit_job",
+        "submit_plain",
+        "submit_keyed",
+        "cancel",
+        "moves",
+        "send_signal",
+    },
     "by role: no transition lets a submitter": {"requeue", "turn", "turns", "restore", "sweep", "remark"},
     "by role: for operators and services": {
         "set_home_issuer",
@@ -305,7 +312,9 @@ CALLABLE = {
         "extend_audit_chain",
     },
     "by role: for followers": {"follow", "leave_behind"},
-    "only what the login holds": {"renew", "save_checkpoint", "journal_entries", "add_signals", "followed"},
+    "only what the login holds": {
+        *("renew", "save_checkpoint", "journal_entries", "add_signals", "followed", "begin_spawn", "link_children"),
+    },
     "reads through row security": {"heads"},
     "names and positions only": {
         "register_actor",

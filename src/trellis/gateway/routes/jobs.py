@@ -370,6 +370,21 @@ async def signals(
     return page_document([signal_document(one) for one in await _jobs(instance, caller).signals(job_id)], None)
 
 
+@router.post("/jobs/{job_id}/signals", responses=PROBLEMS)
+async def send_signal(
+    job_id: JobIdPath,
+    body: JobSignalRequest,
+    instance: InstanceOf,
+    caller: Annotated[Caller, requires("jobs.signal")],
+    request_key: IdempotentRequestOf,
+    response: Response,
+) -> SignalReceipt:
+    """Send a signal to a job that has not ended. A job that waits for it goes on at once."""
+    sent = await _jobs(instance, caller).signal_once(job_id, body.name, body.payload, request_key)
+    mark_replayed(response, replayed=not sent.created)
+    return sent
+
+
 @router.post("/jobs/{job_id}/cancel", responses=PROBLEMS)
 async def cancel(
     job_id: JobIdPath,
@@ -387,21 +402,6 @@ async def cancel(
     done = await _jobs(instance, caller).cancel_once(job_id, request_key, mode=stop.mode, reason=stop.reason)
     mark_replayed(response, replayed=done.replayed)
     return done.answer
-
-
-@router.post("/jobs/{job_id}/signals", responses=PROBLEMS)
-async def send_signal(
-    job_id: JobIdPath,
-    body: JobSignalRequest,
-    instance: InstanceOf,
-    caller: Annotated[Caller, requires("jobs.signal")],
-    request_key: IdempotentRequestOf,
-    response: Response,
-) -> SignalReceipt:
-    """Send a signal to a job that has not ended. A job that waits for it goes on at once."""
-    sent = await _jobs(instance, caller).signal_once(job_id, body.name, body.payload, request_key)
-    mark_replayed(response, replayed=not sent.created)
-    return sent
 
 
 @router.post("/jobs/{job_id}/requeue", responses=PROBLEMS)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
-from uuid import uuid4
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
@@ -427,22 +426,23 @@ class PostgresLedger(PostgresReads):
     ) -> SignalSent:
         require(actor, "send_signal")
         check_job_signal(name, body, signal_key)
-        # A call whose answer was lost is repeated with the same key, and finds its own signal.
-        once = (job_id, name, body, signal_key or f"once-{uuid4()}", JOB_SIGNALS_MAX, request_keys.key_argument(key))
-        number, is_keyed = await self._actor(actor), signal_key is not None
+        number = await self._actor(actor)
+        arguments = (number, job_id, name, body, signal_key, JOB_SIGNALS_MAX, request_keys.key_argument(key))
 
-        async def send(connection: PostgresConnection) -> SignalSent | None:
-            sql = "select * from send_signal($1, $2, $3, $4, $5, $6, $7)"
-            return self._signal_sent(job_id, name, await connection.fetch(sql, number, *once), is_keyed=is_keyed)
+        async def send(connection: PostgresConnection, *, repeat: bool) -> SignalSent | None:
+            sql = "select * from send_signal($1, $2, $3, $4, $5, $6, $7, $8)"
+            return self._signal_sent(job_id, name, await connection.fetch(sql, *arguments, repeat))
 
         sent = await self._note_lane.call(
-            "send_signal", job_id, lambda c, _: request_keys.answer_once(c, key, SIGNAL_ANSWERS, lambda: send(c))
+            "send_signal",
+            job_id,
+            lambda c, repeat: request_keys.answer_once(c, key, SIGNAL_ANSWERS, lambda: send(c, repeat=repeat)),
         )
         self._notifier.notify()
         return sent
 
     @staticmethod
-    def _signal_sent(job_id: JobId, name: str, rows: Sequence[PostgresRow], *, is_keyed: bool) -> SignalSent | None:
+    def _signal_sent(job_id: JobId, name: str, rows: Sequence[PostgresRow]) -> SignalSent | None:
         row = rows[0]
         if row["outcome"] == "answered":
             return None
@@ -454,7 +454,7 @@ class PostgresLedger(PostgresReads):
             job_id=job_id,
             number=row["number"],
             state=row["state"],
-            repeated=is_keyed and row["outcome"] == "repeated",
+            repeated=row["outcome"] == "repeated",
         )
 
     async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:

@@ -1,9 +1,10 @@
 """Signals to jobs, and the children of jobs that ended without success."""
 
+from trellis.engine.admin_acts import SIGNALLED, NewAct
 from trellis.engine.jobs import JOB_SIGNALS_MAX, ORPHAN_GRACE_S, Actor, JobId, RequestKey, SignalSent
 from trellis.engine.request_keys import SIGNAL_ANSWERS
 from trellis.ledgers.refusals import check_job_signal, signal_refused
-from trellis.ledgers.sqlite import request_keys
+from trellis.ledgers.sqlite import control, request_keys
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.moves import request_cancel
 from trellis.ledgers.sqlite.plan import HELD, STATE_NAMES, STEPS, ActorRef, StepWrite, sweeping_role, target_place
@@ -41,6 +42,7 @@ def _send_signal(tx: Transaction, actor: Actor, job_id: JobId, name: str, body: 
         raise signal_refused(name, job_id, None)
     by = tx.names.actor_id(actor.name)
     number = tx.db.execute(WAIT_QUERIES.put_signal, (row.id, name, tx.now, by, key, body)).fetchall()[0][0]
+    control.record(tx, actor, NewAct(event=SIGNALLED, subject=job_id, target=name, job_id=job_id))
     waits = tx.db.execute(WAIT_QUERIES.suspension, (row.id,)).fetchall()
     if waits and waits[0][1] == name:
         resume_if_over(tx, row.id, {Cause.SIGNAL_ARRIVED}, by)

@@ -140,7 +140,8 @@ end $$;
 
 -- Sends a signal to a job that has not ended. A repeated key is answered like the first. Outcome: 'sent', 'repeated',
 -- 'ended', 'full' or 'missing'; 'answered' when an answer is stored with the key of the request (72_request_keys.sql).
-create or replace function send_signal(p_actor int, p_job_id text, p_name text, p_body bytea, p_key text, p_most int, p_request text[])
+create or replace function send_signal(p_actor int, p_job_id text, p_name text, p_body bytea, p_key text, p_most int, p_request text[],
+                                       p_repeat boolean)
 returns table (outcome text, state text, number bigint) language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
 declare
@@ -165,6 +166,14 @@ begin
   return query select 'repeated', n.name, g.no from job_signal g
      join state n on n.lifecycle = (k.t).lifecycle and n.state = (k.t).state where g.id = of_job and g.key = p_key;
   if found then return; end if;
+  -- A repeated call whose answer was lost finds its own signal as the last one.
+  if p_repeat then
+    return query select 'sent', n.name, last.no
+      from (select g.no, g.name, g.body, g.actor from job_signal g where g.id = of_job order by g.no desc limit 1) last
+      join state n on n.lifecycle = (k.t).lifecycle and n.state = (k.t).state
+     where last.name = p_name and last.body = p_body and last.actor = p_actor;
+    if found then return; end if;
+  end if;
   if k.place = 'ended' then
     return query select 'ended', n.name, null::bigint from state n where n.lifecycle = (k.t).lifecycle and n.state = (k.t).state;
     return;
@@ -173,6 +182,7 @@ begin
     return;
   end if;
   insert into job_signal (id, name, at, actor, key, body) values (of_job, p_name, now_at, p_actor, p_key, p_body) returning no into new_no;
+  perform _record_act(p_actor, a.role, 'job.signalled', p_job_id, null, p_name, null, null, p_job_id);
   if exists (select from suspension w where w.id = of_job and w.signal = p_name and w.after < new_no) then
     batch_no := _open_batch();
     insert into wake (batch, id, reason) values (batch_no, of_job, 'signal_arrived');
