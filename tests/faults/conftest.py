@@ -200,3 +200,18 @@ async def open_bench(server: PostgresServer, name: str, options: LaneOptions = P
                 await rig.close()
     finally:
         await admin.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ledger.db'}"
+    server: PostgresServer = request.getfixturevalue("fault_server")
+    return server.url(request.getfixturevalue("timed_database"), LOGIN)
+
+
+@pytest.fixture
+async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
+    opened = await open_ledger(ledger_url)
+    yield opened
+    await opened.close()

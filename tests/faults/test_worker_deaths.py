@@ -18,20 +18,18 @@ from typing import Any
 import apsw
 import pytest
 
-from tests.faults.conftest import LOGIN, SEED
+from tests.faults.conftest import SEED
 from tests.faults.fleet import Fleet, Nursery, Running, submit_work, until, wait_ended
 from tests.faults.history import Told, problems
 from tests.faults.worker_process import POISON, Work
 from tests.ledgers.conformance.rig import SUBMITTER, SWEEPER
 from tests.pace import Pace
-from tests.servers.postgres import PostgresServer
 from trellis.app.wiring import SystemClock
 from trellis.engine.jobs import JobId, NewJob, ReasonCode
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, SweepOptions
 from trellis.engine.service import Sweeper, serve
 from trellis.engine.verify import verify
-from trellis.ledgers import open_ledger
 
 LEASE_S, HEARTBEAT_S = 2.0, 0.5
 RECOVERY_S = min(LEASE_S, 2 * HEARTBEAT_S) + 1.0
@@ -42,21 +40,6 @@ NOISE_S = 0.3
 """
 
 pytestmark = [pytest.mark.quiet]
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'ledger.db'}"
-    server: PostgresServer = request.getfixturevalue("fault_server")
-    return server.url(request.getfixturevalue("timed_database"), LOGIN)
-
-
-@pytest.fixture
-async def ledger(ledger_url: str) -> AsyncIterator[Ledger]:
-    opened = await open_ledger(ledger_url)
-    yield opened
-    await opened.close()
 
 
 async def check(ledger: Ledger, fleet: Fleet, jobs: list[JobId]) -> Counter[str]:

@@ -12,6 +12,7 @@ import signal
 import time
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from trellis.app.wiring import run_worker
 from trellis.engine.errors import LeaseConflictError
@@ -23,6 +24,7 @@ from trellis.worker.context import Context
 from trellis.worker.options import WorkerOptions
 
 EFFECT, POISON = "faults.effect", "faults.poison"
+WORKFLOW, PART = "faults.workflow", "faults.part"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,36 @@ async def told_before(work: Work, ctx: Context) -> bool:
     return False
 
 
+async def charge(trace: Trace, ctx: Context) -> int:
+    trace.write("charged", ctx)
+    return int(ctx.epoch)
+
+
+def add_workflow(app: App, trace: Trace, terms: dict[str, Any]) -> None:
+    """A workflow with steps, children, a timer and a signal."""
+
+    @app.job(PART, **terms, max_deaths=0)
+    async def part(ctx: Context, number: int) -> int:
+        trace.write("began", ctx)
+        await asyncio.sleep(0.01)
+        trace.write("ended", ctx)
+        return number * number
+
+    @app.job(WORKFLOW, **terms, max_deaths=0)
+    async def workflow(ctx: Context, number: int) -> list[int]:
+        trace.write("began", ctx)
+        try:
+            first = await ctx.step("first", partial(charge, trace, ctx))
+            squares = await ctx.gather(*(ctx.spawn(PART, number + n) for n in range(3)))
+            await ctx.sleep(0.1)
+            bonus = await ctx.wait_signal("bonus")
+            last = await ctx.step("last", partial(charge, trace, ctx))
+            trace.write("done", ctx, what=json.dumps([first, last]))
+            return [*squares, bonus]
+        finally:
+            trace.write("ended", ctx)
+
+
 def make_app(orders: Orders, trace: Trace) -> App:
     app = App(testing=True)
     terms = {"lease_s": orders.lease_s, "heartbeat_s": orders.heartbeat_s, "max_attempts": 100}
@@ -87,15 +119,11 @@ def make_app(orders: Orders, trace: Trace) -> App:
             trace.write("told", ctx)
             return "told to stop"
         if work.journal:
-            await ctx.journal("charge", partial(charge, ctx))
+            await ctx.journal("charge", partial(charge, trace, ctx))
         if work.checkpoint:
             await leave_checkpoint(ctx)
         trace.write("ended", ctx)
         return f"epoch {ctx.epoch}"
-
-    async def charge(ctx: Context) -> int:
-        trace.write("charged", ctx)
-        return int(ctx.epoch)
 
     async def leave_checkpoint(ctx: Context) -> None:
         try:
@@ -103,6 +131,8 @@ def make_app(orders: Orders, trace: Trace) -> App:
         except LeaseConflictError:
             trace.write("refused", ctx)
             raise
+
+    add_workflow(app, trace, terms)
 
     @app.job(POISON, **terms)
     async def poison(ctx: Context) -> None:
