@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import Literal
 
 import asyncpg
