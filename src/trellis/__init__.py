@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         Refused,
         ResultInvalid,
         SettingsInvalid,
+        SignalRefused,
         TokenExpired,
         TokenRefused,
         TransientError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.engine.retry_policy import RetryPolicy
     from trellis.worker.app import App
     from trellis.worker.context import Context, Item, SyncContext
+    from trellis.worker.durable import ChildFailed, ChildHandle, FirstChild, ReplayMismatch, SignalTimeout
     from trellis.worker.options import WorkerOptions
     from trellis.worker.outcomes import Snooze
     from trellis.worker.payloads import Undo
@@ -55,11 +57,14 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
 __all__ = [
     "App",
     "CancelMode",
+    "ChildFailed",
+    "ChildHandle",
     "ConcurrencyKeyMissing",
     "Context",
     "DeadLetter",
     "Event",
     "FeedPage",
+    "FirstChild",
     "IdReserved",
     "IdempotencyMismatch",
     "InputError",
@@ -89,10 +94,13 @@ __all__ = [
     "QueueFull",
     "ReasonCode",
     "Refused",
+    "ReplayMismatch",
     "ResultInvalid",
     "RetryPolicy",
     "SettingsInvalid",
     "Signal",
+    "SignalRefused",
+    "SignalTimeout",
     "Snooze",
     "SyncContext",
     "TokenExpired",
@@ -137,6 +145,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "Refused",
             "ResultInvalid",
             "SettingsInvalid",
+            "SignalRefused",
             "TokenExpired",
             "TokenRefused",
             "TransientError",
@@ -150,6 +159,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "trellis.app.wiring": ("connect", "connect_sync", "run_worker"),
         "trellis.worker.app": ("App",),
         "trellis.worker.context": ("Context", "Item", "SyncContext"),
+        "trellis.worker.durable": ("ChildFailed", "ChildHandle", "FirstChild", "ReplayMismatch", "SignalTimeout"),
         "trellis.worker.options": ("WorkerOptions",),
         "trellis.worker.outcomes": ("Snooze",),
         "trellis.worker.payloads": ("Undo",),

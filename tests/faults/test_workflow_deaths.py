@@ -84,6 +84,7 @@ async def test_workflows_survive_the_deaths_of_their_workers(
 
 
 @pytest.mark.prove
+@pytest.mark.timeout(900)
 async def test_workflows_survive_two_hundred_deaths(
     ledger: Ledger,
     nursery: Nursery,

@@ -23,7 +23,7 @@ from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, Reaso
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB, SUSPENDED_STATE
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import letter_of
@@ -452,7 +452,7 @@ def _waits_for(job: Job, now: datetime) -> str:
         case JobPlace.SCHEDULED:
             left, who = None if job.due_at is None else (job.due_at - now).total_seconds(), waits_for(job)
             if left is None:
-                return who or ""
+                return who or ("its children or a signal" if job.state == SUSPENDED_STATE else "")
             if who is not None and left > 0:
                 return f"{who}, for {duration(left)}"
             return f"its time, in {duration(left)}" if left > 0 else "the sweep"

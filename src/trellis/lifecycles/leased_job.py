@@ -9,6 +9,8 @@ CANCELLERS = frozenset({Role.SUBMITTER, Role.CONTROL_PLANE, Role.SWEEPER})
 CANCEL = "policy or user action; a soft cancel whose grace is over"
 EXPIRE = "lease over or worker orphaned, attempts left"
 EXHAUST = "lease lost, attempts spent or the payload kills workers"
+SUSPENDED_STATE = "suspended"
+"""The state of a job whose handler waits without a holder."""
 REJECT = "attempts spent, payload cannot be read or is refused"
 
 _by_holder = partial(arrow, actors=Role.WORKER, fenced=True)
@@ -44,7 +46,7 @@ LEASED_JOB = Lifecycle(
         ended("failed", 3),
         ended("cancelled", 3),
         ended("dead_lettered", 3, dead_letter=True),
-        waiting("suspended", 0),
+        waiting(SUSPENDED_STATE, 0),
     ),
     transitions=(
         arrow(None, "queued", Trigger.SUBMIT, SUBMITTERS, "job_queued", "accepted into the system"),

@@ -1,6 +1,7 @@
 """Explains why a job is in its state and what happens next, for every lifecycle."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -147,6 +148,8 @@ REASON_PHRASES = {
 PEOPLE = frozenset({Role.OWNER, Role.FRONTEND, Role.CONTROL_PLANE})
 """Roles in which people act. In all others, services act."""
 REST_PHRASES = {"job_snoozed": "put off by its own handler: it may go on", **BUS_REST_PHRASES}
+SUSPENDED = "job_suspended"
+"""The event of a job whose handler waits for children, a signal or a time."""
 NOT_OPERATOR_TRIGGERS = frozenset({Trigger.DUE, Trigger.EXHAUST, Trigger.DEADLINE, Trigger.CANCEL, Trigger.DEAD_LETTER})
 """Triggers that no operator has to cause."""
 
@@ -337,6 +340,9 @@ def rate_phrase(queue: QueueDepth) -> str | None:
 def _rest(job: Job, last: Event | None, now: datetime) -> str:
     """Describes what a resting job waits for."""
     until, moved = _until(job.due_at, now), _when_due(job)
+    if last is not None and last.type == SUSPENDED:
+        limit = f", at most {duration((job.due_at - now).total_seconds())} more" if job.due_at is not None else ""
+        return f"its handler waits for {wait_phrase(last)}{limit}"
     if job.due_at is None:
         return _rest_for_good(job, last)
     if moved is not None:
@@ -346,6 +352,21 @@ def _rest(job: Job, last: Event | None, now: datetime) -> str:
         "job_retry_scheduled": f"pausing after an error: attempt {job.attempts_spent + 1} may begin",
     }
     return phrases.get(last.type if last else "", "waiting for its time: it may begin") + until
+
+
+def wait_phrase(suspended: Event) -> str:
+    """Describes what the handler of a suspended job waits for, from the event that suspended it."""
+    wait = _wait(suspended)
+    children, signal = wait.get("children"), wait.get("signal")
+    parts = [("1 child" if children == 1 else f"{children} children")] if children else []
+    parts += [f"the signal {signal!r}"] if signal else []
+    return " or ".join(parts) or "its time"
+
+
+def _wait(suspended: Event) -> dict[str, Any]:
+    data: Any = json.loads(suspended.data) if suspended.data else None
+    wait: Any = cast("dict[str, Any]", data).get("waits_for") if isinstance(data, dict) else None
+    return cast("dict[str, Any]", wait) if isinstance(wait, dict) else {}
 
 
 def _rest_for_good(job: Job, last: Event | None) -> str:
@@ -427,8 +448,8 @@ def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) ->
         yield from _why_not_taken(job, around)
     if job.place is JobPlace.BLOCKED:
         yield _key_taken(around, around.key_name or job.concurrency_key or "")
-    if job.place is JobPlace.SCHEDULED and job.due_at is None:
-        yield from _why_not_moved(job, around.now)
+    if job.place is JobPlace.SCHEDULED:
+        yield from _why_not_moved(job, last, around.now)
     if job.cancel_requested:
         yield f"{_cancel_request(job, around.now)}: its holder learns that with the next heartbeat."
     elif job.cancel_asked_by is not None:
@@ -469,10 +490,14 @@ def _reason(event: Event) -> str:
     return str(data_of(event).get("reason") or event.cause or "no reason was given").rstrip(".")
 
 
-def _why_not_moved(job: Job, now: datetime) -> Iterator[str]:
-    """Explains why a job without a timer is still in its state."""
+def _why_not_moved(job: Job, last: Event | None, now: datetime) -> Iterator[str]:
+    """Explains why a suspended job, or one without a timer, is still in its state."""
     who = waits_for(job)
-    if who is None:
+    if last is not None and last.type == SUSPENDED:
+        yield "It holds no slot and no lease. Its handler begins again from its journal when that has happened."
+    elif job.due_at is not None:
+        return
+    elif who is None:
         yield "No timer moves it, and nobody has to."
     elif who == "a person":
         yield "No timer moves it: a person decides."
@@ -648,6 +673,9 @@ def _you_can(
         yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
+    signal = _wait(last).get("signal") if last is not None and last.type == SUSPENDED else None
+    if signal and job.place is JobPlace.SCHEDULED:
+        yield f"trellis job signal {job.job_id} {shlex.quote(str(signal))} --payload JSON\tsend what it waits for"
     if job.place is JobPlace.SCHEDULED and job.due_at is None and waits_for(job) not in {None, "a person"}:
         yield "trellis up\tstart what moves it, if nothing does"
     elif job.place is JobPlace.READY and _taker(job) is not None:
