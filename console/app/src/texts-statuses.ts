@@ -17,6 +17,7 @@ const UK: Record<string, string> = {
   failed: "не вдалося",
   cancelled: "скасовано",
   dead_lettered: "недоставлено",
+  suspended: "чекає на подію",
   // Jobs of the job queue
   PENDING: "очікує",
   QUEUED: "у черзі",
