@@ -39,7 +39,7 @@ async def workflows_under_kills(ledger: Ledger, fleet: Fleet, *, workflows: int,
         fleet.start(1)
         if unsignalled and n * len(ids) >= kills * (len(ids) - len(unsignalled)):
             await ledger.send_signal(SUBMITTER, unsignalled.pop(), "bonus", b"7", signal_key="once")
-        if not unsignalled and all((await ledger.outcomes(ids[-20:]))[k].has_ended for k in range(min(20, len(ids)))):
+        if not unsignalled and all(one.has_ended for one in await ledger.outcomes(ids)):
             break
     for job_id in unsignalled:
         await ledger.send_signal(SUBMITTER, job_id, "bonus", b"7", signal_key="once")
