@@ -48,9 +48,10 @@ TrellisError
     └── PermanentError          not worth another attempt
 """
 
-import re
 import shlex
 from typing import ClassVar
+
+from trellis.engine.text import without_secrets
 
 
 class TrellisError(Exception):
@@ -210,8 +211,7 @@ class LedgerError(TrellisError):
 
 def _without_password(url: object) -> str:
     """A ledger's address with its password masked: errors are logged."""
-    covered = re.sub(r"(//[^/@:]*:)[^/@]*@", r"\1***@", str(url))
-    return re.sub(r"\b(password=)[^&]*", r"\1***", covered)
+    return without_secrets(str(url))
 
 
 def _typed(url: object) -> str:

@@ -1,12 +1,26 @@
 """Text from handlers and people: makes it storable, or checks whether it is."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 NAME_CHARS_COMPARED = 200
 """How much of a misspelt name is compared with the known ones: a request may hold a name of a million characters."""
+
+_URL_PASSWORD = re.compile(r"(//[^/@:\s]*:)[^/@\s]*@")
+_NAMED_SECRET = re.compile(
+    r"""(?ix) \b ( (?:[a-z0-9]+[_-])* (?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key)
+    ["']? \s* [=:] \s* ["']? ) [^\s&;,'")\]}]+"""
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}")
+
+
+def without_secrets(text: str) -> str:
+    """The text with passwords of addresses, values named like a secret, and bearer tokens masked as `***`."""
+    text = _BEARER.sub(r"\1 ***", _URL_PASSWORD.sub(r"\1***@", text))
+    return _NAMED_SECRET.sub(r"\1***", text)
 
 
 def storable(text: str | None) -> str | None:
