@@ -48,12 +48,17 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.engine.retry_policy import RetryPolicy
     from trellis.worker.app import App
     from trellis.worker.context import Context, Item, SyncContext
+    from trellis.worker.middleware import CallNext
     from trellis.worker.options import WorkerOptions
     from trellis.worker.outcomes import Snooze
-    from trellis.worker.payloads import Undo
+    from trellis.worker.payloads import Serializer, Undo
+    from trellis.worker.process_child import ProcessContext
+    from trellis.worker.processes import ProcessCrashed
+    from trellis.worker.resources import ResourceFailed
 
 __all__ = [
     "App",
+    "CallNext",
     "CancelMode",
     "ConcurrencyKeyMissing",
     "Context",
@@ -86,11 +91,15 @@ __all__ = [
     "PayloadTooLarge",
     "PermanentError",
     "Priority",
+    "ProcessContext",
+    "ProcessCrashed",
     "QueueFull",
     "ReasonCode",
     "Refused",
+    "ResourceFailed",
     "ResultInvalid",
     "RetryPolicy",
+    "Serializer",
     "SettingsInvalid",
     "Signal",
     "Snooze",
@@ -150,9 +159,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "trellis.app.wiring": ("connect", "connect_sync", "run_worker"),
         "trellis.worker.app": ("App",),
         "trellis.worker.context": ("Context", "Item", "SyncContext"),
+        "trellis.worker.middleware": ("CallNext",),
         "trellis.worker.options": ("WorkerOptions",),
         "trellis.worker.outcomes": ("Snooze",),
-        "trellis.worker.payloads": ("Undo",),
+        "trellis.worker.payloads": ("Serializer", "Undo"),
+        "trellis.worker.process_child": ("ProcessContext",),
+        "trellis.worker.processes": ("ProcessCrashed",),
+        "trellis.worker.resources": ("ResourceFailed",),
     }
 )
 """Which module brings which names."""

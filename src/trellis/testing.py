@@ -9,14 +9,15 @@
             await box.assert_events(job, ["job_queued", "job_claimed", "job_started", "job_retry_scheduled",
                                           "job_claimed", "job_started", "job_succeeded"])
 
-It is the real engine: the same SQLite ledger and the same worker. Only the ledger's clock is fake.
+It is the real engine: the same SQLite ledger and the same worker, with middleware, resources, error hooks and processes.
+Only the ledger's clock is fake.
 """
 
 import asyncio
 import heapq
 import itertools
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Unpack
 
@@ -81,8 +82,9 @@ class FakeClock:
 class Sandbox:
     """One application on its own `ledger`, with its `clock` and a caller (`trellis`) that has every role."""
 
-    def __init__(self, app: App, ledger: Ledger, clock: FakeClock) -> None:
+    def __init__(self, app: App, ledger: Ledger, clock: FakeClock, resources: Mapping[Any, Any] | None = None) -> None:
         self.app = app
+        self._resources = resources
         self.ledger = ledger
         self.clock = clock
         self._ids = itertools.count(1)
@@ -104,7 +106,7 @@ class Sandbox:
         """Run everything that can run now. With `skip_waits`, also advance the clock through backoffs and delays."""
         for _ in range(WAITS_MAX):
             await self.sweep()
-            await run_until_idle(self.app, self.ledger, options=options, rng=self._rng)
+            await run_until_idle(self.app, self.ledger, options=options, rng=self._rng, resources=self._resources)
             wait_s = await self._next_wait_s() if skip_waits else None
             if wait_s is None:
                 return
@@ -147,20 +149,31 @@ class Sandbox:
 
 
 @asynccontextmanager
-async def sandbox(app: App, url: str = "sqlite://:memory:") -> AsyncGenerator[Sandbox]:
-    """Open a new ledger for one test, in memory unless another address is given."""
+async def sandbox(
+    app: App, url: str = "sqlite://:memory:", *, resources: Mapping[Any, Any] | None = None
+) -> AsyncGenerator[Sandbox]:
+    """Open a new ledger for one test, in memory unless another address is given.
+
+    `resources` are values to use instead of the application's resources of these types; the others are opened and
+    closed with each run of the worker. Handlers with `runner="process"` run in real processes, as everywhere.
+    """
     clock = FakeClock()
     ledger = await open_ledger(url, clock=clock)
     try:
-        yield Sandbox(app, ledger, clock)
+        yield Sandbox(app, ledger, clock, resources)
     finally:
         await ledger.close()
 
 
 async def run_until_idle(
-    app: App, ledger: Ledger, *, options: WorkerOptions | None = None, rng: random.Random | None = None
+    app: App,
+    ledger: Ledger,
+    *,
+    options: WorkerOptions | None = None,
+    rng: random.Random | None = None,
+    resources: Mapping[Any, Any] | None = None,
 ) -> None:
-    """Run a worker until no job is held and nothing can be claimed now."""
+    """Run a worker until no job is held and nothing can be claimed now. `resources`: as for `sandbox`."""
     chosen = rng or random.Random(0)  # noqa: S311 - tests want the same waits every time
     worker = Worker(
         app,
@@ -169,6 +182,7 @@ async def run_until_idle(
         clock=SystemClock(),
         rng=chosen,
         new_id=new_id,  # a claim id of an earlier run would return that run's jobs
+        resources=resources,
     )
     await worker.start(listening=False)
     try:

@@ -75,7 +75,7 @@ def test_a_long_traceback_is_cut_at_a_line_and_keeps_its_end():
 
 
 @pytest.mark.parametrize(
-    ("text", "masked"),
+    "text, masked",
     [
         (ADDRESS, "postgresql://ada:***@db.internal:5432/books"),
         ("connect(password='hunter2', user='ada')", "connect(password='***', user='ada')"),

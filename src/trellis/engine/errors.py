@@ -49,7 +49,7 @@ TrellisError
 """
 
 import shlex
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from trellis.engine.text import without_secrets
 
@@ -65,6 +65,17 @@ class TrellisError(Exception):
         self.data = data
         template = (self.__doc__ or "").strip()
         super().__init__(template.format(**data) if data else template)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors travel between processes with their message and data; their constructors take neither by position."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[TrellisError], args: tuple[Any, ...], fields: dict[str, Any]) -> TrellisError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class InputError(TrellisError):

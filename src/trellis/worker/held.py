@@ -131,6 +131,8 @@ class AttemptState(Protocol):
     """
     heard: bool
     """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
+    in_thread: bool
+    """Whether the handler runs on a thread, which cannot be stopped."""
 
     @property
     def fence(self) -> float:
@@ -161,6 +163,7 @@ class HeldJob:
         "fence",
         "finished",
         "heard",
+        "in_thread",
         "lease",
         "lease_over",
         "logs",
@@ -191,7 +194,7 @@ class HeldJob:
         self.fate: StopCause | None = None
         self.finished = False
         self.cancel_requested = False
-        self.lease_over = self.heard = False
+        self.lease_over = self.heard = self.in_thread = False
         self.cancel_event: asyncio.Event | None = None
         self.payload: Any = None
         self.progress: bytes | None = None
@@ -232,7 +235,7 @@ class HeldJob:
         if self.cancel_event is not None:
             self.cancel_event.set()
         whole = not self.shares_handler or fate in {StopCause.TIMED_OUT, StopCause.GIVEN_BACK}
-        if self.task is not None and whole and not self.task.cancelling():
+        if self.task is not None and whole and not self.in_thread and not self.task.cancelling():
             self.heard = True
             self.task.cancel(fate.value)
 

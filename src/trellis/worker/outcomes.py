@@ -8,7 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
+from trellis.engine.errors import (
+    InputError,
+    OptionInvalid,
+    PayloadTooLarge,
+    PermanentError,
+    ResultInvalid,
+    TransientError,
+)
 from trellis.engine.event_data import artifacts_data
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeadLetterReason, ReasonCode, Stage
 from trellis.engine.retry_policy import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
@@ -37,6 +44,9 @@ class Snooze(Exception):
             )
         super().__init__(f"called again in {delay_s:g} s")
         self.delay_s = delay_s
+
+    def __reduce__(self) -> tuple[type["Snooze"], tuple[float]]:
+        return Snooze, (self.delay_s,)
 
 
 def _advance(held: HeldJob, trigger: str, **details: Any) -> Advance:
@@ -139,6 +149,18 @@ def advance_on_error(held: HeldJob, error: BaseException, draw: Callable[[], flo
             )
         case DeadLetterJob(_, death):
             return _reject(held, death, error)
+
+
+def failure_of(held: HeldJob, error: BaseException | None, step: Advance) -> BaseException | None:
+    """The error that an attempt with this next transition failed with; None if it did not fail.
+
+    A snooze, a cancelled job and a released attempt are no failures.
+    """
+    if step.trigger not in {Trigger.RETRY, Trigger.FAIL, REJECT}:
+        return None
+    if error is None:
+        return PermanentError(step.death.last_error if step.death is not None else step.cause or "")
+    return _timed_out(held, error) if held.fate is StopCause.TIMED_OUT else error
 
 
 def _timed_out(held: HeldJob, stopped: BaseException) -> TransientError:
