@@ -1,5 +1,6 @@
 """Handlers that run in another process. They are at the top level of a module, because that process imports them."""
 
+import asyncio
 import ctypes
 import json
 import os
@@ -9,7 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from trellis import App, PermanentError, ProcessContext, Snooze
+from trellis import App, PermanentError, ProcessContext, Snooze, WorkerOptions
+from trellis.ledgers import open_ledger
+from trellis.testing import run_until_idle
 
 app = App()
 
@@ -92,3 +95,12 @@ def raises(ctx: ProcessContext, what: str) -> None:
 @app.job("halve", runner="process", serializer=Fractions())
 def halve(ctx: ProcessContext, n: Fraction) -> Fraction:
     return n / 2
+
+
+def serve(url: str) -> None:
+    """Runs a worker of this application until it is killed."""
+
+    async def run() -> None:
+        await run_until_idle(app, await open_ledger(url), options=WorkerOptions(name="short-lived"))
+
+    asyncio.run(run())

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -22,12 +23,12 @@ one_turn = pytest.mark.parametrize("stand", [1], indirect=True, ids=["one-turn"]
 
 
 def lives(file: Path) -> bool:
-    """Whether the process whose id is in the file runs."""
+    """Whether the process whose id is in the file runs. One that has ended, and that nobody waits for, does not."""
+    stat = Path(f"/proc/{file.read_text()}/stat")
     try:
-        os.kill(int(file.read_text()), 0)
-    except ProcessLookupError:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
 
 
 @pytest.fixture
@@ -163,3 +164,58 @@ async def test_what_cannot_run_in_a_process_is_refused_before_the_worker_starts(
         local.job("b", runner="rocket")
     with pytest.raises(OptionInvalid, match="processes is 0"):
         WorkerOptions(processes=0)
+
+
+SCRIPT = """
+from dataclasses import dataclass
+
+import uvloop
+from trellis import App, ProcessContext
+from trellis.testing import sandbox
+
+app = App()
+
+class Wrong(Exception): ...
+
+@dataclass
+class Sum:
+    a: int
+    b: int
+
+@app.job("add", runner="process", max_attempts=1)
+def add(ctx: ProcessContext, both: Sum) -> int:
+    if both.a < 0:
+        raise Wrong("negative")
+    return both.a + both.b
+
+async def main() -> None:
+    async with sandbox(app) as box:
+        print(await box.run("add", Sum(40, 2)))
+        lost = await box.submit("add", Sum(-1, 2))
+        await box.run_until_idle()
+        print((await box.ledger.dead_letter(lost.id)).last_error)
+
+if __name__ == "__main__":
+    uvloop.run(main())
+"""
+
+
+async def test_a_script_runs_handlers_of_its_own_main_module_in_processes_on_the_loop_of_production(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = await asyncio.create_subprocess_exec(sys.executable, str(script), stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert output.decode().splitlines() == ["42", "Wrong: negative"]
+
+
+@one_turn
+async def test_a_process_ends_with_its_worker(tmp_path: Path, stand: Stand):
+    file = tmp_path / "process-id"
+    job = await stand.submit("crunch", {"file": str(file)})
+    body = f"from tests.worker.process_jobs import serve; serve('sqlite:///{tmp_path / 'ledger.db'}')"
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", body)
+    await stand.until(lambda: file.exists() and file.read_text() != "")
+    worker.kill()
+    await worker.wait()
+    await stand.until(lambda: not lives(file))
+    assert (await job.status()).state == "running"

@@ -9,7 +9,7 @@ from typing import Any
 
 from trellis.engine import tracing
 from trellis.engine.errors import LedgerError
-from trellis.engine.jobs import LeaseLost, StepApplied
+from trellis.engine.jobs import Advance, LeaseLost, StepApplied
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import error_text
@@ -210,7 +210,10 @@ class Runners:
         self._handler_ended(held, error)
         if held.progress is not None or held.logs is not None:
             await self._flush(held)
-        await self._end(held, context, value, error)
+        if held.spec.on_error:
+            await self._end_reported(held, context, value, error)
+        else:
+            self._end(held, value, error)
 
     async def _run_batch(self, first: HeldJob, now: float, task: asyncio.Task[None] | None) -> None:
         batch = [held for held in (first, *self._mates(first)) if self._readable(held)]
@@ -241,7 +244,7 @@ class Runners:
             await self._flush(held)
             if item.marked:
                 held.heard = item.heard
-            await self._end(held, item.ctx, item.value, item.error if item.marked else error)
+            await self._end_reported(held, item.ctx, item.value, item.error if item.marked else error)
 
     def _mates(self, first: HeldJob) -> list[HeldJob]:
         """Takes other ready jobs of the same batch type, up to the batch size."""
@@ -274,7 +277,24 @@ class Runners:
         except LedgerError as error:
             _log.warning("signals_dropped", job_id=held.lease.job_id, error=str(error))
 
-    async def _end(self, held: HeldJob, context: Context, value: Any, error: BaseException | None) -> None:
+    def _end(self, held: HeldJob, value: Any, error: BaseException | None) -> None:
+        step = self._step(held, value, error)
+        if step is not None:
+            self._held_jobs.settle(held, step)
+
+    async def _end_reported(self, held: HeldJob, context: Context, value: Any, error: BaseException | None) -> None:
+        """As `_end`, for a type with error hooks: calls them first, so that a draining worker waits for them."""
+        step = self._step(held, value, error)
+        if step is None:
+            return
+        if held.spec.on_error and (failure := failure_of(held, error, step)) is not None:
+            await self._handlers.report_error(held.spec, context, failure)
+            await self._flush(held)
+        if not held.finished:  # else released meanwhile, by a drain that could not wait
+            self._held_jobs.settle(held, step)
+
+    def _step(self, held: HeldJob, value: Any, error: BaseException | None) -> Advance | None:
+        """The next transition of a job whose handler ended; None if this worker has no say in it any more."""
         self._held_jobs.running -= 1
         if held.finished or held.fate is StopCause.LOST:
             held.finished = True
@@ -282,18 +302,11 @@ class Runners:
             reason = held.fate.value if held.fate else "settled before"
             _log.warning("outcome_dropped", job_id=held.lease.job_id, epoch=held.lease.epoch, reason=reason)
             self._held_jobs.changed.set()
-            return
+            return None
         step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
         if isinstance(error, Exception) and not isinstance(error, Snooze):
             _note_failure(held, step.trigger, error)
-        if held.spec.on_error and (failure := failure_of(held, error, step)) is not None:
-            # Before the settlement, so that a draining worker waits for its hooks. The lease is renewed meanwhile.
-            await self._handlers.report_error(held.spec, context, failure)
-            if held.logs is not None:
-                await self._flush(held)
-            if held.finished:  # released meanwhile by a drain that could not wait
-                return
-        self._held_jobs.settle(held, step)
+        return step
 
 
 def _describe_failure(span: tracing.Span, problem: BaseException) -> None:
