@@ -32,8 +32,10 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         PayloadInvalid,
         PayloadTooLarge,
         PermanentError,
+        ProcessCrashed,
         QueueFull,
         Refused,
+        ResourceFailed,
         ResultInvalid,
         SettingsInvalid,
         TokenExpired,
@@ -53,8 +55,6 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.worker.outcomes import Snooze
     from trellis.worker.payloads import Serializer, Undo
     from trellis.worker.process_child import ProcessContext
-    from trellis.worker.processes import ProcessCrashed
-    from trellis.worker.resources import ResourceFailed
 
 __all__ = [
     "App",
@@ -142,8 +142,10 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "PayloadInvalid",
             "PayloadTooLarge",
             "PermanentError",
+            "ProcessCrashed",
             "QueueFull",
             "Refused",
+            "ResourceFailed",
             "ResultInvalid",
             "SettingsInvalid",
             "TokenExpired",
@@ -164,8 +166,6 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "trellis.worker.outcomes": ("Snooze",),
         "trellis.worker.payloads": ("Serializer", "Undo"),
         "trellis.worker.process_child": ("ProcessContext",),
-        "trellis.worker.processes": ("ProcessCrashed",),
-        "trellis.worker.resources": ("ResourceFailed",),
     }
 )
 """Which module brings which names."""

@@ -38,6 +38,7 @@ TrellisError
 │   ├── LedgerFull
 │   ├── LedgerUnavailable
 │   └── OutcomeUnknown
+├── ResourceFailed              a worker could not open a resource of its application
 ├── JobEnded                    the job has no result to wait for: it ended otherwise
 │   ├── JobFailed
 │   ├── JobDeadLettered
@@ -45,11 +46,12 @@ TrellisError
 └── JobError                    raised by handlers; the class decides what happens to the job
     ├── ValidationError         the payload can never work: dead-lettered, no retry
     ├── TransientError          worth another attempt
-    └── PermanentError          not worth another attempt
+    ├── PermanentError          not worth another attempt
+    └── ProcessCrashed          the process of a handler died
 """
 
 import shlex
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from trellis.engine.text import without_secrets
 
@@ -66,12 +68,12 @@ class TrellisError(Exception):
         template = (self.__doc__ or "").strip()
         super().__init__(template.format(**data) if data else template)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Errors travel between processes with their message and data; their constructors take neither by position."""
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
-def _rebuilt(kind: type[TrellisError], args: tuple[Any, ...], fields: dict[str, Any]) -> TrellisError:
+def _rebuilt(kind: type[TrellisError], args: tuple[object, ...], fields: dict[str, object]) -> TrellisError:
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(fields)
@@ -301,6 +303,10 @@ class JobCancelled(JobEnded):
     """Job {job_id} was cancelled: {reason}"""
 
 
+class ResourceFailed(TrellisError):
+    """The resource {name!r} ({type}) could not be opened, so the worker did not start: {detail}"""
+
+
 class JobError(TrellisError):
     """A handler failed."""
 
@@ -321,3 +327,7 @@ class TransientError(JobError):
 
 class PermanentError(JobError):
     """Not worth another attempt."""
+
+
+class ProcessCrashed(JobError):
+    """The process of a handler died: a crash, an exit, or a kill, as when memory runs out. The attempt failed."""

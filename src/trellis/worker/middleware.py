@@ -16,14 +16,22 @@ the handler had raised it.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from trellis.engine.errors import PermanentError
 from trellis.worker.context import Item
 from trellis.worker.parameters import name_of
 from trellis.worker.threads import ordinary, resolve
 
-CallNext = Callable[[], Awaitable[Any]]
+
+class CallNext(Protocol):
+    """What a middleware calls, once, to run the middleware after it and then the handler."""
+
+    async def __call__(self) -> Any:
+        """Returns the handler's result. Raises what the handler raised."""
+        ...
+
+
 BoundMiddleware = Callable[[Any, CallNext], Awaitable[Any]]
 """A middleware of the application with its resources filled in."""
 
@@ -119,9 +127,9 @@ class _BatchCall:
         except BaseException as error:  # noqa: BLE001 - whatever middleware raises is the outcome of its job
             item.fail(ordinary(error))
         else:
-            heard = item.heard if item.marked else item.ctx.heard
+            has_heard = item.heard if item.marked else item.ctx.heard
             item.done(value)
-            item.heard = heard
+            item.heard = has_heard
         finally:
             if number not in self._arrived:
                 self._count_down()

@@ -94,7 +94,7 @@ class JobOptions:
     deadline_s: float | None = None
     """Maximum time from submit to the end of a job of this type."""
     timeout_s: float | None = None
-    """How long one attempt may run. A handler on a thread only sees `ctx.cancelled`, because none can be stopped."""
+    """How long one attempt may run. A handler on a thread only sees `ctx.cancelled`: no thread can be stopped."""
     priority: Priority = Priority.BATCH
     """`critical`, `interactive` or `batch`. A submit may override it."""
     rate: float | None = None

@@ -11,11 +11,11 @@ import pickle
 import signal
 import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from trellis.engine.clock import Clock
-from trellis.engine.errors import JobError, OptionInvalid, PermanentError
+from trellis.engine.errors import JobError, OptionInvalid, PermanentError, ProcessCrashed
 from trellis.worker.app import JobSpec
 from trellis.worker.held import AttemptState
 from trellis.worker.parameters import name_of
@@ -27,10 +27,6 @@ CALLS_MAX = 1_000
 GRACE_S = 2.0
 """How long a handler may go on after a soft cancel before its process is ended."""
 MAIN = "__main__"
-
-
-class ProcessCrashed(JobError):
-    """The process of a handler died: a crash, an exit, or a kill, as when memory runs out. The attempt failed."""
 
 
 class ProcessEnded(JobError):
@@ -115,22 +111,12 @@ class _HandlerProcess:
     @classmethod
     async def start(cls) -> "_HandlerProcess":
         ours, theirs = socket.socketpair()
-        try:
-            number = theirs.fileno()
-            # The import path goes along, because the application may have been found through a folder of its own. In a
-            # session of its own, the process does not get the terminal's signals: its worker drains first.
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}; from trellis.worker.process_child import main; main({number})"
-            )
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", code, stdin=asyncio.subprocess.DEVNULL, pass_fds=(number,), start_new_session=True
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        with ExitStack() as failed:
+            failed.callback(ours.close)
+            with theirs:
+                process = await _started(theirs.fileno())
+            reader, writer = await asyncio.open_connection(sock=ours)
+            failed.pop_all()
         return cls(process, reader, writer)
 
     @property
@@ -192,6 +178,18 @@ class _HandlerProcess:
                 f"its process did not stop within {GRACE_S:g} s after the cancel request, and was killed"
             )
         return ProcessCrashed(f"the process of the handler {_how(code)}; the worker and its other jobs went on")
+
+
+async def _started(number: int) -> asyncio.subprocess.Process:
+    """Starts a process that serves this file descriptor.
+
+    The import path goes along, because the application may have been found through a folder of its own. In a session of
+    its own, the process does not get the terminal's signals: its worker drains first.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; from trellis.worker.process_child import main; main({number})"
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdin=asyncio.subprocess.DEVNULL, pass_fds=(number,), start_new_session=True
+    )
 
 
 def check_importable(spec: JobSpec) -> None:

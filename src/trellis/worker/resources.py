@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, get_args, get_origin
 
-from trellis.engine.errors import OptionInvalid, TrellisError
+from trellis.engine.errors import OptionInvalid, ResourceFailed
 from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import error_text
 from trellis.worker.parameters import annotations_of, name_of, parameters_of, type_name, unusable
@@ -34,10 +34,6 @@ EXPECTED = (
 )
 
 _log = log_of("trellis.worker")
-
-
-class ResourceFailed(TrellisError):
-    """The resource {name!r} ({type}) could not be opened, so the worker did not start: {detail}"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
