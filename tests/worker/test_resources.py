@@ -267,3 +267,21 @@ async def test_the_payload_of_a_handler_with_resources_is_checked_at_submit():
     async with sandbox(app) as box:
         with pytest.raises(Exception, match="its handler takes no payload"):
             await box.submit("t", 4)
+
+
+async def test_handlers_get_the_resources_of_applications_that_theirs_includes_or_is_included_in():
+    outer, inner = App(), shop([])
+
+    @outer.job("t.outer")
+    async def handler(ctx: Context, database: Database) -> str:
+        return database.url
+
+    @inner.job("t.inner")
+    async def other(ctx: Context, cache: Cache) -> str:
+        return cache.name
+
+    outer.resource(Cache)
+    outer.include(inner)
+    async with sandbox(outer) as box:
+        assert await box.run("t.outer") == "books"
+        assert await box.run("t.inner") == "cache of books"

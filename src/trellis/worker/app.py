@@ -56,6 +56,16 @@ class AppHooks:
         self.middleware: list[Callable[..., Any]] = []
         self.on_error: list[Callable[..., Any]] = []
         self.resources: dict[Any, Resource] = {}
+        self.included: list[AppHooks] = []
+        """The hooks of the applications that this one includes."""
+
+    def every_resource(self) -> Mapping[Any, Resource]:
+        """The resources of the application and of all that it includes, by type. Raises OptionInvalid for two of a type."""
+        merged, apps = dict[Any, Resource](), [self]
+        for hooks in apps:
+            _add_resources(merged, {kind: one for kind, one in hooks.resources.items() if merged.get(kind) is not one})
+            apps += [one for one in hooks.included if one not in apps]
+        return merged
 
 
 class JobSettings(TypedDict, total=False):
@@ -114,7 +124,7 @@ class JobSpec:
     @cached_property
     def parameters(self) -> Parameters:
         """Which parameters get the payload and the resources. Sorted on first use, when all resources are registered."""
-        known = {kind for hooks in self.around for kind in hooks.resources}
+        known = {kind for hooks in self.around for kind in hooks.every_resource()}
         return parameters_of(self.handler, given=1, takes_payload=self.kind is not HandlerKind.BATCH, known=known)
 
     @cached_property
@@ -195,7 +205,8 @@ class App:
         self.testing = testing
         self._specs: dict[str, JobSpec] = {}
         self._periodic: list[PeriodicHandler] = []
-        self._hooks = AppHooks()
+        self.hooks = AppHooks()
+        """Its middleware, error hooks and resources."""
 
     def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a job type. Raises OptionInvalid."""
@@ -205,7 +216,7 @@ class App:
         _check_serializer(type_, serializer)
 
         def register(handler: HandlerT) -> HandlerT:
-            self._add(JobSpec(checked_type(type_), handler, options, key, serializer, (self._hooks,)))
+            self._add(JobSpec(checked_type(type_), handler, options, key, serializer, (self.hooks,)))
             return handler
 
         return register
@@ -221,7 +232,7 @@ class App:
         if not inspect.iscoroutinefunction(function):
             raise unusable(function, expected)
         check_given(function, 2, expected)
-        _add_hook(self._hooks.middleware, function, "middleware")
+        _add_hook(self.hooks.middleware, function, "middleware")
         return function
 
     def on_error(self, function: HandlerT) -> HandlerT:
@@ -232,7 +243,7 @@ class App:
         annotations. Raises OptionInvalid.
         """
         check_given(function, 2, "an error hook is `def name(ctx, error)` or `async def name(ctx, error)`")
-        _add_hook(self._hooks.on_error, function, "error hook")
+        _add_hook(self.hooks.on_error, function, "error hook")
         return function
 
     def resource(self, source: HandlerT) -> HandlerT:
@@ -244,16 +255,8 @@ class App:
         parameter: the type that the return annotation names.
         """
         resource = resource_of(source)
-        _add_resources(self._hooks.resources, {resource.type: resource})
+        _add_resources(self.hooks.resources, {resource.type: resource})
         return source
-
-    def resources(self) -> Mapping[Any, Resource]:
-        """The resources of this application and of those that it includes, by type. Raises OptionInvalid."""
-        merged: dict[Any, Resource] = {}
-        hooks = {id(one): one for spec in self for one in spec.around}
-        for one in (self._hooks, *hooks.values()):
-            _add_resources(merged, {kind: new for kind, new in one.resources.items() if merged.get(kind) is not new})
-        return merged
 
     def periodic(
         self,
@@ -322,14 +325,15 @@ class App:
         )
 
     def include(self, other: "App") -> None:
-        """Add every job type and schedule of another application.
+        """Add every job type, schedule and resource of another application.
 
         This application's middleware and error hooks apply to them too, around those of the other one.
         """
         self._periodic += other.periodic_handlers
+        self.hooks.included.append(other.hooks)
         for spec in other:
             check_job_options(spec.options, testing=self.testing)
-            self._add(spec.within(self._hooks))
+            self._add(spec.within(self.hooks))
 
     def spec(self, type_: str) -> JobSpec:
         """Return the registered type. Raises UnknownJobType, which lists the known ones."""
@@ -342,7 +346,7 @@ class App:
         """Check every handler's annotations and every reference between types. A worker does this before it claims."""
         if not self._specs:
             raise OptionInvalid(option="app", value="no job types", expected="register at least one with @app.job")
-        known = self.resources()
+        known = self.hooks.every_resource()
         in_order(known)
         for spec in self:
             _ = spec.codec

@@ -57,7 +57,7 @@ class Handlers:
         self._app = app
         self.threads = Threads(threads)
         self._processes = Processes(processes, clock)
-        self._resources = OpenResources(app.resources(), self.threads, resources or {})
+        self._resources = OpenResources(app.hooks.every_resource(), self.threads, resources or {})
         self._bound: dict[str, _Bound] = {}
 
     async def open(self) -> None:
