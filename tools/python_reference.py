@@ -40,11 +40,15 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Applications": (
         ("class", "trellis.worker.app", "App"),
         ("fields", "trellis.worker.options", "JobOptions"),
+        ("fields", "trellis.worker.options", "HandlerRunner"),
+        ("class", "trellis.worker.middleware", "CallNext"),
+        ("class", "trellis.worker.payloads", "Serializer"),
         ("fields", "trellis.engine.retry_policy", "RetryPolicy"),
     ),
     "Inside a handler": (
         ("class", "trellis.worker.context", "Context"),
         ("class", "trellis.worker.context", "SyncContext"),
+        ("class", "trellis.worker.process_child", "ProcessContext"),
         ("class", "trellis.worker.context", "Item"),
         ("fields", "trellis.worker.payloads", "Undo"),
         ("class", "trellis.worker.outcomes", "Snooze"),
@@ -154,9 +158,10 @@ def _table(node: ast.ClassDef, owner: type[Any], title: str) -> Iterator[str]:
     said = field_docs(node)
     defaults = {one.name: one for one in fields(owner)} if hasattr(owner, "__dataclass_fields__") else {}
     if node.name == "JobOptions":
-        key = field_docs(class_of(importlib.import_module("trellis.worker.app"), "JobSettings"))["concurrency_key"]
-        said = {**said, "concurrency_key": key}
-        defaults = {**defaults, "concurrency_key": defaults["compensation"]}
+        settings = field_docs(class_of(importlib.import_module("trellis.worker.app"), "JobSettings"))
+        for option in ("concurrency_key", "serializer"):
+            said = {**said, option: settings[option]}
+            defaults = {**defaults, option: defaults["compensation"]}
     if not any(doc for _, doc in said.values()) and not defaults:
         yield ", ".join(f"`{name}`" for name in said) + "\n"
         return

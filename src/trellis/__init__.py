@@ -32,8 +32,10 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         PayloadInvalid,
         PayloadTooLarge,
         PermanentError,
+        ProcessCrashed,
         QueueFull,
         Refused,
+        ResourceFailed,
         ResultInvalid,
         SettingsInvalid,
         SignalRefused,
@@ -50,12 +52,15 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.worker.app import App
     from trellis.worker.context import Context, Item, SyncContext
     from trellis.worker.durable import ChildFailed, ChildHandle, FirstChild, ReplayMismatch, SignalTimeout
+    from trellis.worker.middleware import CallNext
     from trellis.worker.options import WorkerOptions
     from trellis.worker.outcomes import Snooze
-    from trellis.worker.payloads import Undo
+    from trellis.worker.payloads import Serializer, Undo
+    from trellis.worker.process_child import ProcessContext
 
 __all__ = [
     "App",
+    "CallNext",
     "CancelMode",
     "ChildFailed",
     "ChildHandle",
@@ -91,12 +96,16 @@ __all__ = [
     "PayloadTooLarge",
     "PermanentError",
     "Priority",
+    "ProcessContext",
+    "ProcessCrashed",
     "QueueFull",
     "ReasonCode",
     "Refused",
     "ReplayMismatch",
+    "ResourceFailed",
     "ResultInvalid",
     "RetryPolicy",
+    "Serializer",
     "SettingsInvalid",
     "Signal",
     "SignalRefused",
@@ -141,8 +150,10 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "PayloadInvalid",
             "PayloadTooLarge",
             "PermanentError",
+            "ProcessCrashed",
             "QueueFull",
             "Refused",
+            "ResourceFailed",
             "ResultInvalid",
             "SettingsInvalid",
             "SignalRefused",
@@ -160,9 +171,11 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "trellis.worker.app": ("App",),
         "trellis.worker.context": ("Context", "Item", "SyncContext"),
         "trellis.worker.durable": ("ChildFailed", "ChildHandle", "FirstChild", "ReplayMismatch", "SignalTimeout"),
+        "trellis.worker.middleware": ("CallNext",),
         "trellis.worker.options": ("WorkerOptions",),
         "trellis.worker.outcomes": ("Snooze",),
-        "trellis.worker.payloads": ("Undo",),
+        "trellis.worker.payloads": ("Serializer", "Undo"),
+        "trellis.worker.process_child": ("ProcessContext",),
     }
 )
 """Which module brings which names."""

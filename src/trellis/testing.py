@@ -9,7 +9,8 @@
             await box.assert_events(job, ["job_queued", "job_claimed", "job_started", "job_retry_scheduled",
                                           "job_claimed", "job_started", "job_succeeded"])
 
-It is the real engine: the same SQLite ledger and the same worker. Only the ledger's clock is fake.
+It is the real engine: the same SQLite ledger and the same worker, with middleware, resources, error hooks and processes.
+Only the ledger's clock is fake.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import heapq
 import inspect
 import itertools
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Unpack, cast
@@ -122,8 +123,9 @@ class _DyingLedger:
 class Sandbox:
     """One application on its own `ledger`, with its `clock` and a caller (`trellis`) that has every role."""
 
-    def __init__(self, app: App, ledger: Ledger, clock: FakeClock) -> None:
+    def __init__(self, app: App, ledger: Ledger, clock: FakeClock, resources: Mapping[Any, Any] | None = None) -> None:
         self.app = app
+        self._resources = resources
         self.ledger = ledger
         self.clock = clock
         self._ids = itertools.count(1)
@@ -149,7 +151,7 @@ class Sandbox:
         for _ in range(WAITS_MAX):
             await self.sweep()
             if self._crash is None:
-                await run_until_idle(self.app, self.ledger, options=options, rng=self._rng)
+                await run_until_idle(self.app, self.ledger, options=options, rng=self._rng, resources=self._resources)
             elif await self._crashes(*self._crash, options):
                 continue
             wait_s = await self._next_wait_s() if skip_waits else None
@@ -200,7 +202,9 @@ class Sandbox:
     async def _crashes(self, write: int, committed: bool, options: WorkerOptions | None) -> bool:  # noqa: FBT001 - as given
         """Run a worker until it dies or is idle. After its death its leases end, while somebody sweeps."""
         dying = _DyingLedger(self.ledger, write, committed=committed)
-        self.crashed = await _run_until_dead(_new_worker(self.app, dying.ledger, options, self._rng), dying)
+        self.crashed = await _run_until_dead(
+            _new_worker(self.app, dying.ledger, options, self._rng, self._resources), dying
+        )
         self._crash = None if self.crashed else (dying.left, committed)
         if self.crashed:
             lease_s = max((spec.options.lease_s for spec in self.app), default=0.0)
@@ -226,21 +230,32 @@ class Sandbox:
 
 
 @asynccontextmanager
-async def sandbox(app: App, url: str = "sqlite://:memory:") -> AsyncGenerator[Sandbox]:
-    """Open a new ledger for one test, in memory unless another address is given."""
+async def sandbox(
+    app: App, url: str = "sqlite://:memory:", *, resources: Mapping[Any, Any] | None = None
+) -> AsyncGenerator[Sandbox]:
+    """Open a new ledger for one test, in memory unless another address is given.
+
+    `resources` are values to use instead of the application's resources of these types; the others are opened and
+    closed with each run of the worker. Handlers with `runner="process"` run in real processes, as everywhere.
+    """
     clock = FakeClock()
     ledger = await open_ledger(url, clock=clock)
     try:
-        yield Sandbox(app, ledger, clock)
+        yield Sandbox(app, ledger, clock, resources)
     finally:
         await ledger.close()
 
 
 async def run_until_idle(
-    app: App, ledger: Ledger, *, options: WorkerOptions | None = None, rng: random.Random | None = None
+    app: App,
+    ledger: Ledger,
+    *,
+    options: WorkerOptions | None = None,
+    rng: random.Random | None = None,
+    resources: Mapping[Any, Any] | None = None,
 ) -> None:
-    """Run a worker until no job is held and nothing can be claimed now."""
-    worker = _new_worker(app, ledger, options, rng or random.Random(0))  # noqa: S311 - tests want the same waits every time
+    """Run a worker until no job is held and nothing can be claimed now. `resources`: as for `sandbox`."""
+    worker = _new_worker(app, ledger, options, rng or random.Random(0), resources)  # noqa: S311 - tests want the same waits every time
     await worker.start(listening=False)
     try:
         await worker.until_idle()
@@ -248,7 +263,9 @@ async def run_until_idle(
         await worker.drain()
 
 
-def _new_worker(app: App, ledger: Ledger, options: WorkerOptions | None, rng: random.Random) -> Worker:
+def _new_worker(
+    app: App, ledger: Ledger, options: WorkerOptions | None, rng: random.Random, resources: Mapping[Any, Any] | None
+) -> Worker:
     return Worker(
         app,
         ledger,
@@ -256,6 +273,7 @@ def _new_worker(app: App, ledger: Ledger, options: WorkerOptions | None, rng: ra
         clock=SystemClock(),
         rng=rng,
         new_id=new_id,  # a claim id of an earlier run would return that run's jobs
+        resources=resources,
     )
 
 

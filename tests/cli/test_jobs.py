@@ -298,7 +298,7 @@ def test_a_job_is_dead_lettered_by_an_operator(trellis: Terminal, work):
 def test_the_traceback_of_the_last_failure_is_shown(trellis: Terminal, work):
     job_id = trellis.submit("refuse")
     work(trellis.url)
-    for command in (["dlq", "show"], ["job", "show"]):
+    for command in (["dlq", "show"], ["job", "show"], ["job", "explain"]):
         told = trellis(*command, job_id).out
         assert "Traceback (most recent call last)" in told
         assert 'raise ValidationError("no such customer")' in told

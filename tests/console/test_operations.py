@@ -9,11 +9,12 @@ from playwright.async_api import Page, Route, expect
 
 from tests.console.conftest import OPERATOR, PATIENCE_S, VIOLIN, ConsoleServer, Screen, visit
 from tests.console.test_console import check, serious
-from trellis import connect_sync
+from trellis import App, Context, connect_sync
 from trellis.app.wiring import new_id
 from trellis.engine.alerts import AlertObservation, AlertRound
 from trellis.engine.jobs import Actor, Claim, ClaimId, JobId, NewJob, Turn, TypeClaim
 from trellis.lifecycles import Role
+from trellis.testing import run_until_idle
 
 Open = Callable[..., Awaitable[Screen]]
 WORKER = Actor(role=Role.WORKER, name="press-1")
@@ -347,3 +348,22 @@ async def test_requeue_of_more_than_are_counted_does_not_call_the_number_exact(
     await expect(dialog).to_contain_text("More than 20000 match: 20000 are requeued, and the rest stays here.")
     await expect(dialog).not_to_contain_text("exact number")
     assert server.status(dead) == "dead_lettered"
+
+
+@pytest.mark.requirement("DJ-12")
+async def test_the_traceback_of_the_last_failure_is_on_the_screen_of_its_job(server: ConsoleServer, open_screen: Open):
+    assert server.served is not None
+    ledger, app = server.served.instance.ledger, App()
+
+    @app.job("press.fold")
+    async def fold(ctx: Context) -> None:
+        raise ValueError("the sheet is torn")
+
+    job_id = JobId(new_id())
+    server.run(ledger.submit(OPERATOR, [NewJob(job_id=job_id, type="press.fold", payload=b"null", max_attempts=1)]))
+    server.run(run_until_idle(app, ledger))
+    screen = await open_screen(f"/console/jobs/{job_id}", Role.OWNER)
+    failure = screen.page.get_by_label("Last failure", exact=True)
+    await expect(failure).to_contain_text("Traceback (most recent call last)")
+    await expect(failure).to_contain_text("ValueError: the sheet is torn")
+    assert not await serious(screen.page)

@@ -164,8 +164,7 @@ class LocalJobs:
 
         job = await self.find(job_id)
         explained = await explanation(self._context, job, await self.successor(job))
-        sentences = {part: list(each) for part, each in asdict(explained).items()}
-        return JobExplained(job_id=job.job_id, **sentences)
+        return JobExplained(job_id=job.job_id, **asdict(explained))
 
     async def signals(self, job_id: str) -> Sequence[Signal]:
         """The last log lines and signs of progress of a job, oldest first, as long as they are retained."""

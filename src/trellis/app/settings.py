@@ -25,6 +25,7 @@ from trellis.worker.options import (
     CONCURRENCY_DEFAULT,
     CONCURRENCY_MAX,
     DRAIN_S_DEFAULT,
+    PROCESSES_MAX,
     SWEEP_OF_WORKERS,
     WorkerOptions,
 )
@@ -104,6 +105,8 @@ class Settings(pydantic.BaseModel):
     """Jobs a worker holds beyond those running; by default chosen by concurrency."""
     threads: int | None = pydantic.Field(None, ge=1)
     """Threads for sync handlers."""
+    processes: int | None = pydantic.Field(None, ge=1, le=PROCESSES_MAX)
+    """Processes for handlers with `runner="process"`; by default one per core."""
     hints: bool = True
     """Whether workers listen for hints or only poll."""
     drain_s: float = pydantic.Field(DRAIN_S_DEFAULT, ge=0)
@@ -572,6 +575,7 @@ class Settings(pydantic.BaseModel):
             concurrency=self.concurrency,
             prefetch=self.prefetch,
             threads=self.threads,
+            processes=self.processes,
             hints=self.hints,
             drain_s=self.drain_s,
             sweep=replace(SWEEP_OF_WORKERS, windows_s=self.windows_s),

@@ -82,6 +82,7 @@ def chosen_options(
         "orders_from": (settings.bus_sender,) if settings.bus_require_signatures else (),
         "max_parallel_jobs": settings.concurrency,
         "threads": settings.threads,
+        "processes": settings.processes,
         "drain_s": settings.drain_s,
         **{name: value for name, value in given.items() if value is not None},
     }

@@ -225,6 +225,7 @@ def print_whole(
         record["result"] = None if result is None else json_.loads(result)
         record["dead_letter"] = None if letter is None else as_record(letter)
         record["artifacts"] = [as_record(one) for one in artifacts_of(events)]
+        record["traceback"] = last_traceback(events)
         record["events"] = [event_record(event, job.trace) for event in events]
         record["signals"] = [as_record(signal) for signal in whole.signals]
         cli.out.record(record)
@@ -444,6 +445,7 @@ async def explain_job(cli: Cli, id_: JobArgument) -> None:
             cli.out.line(f"\n{title}", style="bold")
         for sentence in sentences:
             cli.out.prose(cli.typed(sentence))
+    _print_failure(cli, explained.traceback)
     cli.out.line("\nYou can", style="bold")
     for what in explained.you_can:
         order, _, meaning = what.partition("\t")

@@ -32,6 +32,9 @@ SECTION = "Workers"
 LEDGER_ONLY = ("--prefetch", "--no-hints")
 BUS_ONLY = ("--pool", "--region", "--capability", "--label", "--heartbeat-s")
 
+ProcessesOption = Annotated[
+    int | None, typer.Option("--processes", metavar="N", help="Processes for handlers with runner='process'.")
+]
 BusOption = Annotated[
     str | None, typer.Option("--bus", metavar="URL", help="Serve topics of this bus (nats://…) instead of a ledger.")
 ]
@@ -73,6 +76,7 @@ def worker(
     no_hints: Annotated[bool, typer.Option("--no-hints", help="Only poll; do not listen for notifications.")] = False,  # noqa: FBT002
     name: Annotated[str | None, typer.Option("--name", help="The worker's name; default: host and process id.")] = None,
     *,
+    processes: ProcessesOption = None,
     bus: BusOption = None,
     pool: PoolOption = None,
     region: RegionOption = None,
@@ -93,7 +97,8 @@ def worker(
         from trellis.cli import bus_worker
 
         own = {"pool": pool, "region": region, "heartbeat_s": values.seconds("--heartbeat-s", heartbeat_s)}
-        given = {"max_parallel_jobs": concurrency, "threads": threads, "drain_s": drain, **own}
+        pools = {"threads": threads, "processes": processes}
+        given = {"max_parallel_jobs": concurrency, **pools, "drain_s": drain, **own}
         on_bus = bus_worker.chosen_options(cli.settings, given, capability or (), label or ())
         return _run(cli, bus_worker.run_on_bus(cli, loaded, bus, name, on_bus))
     _refuse(BUS_ONLY, (pool, region, capability, label, heartbeat_s), "it is for workers on the bus; give --bus too")
@@ -102,6 +107,7 @@ def worker(
         "concurrency": concurrency,
         "prefetch": prefetch,
         "threads": threads,
+        "processes": processes,
         "drain_s": drain,
         "hints": False if no_hints else None,
     }

@@ -38,6 +38,7 @@ TrellisError
 │   ├── LedgerFull
 │   ├── LedgerUnavailable
 │   └── OutcomeUnknown
+├── ResourceFailed              a worker could not open a resource of its application
 ├── JobEnded                    the job has no result to wait for: it ended otherwise
 │   ├── JobFailed
 │   ├── JobDeadLettered
@@ -45,12 +46,14 @@ TrellisError
 └── JobError                    raised by handlers; the class decides what happens to the job
     ├── ValidationError         the payload can never work: dead-lettered, no retry
     ├── TransientError          worth another attempt
-    └── PermanentError          not worth another attempt
+    ├── PermanentError          not worth another attempt
+    └── ProcessCrashed          the process of a handler died
 """
 
-import re
 import shlex
 from typing import ClassVar
+
+from trellis.engine.text import without_secrets
 
 
 class TrellisError(Exception):
@@ -64,6 +67,17 @@ class TrellisError(Exception):
         self.data = data
         template = (self.__doc__ or "").strip()
         super().__init__(template.format(**data) if data else template)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors travel between processes with their message and data; their constructors take neither by position."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[TrellisError], args: tuple[object, ...], fields: dict[str, object]) -> TrellisError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class InputError(TrellisError):
@@ -216,8 +230,7 @@ class LedgerError(TrellisError):
 
 def _without_password(url: object) -> str:
     """A ledger's address with its password masked: errors are logged."""
-    covered = re.sub(r"(//[^/@:]*:)[^/@]*@", r"\1***@", str(url))
-    return re.sub(r"\b(password=)[^&]*", r"\1***", covered)
+    return without_secrets(str(url))
 
 
 def _typed(url: object) -> str:
@@ -296,6 +309,10 @@ class JobCancelled(JobEnded):
     """Job {job_id} was cancelled: {reason}"""
 
 
+class ResourceFailed(TrellisError):
+    """The resource {name!r} ({type}) could not be opened, so the worker did not start: {detail}"""
+
+
 class JobError(TrellisError):
     """A handler failed."""
 
@@ -316,3 +333,7 @@ class TransientError(JobError):
 
 class PermanentError(JobError):
     """Not worth another attempt."""
+
+
+class ProcessCrashed(JobError):
+    """The process of a handler died: a crash, an exit, or a kill, as when memory runs out. The attempt failed."""

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from trellis.engine.errors import JobError, LedgerError, OptionInvalid, PermanentError, TransientError, ValidationError
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, DeadLetterReason, ReasonCode, Stage
-from trellis.engine.text import error_message
+from trellis.engine.text import error_message, without_secrets
 from trellis.lifecycles import Lifecycle, State, Trigger
 
 # Errors: the decision depends on the error's class, the attempts left and the type's policy.
@@ -44,6 +44,8 @@ NEVER_RETRIED_REASONS = frozenset(
     }
 )
 """Reasons that dead-letter a job without a retry, whatever its type's policy says (DJ-18)."""
+MESSAGE_CHARS_READ = 8 * ERROR_CHARS_MAX
+"""How much of an error's message is searched for secrets before it is shortened."""
 TRANSIENT_CAUSES = (TransientError, ConnectionError, TimeoutError)
 """Errors of a handler's dependencies. After the last attempt the dead letter says `dependency_unavailable`."""
 
@@ -159,9 +161,12 @@ def on_error(
 
 
 def error_text(error: BaseException) -> str:
-    """The error's class and message: never empty, never longer than the ledger stores, storable in every ledger."""
+    """The error's class and message: never empty, never longer than the ledger stores, storable in every ledger.
+
+    Passwords and tokens in the message are masked.
+    """
     name = type(error).__name__
-    message = storable(error_message(error))
+    message = storable(without_secrets(error_message(error)[:MESSAGE_CHARS_READ]))
     return (f"{name}: {message}" if message else name)[:ERROR_CHARS_MAX]
 
 

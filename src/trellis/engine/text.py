@@ -1,12 +1,32 @@
 """Text from handlers and people: makes it storable, or checks whether it is."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 NAME_CHARS_COMPARED = 200
 """How much of a misspelt name is compared with the known ones: a request may hold a name of a million characters."""
+
+_URL_PASSWORD = re.compile(r"(//[^/@:\s]*:)[^/@\s]*@")
+_NAMED_SECRET = re.compile(
+    r"""(?ix) ( (?: (password|passwd|pwd|api[_-]?key|access[_-]?key) | secret | token ) ["']? \s* )
+    (?: ( [=:] \s* ) (["']) (?:(?!\4).)+ | ( = ) [^\s&"']+ | (?(2) ( : \s* ) [^\s&"']+ | (?!) ) )"""
+)
+"""A name with its value: in quotes, after an equals sign, or, where it is no word of prose, after a colon."""
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+(?=\S*\d)[a-z0-9._~+/=-]{8,}")
+
+
+def without_secrets(text: str) -> str:
+    """The text with passwords of addresses, values named like a secret, and bearer tokens masked as `***`."""
+    text = _BEARER.sub(r"\1 ***", _URL_PASSWORD.sub(r"\1***@", text))
+    return _NAMED_SECRET.sub(_masked, text)
+
+
+def _masked(match: re.Match[str]) -> str:
+    name, _, before_quote, quote, equals, colon = match.groups()
+    return f"{name}{before_quote or ''}{quote or ''}{equals or ''}{colon or ''}***"
 
 
 def storable(text: str | None) -> str | None:

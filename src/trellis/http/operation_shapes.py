@@ -43,6 +43,9 @@ class JobExplained(pydantic.BaseModel):
     why: list[str]
     next: list[str]
     you_can: list[str]
+    traceback: str | None = pydantic.Field(
+        None, description="The Python traceback of the handler's last failure; null if no attempt failed."
+    )
 
 
 class JobListed(JobDocument):

@@ -513,6 +513,8 @@ class JobWhole(JobDocument):
     concurrency_key: str | None = None
     artifacts: list[ArtifactShape] = pydantic.Field(default_factory=list[ArtifactShape])
     """What its handler named when it succeeded."""
+    traceback: str | None = None
+    """The Python traceback of its handler's last failure; null if no attempt failed."""
     cancel_asked_by: str | None = None
     """Who asked its holder to stop: until that is carried out, and of a job that ended otherwise before it was."""
     cancel_asked_at: str | None = None

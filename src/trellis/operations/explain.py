@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from trellis.bus.documents import context_pointer, decision_of, dispatch_of, hold_of, report_of, worker_of
 from trellis.engine.attempts import has_attempts
-from trellis.engine.event_data import cause_of, data_of
+from trellis.engine.event_data import cause_of, data_of, last_traceback
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Progress, Role, State, Transition, Trigger
@@ -180,6 +180,8 @@ class JobExplanation:
     next: tuple[str, ...]
     you_can: tuple[str, ...]
     """Each entry is a command, a tab, and what it does."""
+    traceback: str | None = None
+    """The Python traceback of the handler's last failure; None if no attempt failed."""
 
 
 def explain(job: Job, events: tuple[Event, ...], around: JobSurroundings) -> JobExplanation:
@@ -192,6 +194,7 @@ def explain(job: Job, events: tuple[Event, ...], around: JobSurroundings) -> Job
         why=(*_why(job, state, last, around), *why_sentences(job, events)),
         next=tuple(_next(job, lifecycle, state, around)),
         you_can=(*possible_actions(job, events), *_you_can(job, lifecycle, state, last, around)),
+        traceback=last_traceback(events),
     )
 
 

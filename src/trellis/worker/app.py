@@ -27,8 +27,10 @@ from trellis.engine.jobs import LEASE_S_DEFAULT, TYPE_PATTERN, Priority, TypeCla
 from trellis.engine.retry_policy import OnExhausted, RetryPolicy, error_text
 from trellis.engine.schedules import Misfire, Overlap, ScheduleSpec, checked_spec
 from trellis.engine.text import nearest
-from trellis.worker.options import JobOptions, OnLeaseDoubt, check_job_options
-from trellis.worker.payloads import Codec, codec_for
+from trellis.worker.options import HandlerRunner, JobOptions, OnLeaseDoubt, check_job_options
+from trellis.worker.parameters import Parameters, check_given, name_of, parameters_of, type_name, unusable
+from trellis.worker.payloads import Codec, Serializer, codec_for
+from trellis.worker.resources import RESOURCES_MAX, Resource, in_order, resource_of
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
@@ -40,6 +42,30 @@ class HandlerKind(Enum):
     ASYNC = "async"
     SYNC = "sync"
     BATCH = "batch"
+    PROCESS = "process"
+
+
+HOOKS_MAX = 50
+"""How many middleware, and how many error hooks, one application may have."""
+
+
+class AppHooks:
+    """What one application has around its handlers, in the order of registration."""
+
+    def __init__(self) -> None:
+        self.middleware: list[Callable[..., Any]] = []
+        self.on_error: list[Callable[..., Any]] = []
+        self.resources: dict[Any, Resource] = {}
+        self.included: list[AppHooks] = []
+        """The hooks of the applications that this one includes."""
+
+    def every_resource(self) -> Mapping[Any, Resource]:
+        """The resources of the application and of all that it includes, by type. Raises OptionInvalid for two of a type."""
+        merged, apps = dict[Any, Resource](), [self]
+        for hooks in apps:
+            _add_resources(merged, {kind: one for kind, one in hooks.resources.items() if merged.get(kind) is not one})
+            apps += [one for one in hooks.included if one not in apps]
+        return merged
 
 
 class JobSettings(TypedDict, total=False):
@@ -63,6 +89,9 @@ class JobSettings(TypedDict, total=False):
     compensation: str | None
     batch: int
     on_lease_doubt: OnLeaseDoubt | str
+    runner: HandlerRunner | str | None
+    serializer: Serializer | None
+    """Encodes payload and result instead of pydantic; default: pydantic, by the handler's annotations."""
 
 
 class JobSpec:
@@ -74,19 +103,56 @@ class JobSpec:
         handler: Callable[..., Any],
         options: JobOptions,
         concurrency_key: Callable[[Any], str] | None,
+        serializer: Serializer | None = None,
+        around: tuple[AppHooks, ...] = (),
     ) -> None:
         self.type = type_
         self.handler = handler
         self.options = options
         self.errors = options.errors
         self.concurrency_key = concurrency_key
+        self.serializer = serializer
+        self.around = around
+        """The hooks of the applications that this type is part of, the including one first."""
         self.kind = _kind(handler, options)
-        self.takes_payload = self.kind is HandlerKind.BATCH or len(inspect.signature(handler).parameters) > 1
+
+    def within(self, hooks: AppHooks) -> "JobSpec":
+        """This type as part of an application that includes its own."""
+        around = (hooks, *self.around)
+        return JobSpec(self.type, self.handler, self.options, self.concurrency_key, self.serializer, around)
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """Which parameters get the payload and the resources. Sorted on first use, when all resources are registered."""
+        known = {kind for hooks in self.around for kind in hooks.every_resource()}
+        return parameters_of(self.handler, given=1, takes_payload=self.kind is not HandlerKind.BATCH, known=known)
+
+    @cached_property
+    def takes_payload(self) -> bool:
+        """Whether jobs of this type have a payload."""
+        return self.kind is HandlerKind.BATCH or self.parameters.payload is not None
 
     @cached_property
     def codec(self) -> Codec:
         """Created on first use, so that annotations may name types defined further down."""
-        return codec_for(self.type, self.handler, batch=self.kind is HandlerKind.BATCH)
+        is_batch = self.kind is HandlerKind.BATCH
+        payload_name = None if is_batch else self.parameters.payload
+        return codec_for(self.type, self.handler, batch=is_batch, payload_name=payload_name, serializer=self.serializer)
+
+    @cached_property
+    def middleware(self) -> tuple[Callable[..., Any], ...]:
+        """The middleware around the handler, the outermost first."""
+        return tuple(one for hooks in self.around for one in hooks.middleware)
+
+    @cached_property
+    def on_error(self) -> tuple[Callable[..., Any], ...]:
+        """The hooks that are called when an attempt failed."""
+        return tuple(one for hooks in self.around for one in hooks.on_error)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether a worker calls the handler alone: with neither middleware nor resources, in its own process."""
+        return not (self.middleware or self.parameters.resources or self.kind is HandlerKind.PROCESS)
 
     @property
     def claim(self) -> TypeClaim:
@@ -139,18 +205,58 @@ class App:
         self.testing = testing
         self._specs: dict[str, JobSpec] = {}
         self._periodic: list[PeriodicHandler] = []
+        self.hooks = AppHooks()
+        """Its middleware, error hooks and resources."""
 
     def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a job type. Raises OptionInvalid."""
-        key = settings.pop("concurrency_key", None)
+        key, serializer = settings.pop("concurrency_key", None), settings.pop("serializer", None)
         options = _options(settings)
         check_job_options(options, testing=self.testing)
+        _check_serializer(type_, serializer)
 
         def register(handler: HandlerT) -> HandlerT:
-            self._add(JobSpec(checked_type(type_), handler, options, key))
+            self._add(JobSpec(checked_type(type_), handler, options, key, serializer, (self.hooks,)))
             return handler
 
         return register
+
+    def middleware(self, function: HandlerT) -> HandlerT:
+        """Register an async function `(ctx, call_next)` around every handler of this application. Raises OptionInvalid.
+
+        The first one registered is the outermost. `await call_next()` runs the rest and returns the handler's result. A
+        middleware that returns a value replaces the result; one that returns None leaves it. What it raises is the
+        outcome of the attempt. Further parameters get resources, by their annotations.
+        """
+        expected = "a middleware is `async def name(ctx, call_next)`"
+        if not inspect.iscoroutinefunction(function):
+            raise unusable(function, expected)
+        check_given(function, 2, expected)
+        _add_hook(self.hooks.middleware, function, "middleware")
+        return function
+
+    def on_error(self, function: HandlerT) -> HandlerT:
+        """Register a function `(ctx, error)`, called for each failed attempt of this application's jobs.
+
+        It may be async; otherwise it runs on a thread. It changes nothing: what it raises is logged. It is not called
+        for a snooze, a cancelled job or an attempt that the worker released. Further parameters get resources, by their
+        annotations. Raises OptionInvalid.
+        """
+        check_given(function, 2, "an error hook is `def name(ctx, error)` or `async def name(ctx, error)`")
+        _add_hook(self.hooks.on_error, function, "error hook")
+        return function
+
+    def resource(self, source: HandlerT) -> HandlerT:
+        """Register what handlers share in one worker, such as a pool of connections. Raises OptionInvalid.
+
+        `source` is a generator function, async or not, that yields the resource once; a function that returns a context
+        manager; or a class that is one. A worker opens all resources before it claims a job, and closes them in reverse
+        order when it has drained. Handlers, middleware, error hooks and other resources get it by the annotation of a
+        parameter: the type that the return annotation names.
+        """
+        resource = resource_of(source)
+        _add_resources(self.hooks.resources, {resource.type: resource})
+        return source
 
     def periodic(
         self,
@@ -203,7 +309,7 @@ class App:
     def _schedule(self, periodic: "PeriodicHandler") -> ScheduleSpec:
         handler_spec = next((spec for spec in self if spec.handler is periodic.handler), None)
         if handler_spec is None:
-            raise _unusable(periodic.handler, "@app.periodic is for a handler that @app.job registers")
+            raise unusable(periodic.handler, "@app.periodic is for a handler that @app.job registers")
         payload, body = (
             handler_spec.codec.accept(periodic.spec.payload) if handler_spec.takes_payload else (None, b"null")
         )
@@ -219,11 +325,15 @@ class App:
         )
 
     def include(self, other: "App") -> None:
-        """Add every job type and schedule of another application."""
+        """Add every job type, schedule and resource of another application.
+
+        This application's middleware and error hooks apply to them too, around those of the other one.
+        """
         self._periodic += other.periodic_handlers
+        self.hooks.included.append(other.hooks)
         for spec in other:
             check_job_options(spec.options, testing=self.testing)
-            self._add(spec)
+            self._add(spec.within(self.hooks))
 
     def spec(self, type_: str) -> JobSpec:
         """Return the registered type. Raises UnknownJobType, which lists the known ones."""
@@ -236,8 +346,12 @@ class App:
         """Check every handler's annotations and every reference between types. A worker does this before it claims."""
         if not self._specs:
             raise OptionInvalid(option="app", value="no job types", expected="register at least one with @app.job")
+        known = self.hooks.every_resource()
+        in_order(known)
         for spec in self:
             _ = spec.codec
+            for function in (*spec.middleware, *spec.on_error):
+                parameters_of(function, given=2, takes_payload=False, known=known)
             if spec.options.compensation is not None:
                 self.spec(spec.options.compensation)
         self.schedules()
@@ -286,8 +400,9 @@ def _options(settings: JobSettings) -> JobOptions:
     values.setdefault("heartbeat_s", heartbeat_for(values.get("lease_s", LEASE_S_DEFAULT)))
     if "priority" in values:
         values["priority"] = priority_of(values["priority"])
-    for name, kind in (("on_exhausted", OnExhausted), ("on_lease_doubt", OnLeaseDoubt)):
-        if name in values:
+    enums = (("on_exhausted", OnExhausted), ("on_lease_doubt", OnLeaseDoubt), ("runner", HandlerRunner))
+    for name, kind in enums:
+        if values.get(name) is not None:
             values[name] = _member(kind, name, values[name])
     return JobOptions(**values)
 
@@ -302,14 +417,47 @@ def _member(kind: type[EnumT], option: str, value: str) -> EnumT:
 def _kind(handler: Callable[..., Any], options: JobOptions) -> HandlerKind:
     is_async = inspect.iscoroutinefunction(handler)
     count = len(inspect.signature(handler).parameters)
+    if options.runner is not None and (is_async or options.batch):
+        raise unusable(handler, f"runner={options.runner.value!r} is for a `def` handler without batch")
     if options.batch:
-        if not is_async or count != 1:
-            raise _unusable(handler, "a batch handler is `async def handler(items: list[Item[Payload]])`")
+        if not is_async or not count or _fillable(handler) > 1:
+            raise unusable(handler, "a batch handler is `async def handler(items: list[Item[Payload]])`")
         return HandlerKind.BATCH
-    if count not in {1, 2}:
-        raise _unusable(handler, "a handler takes (ctx) or (ctx, payload)")
+    if not count or _fillable(handler) > 2:
+        raise unusable(handler, "a handler takes (ctx) or (ctx, payload), and resources by their annotations")
+    if options.runner is HandlerRunner.PROCESS:
+        return HandlerKind.PROCESS
     return HandlerKind.ASYNC if is_async else HandlerKind.SYNC
 
 
-def _unusable(handler: Callable[..., Any], expected: str) -> OptionInvalid:
-    return OptionInvalid(option="handler", value=getattr(handler, "__qualname__", repr(handler)), expected=expected)
+def _fillable(handler: Callable[..., Any]) -> int:
+    """How many parameters the worker must fill by position: the first, and those that cannot be a resource."""
+    _, *others = inspect.signature(handler).parameters.values()
+    return 1 + sum(one.annotation in {inspect.Parameter.empty, Any, "Any"} for one in others)
+
+
+def _add_hook(hooks: list[Callable[..., Any]], function: Callable[..., Any], what: str) -> None:
+    if function in hooks:
+        raise OptionInvalid(option=what, value=name_of(function), expected="it is registered already")
+    if len(hooks) >= HOOKS_MAX:
+        raise OptionInvalid(option=what, value=len(hooks) + 1, expected=f"at most {HOOKS_MAX} of an application")
+    hooks.append(function)
+
+
+def _add_resources(known: dict[Any, Resource], new: Mapping[Any, Resource]) -> None:
+    for kind, resource in new.items():
+        if kind in known:
+            raise OptionInvalid(
+                option=f"resource {resource.name}",
+                value=type_name(kind),
+                expected=f"{known[kind].name} provides this type already; give one of them a type of its own",
+            )
+        known[kind] = resource
+    if len(known) > RESOURCES_MAX:
+        raise OptionInvalid(option="resources", value=len(known), expected=f"at most {RESOURCES_MAX}")
+
+
+def _check_serializer(type_: str, serializer: Any) -> None:
+    if serializer is not None and not all(callable(getattr(serializer, name, None)) for name in ("dumps", "loads")):
+        expected = "it needs the methods dumps(value) -> bytes and loads(body, annotation) -> value"
+        raise OptionInvalid(option=f"serializer of {type_}", value=type(serializer).__name__, expected=expected)

@@ -218,12 +218,8 @@ class DurableCalls:
         if self.suspension is not None:
             raise Suspended
         self._number += 1
-        for entry in self._replay.at(self._number) if self._replay is not None else ():
-            if not _fits(kind, label, entry):
-                raise ReplayMismatch(
-                    f"durable call {self._number} of this handler is {_call_text(kind, label)}; when this job ran before, "
-                    f"it was {_call_text(entry.kind, entry.label)}"
-                )
+        if self._replay is not None:
+            _check_fit(self._replay, self._number, kind, label)
         return self._number
 
     async def _stored(self, number: int, kind: str) -> bytes | None:
@@ -325,6 +321,8 @@ class DurableCalls:
         replay = await self.load()
         while self._pending:
             part, self._pending = self._pending[:SPAWN_MAX], self._pending[SPAWN_MAX:]
+            for number, job, mark, _ in part:  # the journal may not have been read when they were spawned
+                _check_fit(replay, number, SPAWN, f"{job.type}#{mark}")
             part = [one for one in part if not replay.at(one[0])]
             if not part:
                 continue
@@ -489,6 +487,16 @@ def _entry_name(number: int, kind: str, label: str) -> str:
 def _begun(number: int, kind: str, label: str, until: str | None = None) -> tuple[str, bytes]:
     """The entry that is stored when a call begins to wait: until when, if it has a time limit."""
     return _entry_name(number, WAITS, f"{kind}:{label}"), json.dumps(until).encode()
+
+
+def _check_fit(replay: JournalReplay, number: int, kind: str, label: str) -> None:
+    """Check that the journal has no other call under this number. Raises ReplayMismatch."""
+    for entry in replay.at(number):
+        if not _fits(kind, label, entry):
+            raise ReplayMismatch(
+                f"durable call {number} of this handler is {_call_text(kind, label)}; when this job ran before, it was "
+                f"{_call_text(entry.kind, entry.label)}"
+            )
 
 
 def _fits(kind: str, label: str, entry: JournalEntry) -> bool:

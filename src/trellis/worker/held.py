@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from trellis.engine.event_data import ArtifactPointer
-from trellis.engine.jobs import Advance, Claimed, JobKey, Lease, lease_length_s
+from trellis.engine.jobs import Advance, Claimed, JobKey, Lease, Wait, lease_length_s
 from trellis.engine.logs import log_of
 from trellis.engine.text import safe_repr
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -131,6 +131,8 @@ class AttemptState(Protocol):
     """
     heard: bool
     """Whether the handler knows that it should stop: it read `ctx.cancelled`, waited for it, or was cancelled."""
+    in_thread: bool
+    """Whether the handler runs on a thread, which cannot be stopped."""
 
     @property
     def fence(self) -> float:
@@ -161,6 +163,7 @@ class HeldJob:
         "fence",
         "finished",
         "heard",
+        "in_thread",
         "lease",
         "lease_over",
         "logs",
@@ -172,6 +175,7 @@ class HeldJob:
         "state",
         "taken_at",
         "task",
+        "wait",
     )
 
     def __init__(self, claimed: Claimed, spec: JobSpec, sent_at: float) -> None:
@@ -191,12 +195,14 @@ class HeldJob:
         self.fate: StopCause | None = None
         self.finished = False
         self.cancel_requested = False
-        self.lease_over = self.heard = False
+        self.lease_over = self.heard = self.in_thread = False
         self.cancel_event: asyncio.Event | None = None
         self.payload: Any = None
         self.progress: bytes | None = None
         """Progress not yet written to the ledger."""
         self.logs: LogBuffer | None = None
+        self.wait: Wait | None = None
+        """What the job waits for, once its handler has suspended it."""
         self.artifacts: list[ArtifactPointer] = []
         """Artifacts the handler has named so far. They are written with the completion."""
 
@@ -232,7 +238,7 @@ class HeldJob:
         if self.cancel_event is not None:
             self.cancel_event.set()
         whole = not self.shares_handler or fate in {StopCause.TIMED_OUT, StopCause.GIVEN_BACK}
-        if self.task is not None and whole and not self.task.cancelling():
+        if self.task is not None and whole and not self.in_thread and not self.task.cancelling():
             self.heard = True
             self.task.cancel(fate.value)
 

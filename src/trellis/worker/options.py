@@ -1,6 +1,7 @@
 """Options of job types and of workers on a ledger and on the bus. Values out of bounds are refused at import."""
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ PREFETCH_MAX = 500
 PREFETCH_PER_SLOT = 4
 THREADS_MAX = 256
 THREADS_DEFAULT_MAX = 64
+PROCESSES_MAX = 256
 POLL_S_DEFAULT = 0.48
 SWEEP_OF_WORKERS = SweepOptions(interval_s=0.5)
 """With the poll interval added, an expired backoff or a skipped slot is noticed within a second, even without hints."""
@@ -51,6 +53,17 @@ class OnLeaseDoubt(StrEnum):
 
     CONTINUE = "continue"
     STOP = "stop"
+
+
+class HandlerRunner(StrEnum):
+    """Where a `def` handler runs.
+
+    `thread` is right for handlers that wait. `process` is for those that compute: they use another core, and a timeout, a
+    cancel and a lost lease really end them. An `async def` handler runs on the worker's event loop and takes neither.
+    """
+
+    THREAD = "thread"
+    PROCESS = "process"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +94,7 @@ class JobOptions:
     deadline_s: float | None = None
     """Maximum time from submit to the end of a job of this type."""
     timeout_s: float | None = None
-    """How long one attempt may run. A sync handler only sees `ctx.cancelled`, because a thread cannot be stopped."""
+    """How long one attempt may run. A handler on a thread only sees `ctx.cancelled`: no thread can be stopped."""
     priority: Priority = Priority.BATCH
     """`critical`, `interactive` or `batch`. A submit may override it."""
     rate: float | None = None
@@ -96,6 +109,8 @@ class JobOptions:
     """If more than 0, the handler takes a list of up to this many jobs."""
     on_lease_doubt: OnLeaseDoubt = OnLeaseDoubt.CONTINUE
     """What to do with a handler whose lease may have expired while the ledger does not answer: `continue` or `stop`."""
+    runner: HandlerRunner | None = None
+    """Where a `def` handler runs: `thread` or `process`. Default: a thread."""
 
     @property
     def errors(self) -> ErrorPolicy:
@@ -115,6 +130,8 @@ class WorkerOptions:
     """Maximum number of jobs held beyond those running. None chooses by concurrency; 0 disables prefetch."""
     threads: int | None = None
     """Threads for sync handlers. None: one per slot, up to 64. With fewer threads than slots, handlers wait for one."""
+    processes: int | None = None
+    """Processes for handlers with `runner="process"`. None: one per core, at most one per slot."""
     poll_s: float = POLL_S_DEFAULT
     """How often a worker with free slots polls for work when no hint comes."""
     hints: bool = True
@@ -132,6 +149,7 @@ class WorkerOptions:
         _within("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
         _within("prefetch", self.prefetch_max, 0, CLAIM_MAX)
         _within("threads", self.threads_max, 1, THREADS_MAX)
+        _within("processes", self.processes_max, 1, PROCESSES_MAX)
         _within("poll_s", self.poll_s, 0.001, POLL_S_MAX)
         _within("drain_s", self.drain_s, 0.0, DELAY_S_MAX)
         _within("settle_s", self.settle_s, 0.0, DELAY_S_MAX)
@@ -144,6 +162,10 @@ class WorkerOptions:
     @property
     def threads_max(self) -> int:
         return min(THREADS_DEFAULT_MAX, self.concurrency) if self.threads is None else self.threads
+
+    @property
+    def processes_max(self) -> int:
+        return _processes(self.processes, self.concurrency)
 
 
 def check_job_options(options: JobOptions, *, testing: bool) -> None:
@@ -168,6 +190,10 @@ def check_job_options(options: JobOptions, *, testing: bool) -> None:
         value: float | None = getattr(options, name)
         if value is not None:
             _within(name, value, 1e-6, DELAY_S_MAX)
+
+
+def _processes(wanted: int | None, slots: int) -> int:
+    return min(os.cpu_count() or 1, slots, PROCESSES_MAX) if wanted is None else wanted
 
 
 def _within(option: str, value: float, low: float, high: float) -> None:
@@ -227,6 +253,8 @@ class BusWorkerOptions:
     """Handlers that run at the same time."""
     threads: int | None = None
     """Threads for sync handlers; None allows one per slot, up to 64."""
+    processes: int | None = None
+    """Processes for handlers with `runner="process"`; None allows one per core, at most one per slot."""
     heartbeat_s: float = BUS_HEARTBEAT_S_DEFAULT
     """Heartbeat interval. A worker counts as lost after three times this long."""
     ask_s: float = ASK_S_DEFAULT
@@ -247,6 +275,7 @@ class BusWorkerOptions:
     def __post_init__(self) -> None:
         _within("max_parallel_jobs", self.max_parallel_jobs, 1, CONCURRENCY_MAX)
         _within("threads", self.threads_max, 1, THREADS_MAX)
+        _within("processes", self.processes_max, 1, PROCESSES_MAX)
         _within("heartbeat_s", self.heartbeat_s, BUS_HEARTBEAT_S_MIN, BUS_HEARTBEAT_S_MAX)
         _within("ask_s", self.ask_s, 0.01, 60)
         _within("result_s", self.result_s, 0, DELAY_S_MAX)
@@ -266,6 +295,10 @@ class BusWorkerOptions:
     @property
     def threads_max(self) -> int:
         return min(THREADS_DEFAULT_MAX, self.max_parallel_jobs) if self.threads is None else self.threads
+
+    @property
+    def processes_max(self) -> int:
+        return _processes(self.processes, self.max_parallel_jobs)
 
 
 def checked_worker_id(worker_id: str) -> str:

@@ -8,16 +8,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trellis.engine.errors import InputError, OptionInvalid, PayloadTooLarge, ResultInvalid, TransientError
+from trellis.engine.errors import (
+    InputError,
+    OptionInvalid,
+    PayloadTooLarge,
+    PermanentError,
+    ResultInvalid,
+    TransientError,
+)
 from trellis.engine.event_data import artifacts_data
 from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeadLetterReason, ReasonCode, Stage, Wait
 from trellis.engine.retry_policy import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
+from trellis.engine.text import without_secrets
 from trellis.lifecycles import Trigger
 from trellis.worker.held import HeldJob, StopCause
 from trellis.worker.payloads import UnreadablePayload
 
 CAUSE_CHARS_MAX = 200
 TRACEBACK_CHARS_MAX = 4_000
+TRACEBACK_FRAMES_MAX = 8
+CUT = "[earlier lines left out]\n"
 _OURS = str(Path(__file__).parent)
 STOP = "stop"
 REJECT = "reject"
@@ -34,6 +44,9 @@ class Snooze(Exception):
             )
         super().__init__(f"called again in {delay_s:g} s")
         self.delay_s = delay_s
+
+    def __reduce__(self) -> tuple[type["Snooze"], tuple[float]]:
+        return Snooze, (self.delay_s,)
 
 
 def _advance(held: HeldJob, trigger: str, **details: Any) -> Advance:
@@ -127,8 +140,7 @@ def advance_on_error(held: HeldJob, error: BaseException, draw: Callable[[], flo
     if isinstance(error, Snooze):
         return _advance(held, Trigger.SNOOZE, delay_s=error.delay_s, spare_attempt=True)
     if held.fate is StopCause.TIMED_OUT:
-        late = f"no end after {held.spec.options.timeout_s:g} s (timeout_s)"
-        error = TransientError(late, reason_code=ReasonCode.EXHAUSTED_RETRIES)  # its own time limit
+        error = _timed_out(held, error)
     facts = AttemptFacts(held.claimed.attempts_spent, held.claimed.attempts_allowed)
     match on_error(facts, error, held.spec.errors, draw):
         case Retry(delay_s, text):
@@ -151,6 +163,26 @@ def advance_on_error(held: HeldJob, error: BaseException, draw: Callable[[], flo
             return _reject(held, death, error)
 
 
+def failure_of(held: HeldJob, error: BaseException | None, step: Advance) -> BaseException | None:
+    """The error that an attempt with this next transition failed with; None if it did not fail.
+
+    A snooze, a cancelled job and a released attempt are no failures.
+    """
+    if step.trigger not in {Trigger.RETRY, Trigger.FAIL, REJECT}:
+        return None
+    if error is None:
+        return PermanentError(step.death.last_error if step.death is not None else step.cause or "")
+    return _timed_out(held, error) if held.fate is StopCause.TIMED_OUT else error
+
+
+def _timed_out(held: HeldJob, stopped: BaseException) -> TransientError:
+    """The error of a handler that its `timeout_s` stopped. Its cause shows where the handler was."""
+    late = f"no end after {held.spec.options.timeout_s:g} s (timeout_s)"
+    error = TransientError(late, reason_code=ReasonCode.EXHAUSTED_RETRIES)
+    error.__cause__ = stopped
+    return error
+
+
 def _reject(held: HeldJob, death: DeadLetterReason, error: BaseException | None) -> Advance:
     return _advance(
         held,
@@ -165,13 +197,22 @@ def _error_data(error: BaseException | None, text: str, delay_s: float | None) -
     """Encodes the error for the event: message, type and a bounded traceback."""
     about: dict[str, Any] = {"message": text}
     if error is not None:
-        lines = traceback.format_exception(type(error), error, _of_handler(error), limit=-8)
         about["type"] = type(error).__name__
-        about["traceback"] = storable("".join(lines)[-TRACEBACK_CHARS_MAX:])
+        about["traceback"] = traceback_text(error)
     data: dict[str, Any] = {"error": about}
     if delay_s is not None:
         data["retry_in_s"] = round(delay_s, 3)
     return json.dumps(data, ensure_ascii=False, default=str).encode()
+
+
+def traceback_text(error: BaseException) -> str:
+    """The error's traceback as the ledger stores it: the last frames, bounded, with passwords and tokens masked."""
+    lines = traceback.format_exception(type(error), error, _of_handler(error), limit=-TRACEBACK_FRAMES_MAX)
+    # The text is masked before it is cut to its bound, so that the cut cannot leave the end of a secret unrecognised.
+    text = storable(without_secrets("".join(lines)[-8 * TRACEBACK_CHARS_MAX :]))
+    if len(text) <= TRACEBACK_CHARS_MAX:
+        return text
+    return CUT + text[-TRACEBACK_CHARS_MAX:].partition("\n")[2]
 
 
 def _of_handler(error: BaseException) -> TracebackType | None:

@@ -9,14 +9,16 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, get_args, get_origin
 
 import pydantic
 import pydantic_core
 
-from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, ResultInvalid
+from trellis.engine.errors import PayloadInvalid, PayloadTooLarge, ResultInvalid
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, JobId, ReasonCode
+from trellis.engine.retry_policy import error_text
 from trellis.engine.text import nearest, no_such_field
+from trellis.worker.parameters import annotations_of, unreadable_annotations
 
 PayloadT = TypeVar("PayloadT")
 ResultT = TypeVar("ResultT")
@@ -72,6 +74,10 @@ class Codec:
             raise PayloadInvalid(type=self._type, detail=_explain(error)) from error
         return value, within_payload_limit(body)
 
+    def payload_bytes(self, payload: Any) -> bytes:
+        """Encodes a payload that is in the handler's type already."""
+        return self._payload.dump_json(payload)
+
     def _accepted(self, payload: Any) -> Any:
         """Validates the payload and refuses unknown fields, so that a misspelt name is noticed at submit.
 
@@ -119,24 +125,109 @@ class Codec:
         return read_as(self._result, body, self._type)
 
 
-def codec_for(type_: str, handler: Callable[..., Any], *, batch: bool) -> Codec:
-    """Builds the codec from a handler's annotations. Raises OptionInvalid."""
-    parameters = list(inspect.signature(handler).parameters.values())
-    takes_payload = batch or len(parameters) > 1
+class Serializer(Protocol):
+    """Encodes the payload and the result of one job type instead of pydantic. Every method may raise any Exception."""
+
+    def dumps(self, value: Any) -> bytes:
+        """Returns the value as JSON, in UTF-8."""
+        ...
+
+    def loads(self, body: bytes, annotation: Any, /) -> Any:
+        """Returns the value of this JSON. `annotation` is that of the handler's payload or of its return value."""
+        ...
+
+
+class SerializerCodec(Codec):
+    """Encodes and decodes the payload and result of one job type by the application's serializer."""
+
+    def __init__(self, type_: str, payload: Any, result: Any, *, takes_payload: bool, serializer: Serializer) -> None:
+        self._type = type_
+        self._takes_payload = takes_payload
+        self._payload_type = payload
+        self._result_type = result
+        self._serializer = serializer
+
+    def accept(self, payload: Any) -> tuple[Any, bytes]:
+        if not self._takes_payload:
+            if payload is not None:
+                raise PayloadInvalid(type=self._type, detail="its handler takes no payload")
+            return None, NULL
+        try:
+            body = self.payload_bytes(payload)
+            value = self._serializer.loads(body, self._payload_type)
+        except PayloadTooLarge:
+            raise
+        except Exception as error:
+            raise PayloadInvalid(type=self._type, detail=error_text(error)) from error
+        return value, body
+
+    def payload_bytes(self, payload: Any) -> bytes:
+        return within_payload_limit(_json_of(self._serializer.dumps(payload)))
+
+    def read_payload(self, body: bytes) -> Any | UnreadablePayload:
+        if not self._takes_payload:
+            return None
+        try:
+            return self._serializer.loads(body, self._payload_type)
+        except Exception as error:  # noqa: BLE001 - whatever the serializer raises, this payload does not fit
+            reason = ReasonCode.VALIDATION_FAILED if _is_json(body) else ReasonCode.PARSE_ERROR
+            return UnreadablePayload(reason, error_text(error))
+
+    def result_bytes(self, value: Any) -> bytes:
+        try:
+            body = _json_of(self._serializer.dumps(value))
+        except Exception as error:
+            raise ResultInvalid(type=self._type, detail=error_text(error)) from error
+        if len(body) > RESULT_BYTES_MAX:
+            raise PayloadTooLarge(size=len(body), limit=RESULT_BYTES_MAX)
+        return body
+
+    def read_result(self, body: bytes) -> Any:
+        try:
+            return self._serializer.loads(body, self._result_type)
+        except Exception as error:
+            raise ResultInvalid(type=self._type, detail=error_text(error)) from error
+
+
+def _json_of(body: Any) -> bytes:
+    """The bytes that a serializer returned. Raises ValueError or TypeError if they are no JSON."""
+    if not isinstance(body, bytes):
+        raise TypeError(f"its serializer must return bytes from dumps, not {type(body).__name__}")
+    if not _is_json(body):
+        raise ValueError("its serializer must return JSON from dumps: ledgers, HTTP and the console show it")
+    return body
+
+
+def _is_json(body: bytes) -> bool:
     try:
-        hints = get_type_hints(handler, include_extras=True)
-        if batch:
-            payload, result = _item_payload(hints.get(parameters[0].name)), Any
-        else:
-            payload = hints.get(parameters[1].name, Any) if takes_payload else Any
-            result = hints.get("return", Any)
+        pydantic_core.from_json(body)
+    except ValueError:
+        return False
+    return True
+
+
+def codec_for(
+    type_: str,
+    handler: Callable[..., Any],
+    *,
+    batch: bool,
+    payload_name: str | None = None,
+    serializer: Serializer | None = None,
+) -> Codec:
+    """Builds the codec from a handler's annotations. Raises OptionInvalid."""
+    hints, takes_payload = annotations_of(handler), batch or payload_name is not None
+    if batch:
+        items = next(iter(inspect.signature(handler).parameters))
+        payload, result = _item_payload(hints.get(items)), Any
+    else:
+        payload = hints.get(payload_name, Any) if payload_name is not None else Any
+        result = hints.get("return", Any)
+    if serializer is not None:
+        return SerializerCodec(type_, payload, result, takes_payload=takes_payload, serializer=serializer)
+    try:
         return Codec(type_, payload, result, takes_payload=takes_payload)
     except (NameError, pydantic.errors.PydanticUserError) as error:
-        raise OptionInvalid(
-            option=f"the annotations of {handler.__qualname__}",
-            value=str(error),
-            expected="every type must be importable from the handler's module and have a JSON form",
-        ) from error
+        raise unreadable_annotations(handler, error) from error
 
 
 def any_json_bytes(payload: Any, type_: str) -> bytes:

@@ -1,9 +1,6 @@
 """Runners, which call handlers (sync ones on threads), and the writing of progress and log lines of running jobs."""
 
 import asyncio
-import contextlib
-import queue
-import threading
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -12,14 +9,14 @@ from typing import Any
 
 from trellis.engine import tracing
 from trellis.engine.errors import LedgerError, PermanentError
-from trellis.engine.jobs import LeaseLost, StepApplied, Wait
+from trellis.engine.jobs import Advance, LeaseLost, StepApplied
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import error_text
-from trellis.engine.text import error_message
 from trellis.worker.app import HandlerKind
 from trellis.worker.context import Context, Item, SyncContext, WorkerServices
 from trellis.worker.durable import Suspended
+from trellis.worker.handlers import Handlers
 from trellis.worker.held import HeldJob, HeldJobs, StopCause
 from trellis.worker.outcomes import (
     LEASE_DOUBT_CAUSE,
@@ -27,72 +24,13 @@ from trellis.worker.outcomes import (
     advance_on_error,
     cancel_advance,
     complete_advance,
+    failure_of,
     may_suspend,
     reject_unreadable,
     release_advance,
     suspend_advance,
 )
 from trellis.worker.payloads import UnreadablePayload
-
-# Threads for sync handlers. They are daemons: a handler that never returns must not keep a stopped worker alive.
-
-_Job = tuple[Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
-
-
-class Threads:
-    """At most `size` threads, started on demand. Further calls wait. A worker makes at most one call per slot."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._threads = 0
-        self._busy = 0
-        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-
-    async def run(self, call: Callable[[], Any]) -> Any:
-        """Run `call` on a thread, with the caller's context variables."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        context = copy_context()
-        self._busy += 1
-        if self._busy > self._threads and self._threads < self._size:
-            self._threads += 1
-            threading.Thread(target=self._serve, name=f"trellis-handler-{self._threads}", daemon=True).start()
-        self._work.put((lambda: context.run(call), future, loop))
-        try:
-            return await future
-        finally:
-            self._busy -= 1
-
-    def close(self) -> None:
-        for _ in range(self._threads):
-            self._work.put(None)
-
-    def _serve(self) -> None:
-        while (job := self._work.get()) is not None:
-            call, future, loop = job
-            value, error = _call_caught(call)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the result is no longer needed
-                loop.call_soon_threadsafe(_resolve, future, value, error)
-
-
-def _call_caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return call(), None
-    except BaseException as error:  # noqa: BLE001 - whatever user code raises is the job's outcome
-        return None, error
-
-
-def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(value)
-    elif isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
-        # The event loop gives these a special meaning. From a handler they are ordinary errors.
-        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}: {error_message(error)}"))
-    else:
-        future.set_exception(error)
-
 
 # Progress and log lines of held jobs. They are no transitions: losing one affects nothing else.
 
@@ -144,12 +82,13 @@ class Runners:
     """Runs up to `size` handlers at the same time."""
 
     def __init__(
-        self, *, held_jobs: HeldJobs, worker: WorkerServices, size: int, threads: Threads, draw: Callable[[], float]
+        self, *, held_jobs: HeldJobs, worker: WorkerServices, size: int, handlers: Handlers, draw: Callable[[], float]
     ) -> None:
         self._held_jobs = held_jobs
         self._worker = worker
         self._size = size
-        self._threads = threads
+        self._handlers = handlers
+        self._threads = handlers.threads
         self._draw = draw
         self._clock = worker.clock
         self._tasks: set[asyncio.Task[None]] = set()
@@ -255,9 +194,12 @@ class Runners:
         value, error = None, None
         with tracing.attempt_span(held.claimed, f"job.handle {held.claimed.type}") as span:
             try:
-                if held.lease.epoch > 1:
+                if held.claimed.spared:  # it may have been suspended
                     await self._replay(held, context)
-                if held.spec.kind is HandlerKind.SYNC:
+                if not held.spec.is_plain:
+                    held.task = task
+                    value = await self._handlers.call(held.spec, context, held, held.payload)
+                elif held.spec.kind is HandlerKind.SYNC:
                     value = await self._threads.run(self._sync_call(held, context))
                 else:
                     held.task = task
@@ -275,10 +217,15 @@ class Runners:
         self._handler_ended(held, error)
         if held.progress is not None or held.logs is not None:
             await self._flush(held)
-        self._end(held, value, error, None if context.durable is None else context.durable.suspension)
+        if context.durable is not None:
+            held.wait = context.durable.suspension
+        if held.spec.on_error:
+            await self._end_reported(held, context, value, error)
+        else:
+            self._end(held, value, error)
 
     async def _replay(self, held: HeldJob, context: Context) -> None:
-        """Read the journal of a job that had a holder before, and the payload with which it began anew."""
+        """Read the journal before the handler begins again, and the payload with which it began anew."""
         body = await context.durable_calls().restarted_payload()
         if body is not None:
             payload = held.spec.codec.read_payload(body)
@@ -300,7 +247,9 @@ class Runners:
         with tracing.attempt_span(batch[0].claimed, f"job.handle {first.claimed.type}", besides=others) as span:
             span.note({"trellis.jobs": len(batch)})
             try:
-                await first.spec.handler(items)
+                await (
+                    first.spec.handler(items) if first.spec.is_plain else self._handlers.call_batch(first.spec, items)
+                )
             except GeneratorExit:
                 raise
             # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
@@ -313,7 +262,7 @@ class Runners:
             await self._flush(held)
             if item.marked:
                 held.heard = item.heard
-            self._end(held, item.value, item.error if item.marked else error)
+            await self._end_reported(held, item.ctx, item.value, item.error if item.marked else error)
 
     def _mates(self, first: HeldJob) -> list[HeldJob]:
         """Takes other ready jobs of the same batch type, up to the batch size."""
@@ -346,7 +295,24 @@ class Runners:
         except LedgerError as error:
             _log.warning("signals_dropped", job_id=held.lease.job_id, error=str(error))
 
-    def _end(self, held: HeldJob, value: Any, error: BaseException | None, wait: Wait | None = None) -> None:
+    def _end(self, held: HeldJob, value: Any, error: BaseException | None) -> None:
+        step = self._step(held, value, error)
+        if step is not None:
+            self._held_jobs.settle(held, step)
+
+    async def _end_reported(self, held: HeldJob, context: Context, value: Any, error: BaseException | None) -> None:
+        """As `_end`, for a type with error hooks: calls them first, so that a draining worker waits for them."""
+        step = self._step(held, value, error)
+        if step is None:
+            return
+        if held.spec.on_error and (failure := failure_of(held, error, step)) is not None:
+            await self._handlers.report_error(held.spec, context, failure)
+            await self._flush(held)
+        if not held.finished:  # else released meanwhile, by a drain that could not wait
+            self._held_jobs.settle(held, step)
+
+    def _step(self, held: HeldJob, value: Any, error: BaseException | None) -> Advance | None:
+        """The next transition of a job whose handler ended; None if this worker has no say in it any more."""
         self._held_jobs.running -= 1
         if held.finished or held.fate is StopCause.LOST:
             held.finished = True
@@ -354,15 +320,14 @@ class Runners:
             reason = held.fate.value if held.fate else "settled before"
             _log.warning("outcome_dropped", job_id=held.lease.job_id, epoch=held.lease.epoch, reason=reason)
             self._held_jobs.changed.set()
-            return
-        if wait is not None and may_suspend(held):
+            return None
+        if held.wait is not None and may_suspend(held):
             # Whatever the handler has made of it: it begins again when what it waits for has happened.
-            step, error = suspend_advance(held, wait), None
-        else:
-            step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
+            return suspend_advance(held, held.wait)
+        step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
         if isinstance(error, Exception) and not isinstance(error, Snooze):
             _note_failure(held, step.trigger, error)
-        self._held_jobs.settle(held, step)
+        return step
 
 
 def _describe_failure(span: tracing.Span, problem: BaseException) -> None:

@@ -5,8 +5,8 @@ import json
 import math
 import random
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, Self
@@ -21,12 +21,13 @@ from trellis.engine.logs import log_of
 from trellis.engine.service import OpenLedger, PresenceBeacon, Retention, Service, Sweeper, serve, wait_for_ledger
 from trellis.lifecycles import Role
 from trellis.worker.app import App
+from trellis.worker.handlers import Handlers
 from trellis.worker.heartbeat import HeldJobWatch, WorkerLeaseHeartbeat
 from trellis.worker.held import HeldJobs, StopCause
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import release_advance
 from trellis.worker.requests import SubmitSettings, new_job
-from trellis.worker.runners import Runners, SignalWriter, Threads
+from trellis.worker.runners import Runners, SignalWriter
 from trellis.worker.schedules import JobScheduleFirer, declare_schedules
 from trellis.worker.turns import PrefetchPolicy, TurnLoop, WorkListener
 
@@ -72,8 +73,12 @@ class Worker:
         clock: Clock,
         rng: random.Random,
         new_id: Callable[[], str],
+        resources: Mapping[Any, Any] | None = None,
     ) -> None:
-        app.check()
+        """`resources` are values to use instead of opening the application's resources of these types, for tests."""
+        self.handlers = Handlers(
+            app, clock=clock, threads=options.threads_max, processes=options.processes_max, resources=resources
+        )
         self.app = app
         self.ledger = ledger
         self.options = options
@@ -88,10 +93,9 @@ class Worker:
         self._stop_services = asyncio.Event()
         self._turning: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._threads = Threads(options.threads_max)
         self.held_jobs = HeldJobs()
         self.runners = Runners(
-            held_jobs=self.held_jobs, worker=self, size=options.concurrency, threads=self._threads, draw=rng.random
+            held_jobs=self.held_jobs, worker=self, size=options.concurrency, handlers=self.handlers, draw=rng.random
         )
         room = PrefetchPolicy(concurrency=options.concurrency, prefetch_max=options.prefetch_max)
         self.turns = TurnLoop(
@@ -117,10 +121,23 @@ class Worker:
         await self.drain()
 
     async def start(self, *, listening: bool = True) -> None:
-        """Declares the application's types and schedules, and starts claiming.
+        """Opens the application's resources, declares its types and schedules, and starts claiming.
 
-        Without `listening`, the worker runs what is already in the ledger and then stays idle.
+        Without `listening`, the worker runs what is already in the ledger and then stays idle. Raises ResourceFailed.
         """
+        await self.handlers.open()
+        async with AsyncExitStack() as failed:
+            failed.push_async_callback(self.handlers.close)
+            await self._declare()
+            failed.pop_all()
+        services = self._services() if listening else self._own_services()
+        self._seen = listening
+        loops = range(self.ledger.turns_at_once)
+        self._turning = {self.loop.create_task(self.turns.run(), name=f"turns {n}") for n in loops}
+        self._tasks = [self.loop.create_task(self._serve(service), name=service.name) for service in services]
+
+    async def _declare(self) -> None:
+        """Records the application's types, schedules and rates in the ledger."""
         await self.ledger.declare_types(self.actor, [spec.declared for spec in self.app])
         await declare_schedules(self.ledger, self.actor, owner_of_process(self.options.name), self.app.schedules())
         for spec in self.app:
@@ -130,11 +147,6 @@ class Worker:
                 each_poll = spec.options.rate * self.options.poll_s
                 burst = math.ceil(each_poll) + (each_poll >= LEFT_OVER_MIN)
                 await self.ledger.limit_rate(self.actor, spec.type, spec.options.rate, burst, cause=DECLARED)
-        services = self._services() if listening else self._own_services()
-        self._seen = listening
-        loops = range(self.ledger.turns_at_once)
-        self._turning = {self.loop.create_task(self.turns.run(), name=f"turns {n}") for n in loops}
-        self._tasks = [self.loop.create_task(self._serve(service), name=service.name) for service in services]
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
         """Waits until `stop` is set. Raises the error that ended a turn loop."""
@@ -185,7 +197,7 @@ class Worker:
             held.interrupt(StopCause.GIVEN_BACK)
             if held.fate is StopCause.LOST:
                 self.held_jobs.forget(held)
-            elif held.task is None:
+            elif held.task is None or held.in_thread:
                 # A thread cannot be stopped. Release its job anyway: the process is about to end.
                 self.held_jobs.settle(held, release_advance(held, StopCause.GIVEN_BACK.value))
         return len(running)
@@ -215,7 +227,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._turning, *self._tasks, return_exceptions=True)
         await self.runners.close()
-        self._threads.close()
+        await self.handlers.close()
 
     async def _take_leave(self) -> None:
         """Reports that this worker ended on purpose, so that operators do not take it for crashed. Best effort."""

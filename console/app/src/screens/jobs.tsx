@@ -177,6 +177,14 @@ export function Job() {
         {sentences.map((sentence) => (
           <p key={sentence}>{sentence}</p>
         ))}
+        {explained.data?.traceback != null && (
+          <>
+            <h3>{t("job.failure")}</h3>
+            <pre className="json" tabIndex={0} aria-label={t("job.failure")}>
+              {explained.data.traceback}
+            </pre>
+          </>
+        )}
         {(explained.data?.you_can.length ?? 0) > 0 && <h3>{t("job.can")}</h3>}
         {explained.data?.you_can.map((entry) => {
           const [command = "", what = ""] = entry.split("\t");

@@ -20,7 +20,7 @@ from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import JobRequest
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch
-from trellis.engine.event_data import artifacts_of
+from trellis.engine.event_data import artifacts_of, last_traceback
 from trellis.engine.jobs import (
     SIGNAL_NAME_CHARS_MAX,
     CancelMode,
@@ -249,8 +249,10 @@ async def one(
     job = await jobs.find(job_id)
     whole = whole_document(job, await instance.ledger.result(job.job_id))
     whole |= {"attempts_made": (await jobs.attempts_made([job]))[job.job_id]}
-    if job.lifecycle == LEASED_JOB.name and job.place is JobPlace.ENDED:
-        whole["artifacts"] = [asdict(one) for one in artifacts_of(await instance.ledger.events(job.job_id))]
+    if job.lifecycle == LEASED_JOB.name and (job.place is JobPlace.ENDED or job.attempt):
+        events = await instance.ledger.events(job.job_id)
+        whole["artifacts"] = [asdict(one) for one in artifacts_of(events)]
+        whole["traceback"] = last_traceback(events)
     if job.lifecycle == BUS_JOB.name:
         return {**whole, **await _bus_job(instance, jobs, job)}
     return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(instance, job)}

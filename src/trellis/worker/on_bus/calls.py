@@ -38,14 +38,14 @@ from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import error_text, storable
 from trellis.engine.text import error_message
 from trellis.worker.app import HandlerKind, JobSpec
-from trellis.worker.context import Context, Item, SyncContext
+from trellis.worker.context import Context, Item
+from trellis.worker.handlers import Handlers
 from trellis.worker.held import StopCause
 from trellis.worker.on_bus.attempt import OrderAttempt
 from trellis.worker.on_bus.context import BusContext
 from trellis.worker.options import PointerAccess
 from trellis.worker.outcomes import Snooze
 from trellis.worker.payloads import NULL, UnreadablePayload
-from trellis.worker.runners import Threads
 
 # The result of an ended handler.
 
@@ -172,7 +172,7 @@ class HandlerCalls:
         *,
         resolver: PointerAccess,
         clock: Clock,
-        threads: Threads,
+        handlers: Handlers,
         worker_id: str,
         stopping: Callable[[], bool],
         keep_s: float,
@@ -180,7 +180,7 @@ class HandlerCalls:
         self._resolver = resolver
         self._keep_s = keep_s
         self._clock = clock
-        self._threads = threads
+        self._handlers = handlers
         self._worker_id = worker_id
         self._stopping = stopping
 
@@ -201,6 +201,8 @@ class HandlerCalls:
         error = asyncio.CancelledError() if handling.cancelled() else handling.exception()
         if error is not None:
             _note_failure(attempt, error)
+            if spec.on_error and (failure := _failure_of(attempt, error)) is not None:
+                await self._handlers.report_error(spec, self._context(attempt), failure)
             return HandlerEnding(error=error)
         return HandlerEnding(result_ptr=handling.result())
 
@@ -254,15 +256,21 @@ class HandlerCalls:
             attempt.keeping = False
 
     async def _called(self, attempt: OrderAttempt, spec: JobSpec, payload: Any) -> Any:
-        context = BusContext(attempt, worker_id=self._worker_id, clock=self._clock, stopping=self._stopping)
+        context = self._context(attempt)
         if spec.kind is HandlerKind.BATCH:
-            return await _alone_in_batch(spec.handler, context, payload)
-        if spec.kind is HandlerKind.SYNC:
-            sync = SyncContext(cast("Context", context), asyncio.get_running_loop())
-            arguments = (sync, payload) if spec.takes_payload else (sync,)
-            attempt.in_thread = True
-            return await self._threads.run(partial(spec.handler, *arguments))
-        return await (spec.handler(context, payload) if spec.takes_payload else spec.handler(context))
+            return await self._alone_in_batch(spec, context, payload)
+        return await self._handlers.call(spec, context, attempt, payload)
+
+    async def _alone_in_batch(self, spec: JobSpec, context: BusContext, payload: Any) -> Any:
+        """Calls a batch handler with one job: the bus delivers jobs separately."""
+        item = Item(cast("Context", context), payload)
+        await self._handlers.call_batch(spec, [item])
+        if item.error is not None:
+            raise item.error
+        return item.value
+
+    def _context(self, attempt: OrderAttempt) -> BusContext:
+        return BusContext(attempt, worker_id=self._worker_id, clock=self._clock, stopping=self._stopping)
 
     async def _payload(self, attempt: OrderAttempt, spec: JobSpec) -> Any:
         pointer = attempt.request.context
@@ -339,10 +347,11 @@ def _note_failure(attempt: OrderAttempt, error: BaseException) -> None:
         _log.warning("attempt_failed", job_id=attempt.job_id, topic=topic, error=error_text(error), exc_info=shown)
 
 
-async def _alone_in_batch(handler: Callable[..., Any], context: BusContext, payload: Any) -> Any:
-    """Calls a batch handler with a batch of one, because the bus delivers jobs one by one."""
-    item = Item[Any](cast("Context", context), payload)
-    await handler([item])
-    if item.error is not None:
-        raise item.error
-    return item.value
+def _failure_of(attempt: OrderAttempt, error: BaseException) -> BaseException | None:
+    """The error that this attempt failed with; None for one that was cancelled, snoozed, given back or lost."""
+    if attempt.fate is StopCause.TIMED_OUT:
+        late = TransientError(f"no end after {attempt.timeout_s:g} s")
+        late.__cause__ = error
+        return late
+    stopped = attempt.cancel_requested or attempt.fate is not None
+    return None if stopped or isinstance(error, Snooze | asyncio.CancelledError) else error

@@ -13,7 +13,7 @@ it is acknowledged. An order of any other scheduler starts at once, and its resu
 import asyncio
 import re
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any, Self
 
 from trellis.bus.errors import BusError
@@ -34,12 +34,12 @@ from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.logs import log_of
 from trellis.worker.app import App, JobSpec
+from trellis.worker.handlers import Handlers
 from trellis.worker.held import StopCause
 from trellis.worker.on_bus.attempt import OrderAttempt, OrderKind, SeenOrders
 from trellis.worker.on_bus.calls import HandlerCalls, not_run_result, result_of
 from trellis.worker.on_bus.reports import BusPresence, BusReporter, ControlAnswer
 from trellis.worker.options import BusWorkerOptions, PointerAccess, check_introduction, checked_worker_id
-from trellis.worker.runners import Threads
 from trellis.worker.worker import Drained
 
 _log = log_of("trellis.worker")
@@ -59,7 +59,7 @@ class BusWorker:
         resolver: PointerAccess,
         cpu_load: Callable[[], float] | None = None,
     ) -> None:
-        app.check()
+        handlers = Handlers(app, clock=clock, threads=options.threads_max, processes=options.processes_max)
         self.worker_id = checked_worker_id(bus.sender_id)
         self.topics = tuple(_topic(spec) for spec in app)
         check_introduction("the topics of the application", self.topics)
@@ -80,12 +80,12 @@ class BusWorker:
         self._held_max = options.max_parallel_jobs + options.unanswered_max + options.backlog_max
         self._orders: list[BusSubscription] = []
         self._cancels: BusSubscription | None = None
-        self._threads = Threads(options.threads_max)
+        self._handlers = handlers
         self._reports = BusReporter(bus=bus, clock=clock, new_id=new_id, ask_s=options.ask_s, result_s=options.result_s)
         self._calls = HandlerCalls(
             resolver=resolver,
             clock=clock,
-            threads=self._threads,
+            handlers=handlers,
             worker_id=self.worker_id,
             stopping=lambda: self.stopping,
             keep_s=options.result_s,
@@ -120,12 +120,22 @@ class BusWorker:
         await self.drain()
 
     async def start(self) -> None:
-        """Subscribes to the topics and starts sending heartbeats. Raises BusUnavailable."""
+        """Opens the application's resources, subscribes to its topics and starts sending heartbeats.
+
+        Raises ResourceFailed and BusUnavailable.
+        """
+        await self._handlers.open()
+        async with AsyncExitStack() as failed:
+            failed.push_async_callback(self._handlers.close)
+            await self._subscribe()
+            failed.pop_all()
+        self._present = self.loop.create_task(self.presence.run(), name="presence")
+
+    async def _subscribe(self) -> None:
         self._cancels = await self.bus.listen(CANCEL, self._on_cancel)
         for topic in self.topics:
             self._orders.append(await self.bus.listen(topic, self._on_order, group=topic))
         self._orders.append(await self.bus.listen(direct_subject(self.worker_id), self._on_order))
-        self._present = self.loop.create_task(self.presence.run(), name="presence")
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
         await stop.wait()
@@ -361,7 +371,7 @@ class BusWorker:
         await asyncio.gather(*left, return_exceptions=True)
         if self._cancels is not None:
             await self._cancels.stop()
-        self._threads.close()
+        await self._handlers.close()
 
 
 def _topic(spec: JobSpec) -> str:
