@@ -38,14 +38,17 @@ APART = """
 
     running = pathlib.Path(os.environ["RUNNING"])
 
+    ALONE = pytest.param("alone", marks=pytest.mark.quiet(alone=True))
+
     @pytest.mark.parametrize("number", range(20))
-    @pytest.mark.parametrize("kind", ["busy", pytest.param("quiet", marks=pytest.mark.quiet)])
+    @pytest.mark.parametrize("kind", ["busy", pytest.param("quiet", marks=pytest.mark.quiet), ALONE])
     def test_runs(kind, number):
         own = running / f"{kind}-{number}"
         own.touch()
         for _ in range(200):  # long enough to be seen
             seen = [path.name for path in running.iterdir()]
             assert {name.partition("-")[0] for name in seen} == {kind}
+            assert kind != "alone" or seen == [own.name]
         own.unlink()
 """
 
@@ -71,6 +74,9 @@ TURNS = """
 FIRST = """
     import pytest
 
+    @pytest.mark.quiet(alone=True)
+    def test_alone(): pass
+
     @pytest.mark.quiet
     def test_a(): pass
 
@@ -80,6 +86,9 @@ FIRST = """
     def test_c(): pass
 
     def test_d(): pass
+
+    @pytest.mark.long
+    def test_e(): pass
 """
 
 
@@ -103,7 +112,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     """Runs a small suite with the plugins, in processes of its own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the others take longer to load than these tests
-    pytester.makeini("[pytest]\nmarkers =\n  requirement(*ids)\n  quiet\n")
+    pytester.makeini("[pytest]\nmarkers =\n  requirement(*ids)\n  long\n  quiet\n")
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(source)
@@ -133,10 +142,12 @@ def test_an_unknown_requirement_fails_the_collection(suite, workers: str):
     assert result.parseoutcomes().get("passed", 0) == 0
 
 
-def test_quiet_tests_run_beside_each_other_alone(suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_quiet_tests_run_beside_each_other_only_and_those_marked_alone_beside_none(
+    suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("RUNNING", str(tmp_path))
     result = suite(APART, "-n", "2", "--dist", "worksteal")
-    result.assert_outcomes(passed=40)
+    result.assert_outcomes(passed=60)
 
 
 def test_quiet_tests_start_after_all_other_tests(suite, tmp_path: Path, monkeypatch):
@@ -145,10 +156,10 @@ def test_quiet_tests_start_after_all_other_tests(suite, tmp_path: Path, monkeypa
     assert (tmp_path / "order").read_text().split() == ["busy"] * 12 + ["quiet"] * 12
 
 
-def test_quiet_tests_come_last(suite):
+def test_long_tests_come_first_quiet_ones_last_and_those_that_run_alone_after_them(suite):
     result = suite(FIRST, "-n", "1", "-v")
     order = [line.partition("::")[2].strip() for line in result.outlines if "PASSED" in line and "::" in line]
-    assert order == ["test_b", "test_d", "test_a", "test_c"]
+    assert order == ["test_e", "test_b", "test_d", "test_a", "test_c", "test_alone"]
 
 
 @pytest.mark.parametrize(

@@ -151,11 +151,13 @@ def serve(folder: Path) -> None:
 def _import_everything() -> None:
     from tests.known_routes import description
     from trellis.cli.program import LISTED, commands_of
+    from trellis.net.guard import system_authorities
 
     for module in {module for module, _, _ in LISTED.values()}:
         commands_of(module)
     for name in PRELOADED:
         importlib.import_module(name)
+    system_authorities()
     description()  # a fork that serves a gateway would make its routes ready at its first request
 
 
