@@ -149,6 +149,8 @@ def serve(folder: Path) -> None:
 
 
 def _import_everything() -> None:
+    from pydantic_ai.messages import ModelMessagesTypeAdapter
+
     from tests.known_routes import description
     from trellis.cli.program import LISTED, commands_of
     from trellis.net.guard import system_authorities
@@ -157,8 +159,9 @@ def _import_everything() -> None:
         commands_of(module)
     for name in PRELOADED:
         importlib.import_module(name)
-    system_authorities()
-    description()  # a fork that serves a gateway would make its routes ready at its first request
+    # What a program would make ready at its first use: messages of models, outgoing connections, routes of a gateway.
+    for prepare in (ModelMessagesTypeAdapter.rebuild, system_authorities, description):
+        prepare()
 
 
 def attend(connection: socket.socket) -> NoReturn:
