@@ -33,15 +33,21 @@ def _forked(config: pytest.Config, paths: Sequence[Path]) -> int:
     """The id of a process that compiles these files."""
     child = os.fork()
     if child == 0:
-        for path in paths:
-            with contextlib.suppress(SyntaxError, OSError):
-                compile_file(config, path)
-        os._exit(0)
+        try:
+            compile_files(config, paths)
+        finally:
+            os._exit(0)  # whatever happened: this process must not go on as a second suite
     return child
 
 
-def compile_file(config: pytest.Config, path: Path) -> None:
-    """Compile one file as whoever imports it in a test process does."""
+def compile_files(config: pytest.Config, paths: Sequence[Path]) -> None:
+    """Compile what can be compiled, as whoever imports it in a test process does."""
+    for path in paths:
+        with contextlib.suppress(SyntaxError, ValueError, OSError):
+            _compile(config, path)
+
+
+def _compile(config: pytest.Config, path: Path) -> None:
     if not any(map(path.match, REWRITTEN)):
         compileall.compile_file(path, quiet=2)
         return

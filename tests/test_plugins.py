@@ -1,4 +1,4 @@
-"""The suite's own plugins: requirements are reported as they ended, and serial tests run alone."""
+"""The suite's own plugins: requirements are reported as they ended, quiet tests run alone, files are compiled once."""
 
 import json
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.compiled import compile_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -187,3 +189,22 @@ def test_bytecode_compiled_by_a_test_process_is_kept():
     asked = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
     assert not sys.dont_write_bytecode
+
+
+def test_compiled_test_file_is_used_as_it_is_and_explains_its_failures(
+    pytester: pytest.Pytester, pytestconfig: pytest.Config
+):
+    path = pytester.makepyfile("def test_differs():\n    one = 1\n    assert one == 2\n")
+    compile_files(pytestconfig, [path])
+    before = {one: one.stat().st_mtime_ns for one in pytester.path.rglob("*.pyc")}
+    assert len(before) == 1
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").stdout.fnmatch_lines(["E*assert 1 == 2"])
+    assert {one: one.stat().st_mtime_ns for one in pytester.path.rglob("*.pyc")} == before
+
+
+def test_file_that_cannot_be_compiled_does_not_keep_others_from_it(tmp_path: Path, pytestconfig: pytest.Config):
+    texts = {"broken.py": "def", "test_broken.py": "def", "whole.py": "", "test_whole.py": ""}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    compile_files(pytestconfig, [tmp_path / name for name in texts])
+    assert {one.name.partition(".")[0] for one in tmp_path.rglob("*.pyc")} == {"whole", "test_whole"}
