@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import compile_everything
 from tests.pace import Pace, keeping_pace
 from tests.servers.known_schema import remember_schema
 from tests.servers.known_types import remember_types
@@ -65,6 +66,8 @@ TEMPLATE_MIGRATION = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """The process that hands out the tests keeps the shared folders; its workers find them in their environment."""
+    if getattr(config.option, "numprocesses", None):
+        compile_everything(config)
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         sharing = contextlib.ExitStack()
         sharing.enter_context(sharing_clusters())

@@ -3,13 +3,17 @@
 The library prepares a route for each application at its first request: it reads the handler's signature and builds a validator for each
 parameter. That takes longer than most tests of the gateway, and the outcome is the same whatever the application is made of, because no
 test replaces a dependency (`app.dependency_overrides`). A route that is included in any special way is prepared each time.
+The OpenAPI description takes longer still (0.6 s), and is that of every gateway: `description()` builds it once.
 """
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from fastapi import routing
+
+from trellis.gateway.app import openapi_document
 
 Prepare = Callable[..., Any]
 
@@ -44,3 +48,10 @@ def _key(route: Any, context: Any) -> Hashable | None:
 def share_routes() -> None:
     """From now on, in this process."""
     routing._EffectiveRouteContext.from_api_route = prepared_once  # type: ignore[attr-defined]
+
+
+@cache
+def description() -> dict[str, Any]:
+    """The OpenAPI description of every gateway. Its routes are ready for all applications of this process afterwards."""
+    share_routes()
+    return openapi_document()

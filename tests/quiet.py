@@ -5,7 +5,9 @@ A process holds a shared lock of a group from its first test of that group to it
 waits until no process holds the lock of the other group. A gate lets one process in at a time: whoever waits behind it cannot be
 overtaken, so nobody waits for ever. Waiting happens outside the test's own time limit. Quiet tests come last, and none begins before
 every process has done its busy ones: then they run beside each other, and not one after the other between busy ones.
-A quiet test marked `quiet(alone=True)` runs beside no other quiet test either: it is judged by short times.
+A quiet test marked `quiet(alone=True)` runs beside no other quiet test either: it is judged by short times. It is the last of
+all, and waits until the others have ended: between them, every process would stand still for it.
+Tests marked `long` come first: none of them is under way while the other processes wait for the quiet ones to begin.
 """
 
 import contextlib
@@ -37,7 +39,7 @@ def pytest_configure_node(node) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if LOCK_FOLDER in config.stash:
-        items.sort(key=_is_quiet)
+        items.sort(key=lambda item: (not _is_long(item), _is_quiet(item), _is_alone(item)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -56,21 +58,27 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
             del item.config.stash[HELD]
 
 
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
 def _is_quiet(item: pytest.Item) -> bool:
     return item.get_closest_marker("quiet") is not None
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("quiet")
+    return marker is not None and bool(marker.kwargs.get("alone"))
 
 
 @contextlib.contextmanager
 def _turn(folder: Path, item: pytest.Item) -> Generator[None]:
     """Meanwhile, a quiet test that runs alone has no other quiet test beside it."""
-    marker = item.get_closest_marker("quiet")
-    if marker is None:
+    if not _is_quiet(item):
         yield
         return
     with (folder / "turn").open("w") as turn:
-        with (folder / "turn gate").open("w") as gate:
-            fcntl.flock(gate, fcntl.LOCK_EX)  # who waits to be alone is not overtaken
-            fcntl.flock(turn, fcntl.LOCK_EX if marker.kwargs.get("alone") else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_EX if _is_alone(item) else fcntl.LOCK_SH)
         yield
 
 

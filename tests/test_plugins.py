@@ -1,4 +1,4 @@
-"""The suite's own plugins: requirements are reported as they ended, and serial tests run alone."""
+"""The suite's own plugins: requirements are reported as they ended, quiet tests run alone, files are compiled once."""
 
 import json
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.compiled import compile_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,14 +40,17 @@ APART = """
 
     running = pathlib.Path(os.environ["RUNNING"])
 
+    ALONE = pytest.param("alone", marks=pytest.mark.quiet(alone=True))
+
     @pytest.mark.parametrize("number", range(20))
-    @pytest.mark.parametrize("kind", ["busy", pytest.param("quiet", marks=pytest.mark.quiet)])
+    @pytest.mark.parametrize("kind", ["busy", pytest.param("quiet", marks=pytest.mark.quiet), ALONE])
     def test_runs(kind, number):
         own = running / f"{kind}-{number}"
         own.touch()
         for _ in range(200):  # long enough to be seen
             seen = [path.name for path in running.iterdir()]
             assert {name.partition("-")[0] for name in seen} == {kind}
+            assert kind != "alone" or seen == [own.name]
         own.unlink()
 """
 
@@ -71,6 +76,9 @@ TURNS = """
 FIRST = """
     import pytest
 
+    @pytest.mark.quiet(alone=True)
+    def test_alone(): pass
+
     @pytest.mark.quiet
     def test_a(): pass
 
@@ -80,6 +88,9 @@ FIRST = """
     def test_c(): pass
 
     def test_d(): pass
+
+    @pytest.mark.long
+    def test_e(): pass
 """
 
 
@@ -103,7 +114,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     """Runs a small suite with the plugins, in processes of its own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the others take longer to load than these tests
-    pytester.makeini("[pytest]\nmarkers =\n  requirement(*ids)\n  quiet\n")
+    pytester.makeini("[pytest]\nmarkers =\n  requirement(*ids)\n  long\n  quiet\n")
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(source)
@@ -133,10 +144,12 @@ def test_an_unknown_requirement_fails_the_collection(suite, workers: str):
     assert result.parseoutcomes().get("passed", 0) == 0
 
 
-def test_quiet_tests_run_beside_each_other_alone(suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_quiet_tests_run_beside_each_other_only_and_those_marked_alone_beside_none(
+    suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("RUNNING", str(tmp_path))
     result = suite(APART, "-n", "2", "--dist", "worksteal")
-    result.assert_outcomes(passed=40)
+    result.assert_outcomes(passed=60)
 
 
 def test_quiet_tests_start_after_all_other_tests(suite, tmp_path: Path, monkeypatch):
@@ -145,10 +158,10 @@ def test_quiet_tests_start_after_all_other_tests(suite, tmp_path: Path, monkeypa
     assert (tmp_path / "order").read_text().split() == ["busy"] * 12 + ["quiet"] * 12
 
 
-def test_quiet_tests_come_last(suite):
+def test_long_tests_come_first_quiet_ones_last_and_those_that_run_alone_after_them(suite):
     result = suite(FIRST, "-n", "1", "-v")
     order = [line.partition("::")[2].strip() for line in result.outlines if "PASSED" in line and "::" in line]
-    assert order == ["test_b", "test_d", "test_a", "test_c"]
+    assert order == ["test_e", "test_b", "test_d", "test_a", "test_c", "test_alone"]
 
 
 @pytest.mark.parametrize(
@@ -176,3 +189,22 @@ def test_bytecode_compiled_by_a_test_process_is_kept():
     asked = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
     assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
     assert not sys.dont_write_bytecode
+
+
+def test_compiled_test_file_is_used_as_it_is_and_explains_its_failures(
+    pytester: pytest.Pytester, pytestconfig: pytest.Config
+):
+    path = pytester.makepyfile("def test_differs():\n    one = 1\n    assert one == 2\n")
+    compile_files(pytestconfig, [path])
+    before = {one: one.stat().st_mtime_ns for one in pytester.path.rglob("*.pyc")}
+    assert len(before) == 1
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").stdout.fnmatch_lines(["E*assert 1 == 2"])
+    assert {one: one.stat().st_mtime_ns for one in pytester.path.rglob("*.pyc")} == before
+
+
+def test_file_that_cannot_be_compiled_does_not_keep_others_from_it(tmp_path: Path, pytestconfig: pytest.Config):
+    texts = {"broken.py": "def", "test_broken.py": "def", "whole.py": "", "test_whole.py": ""}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    compile_files(pytestconfig, [tmp_path / name for name in texts])
+    assert {one.name.partition(".")[0] for one in tmp_path.rglob("*.pyc")} == {"whole", "test_whole"}

@@ -47,6 +47,7 @@ class ShippedProcess:
 # --- compose ---------------------------------------------------------------------------------------------------------
 
 
+@cache
 def compose_file() -> dict[str, Any]:
     return yaml.safe_load((COMPOSE / "compose.yaml").read_text())
 

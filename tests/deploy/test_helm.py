@@ -2,10 +2,12 @@
 
 import json
 import subprocess
+from functools import cache
 from typing import Any
 
 import kubernetes_validate
 import pytest
+from kubernetes_validate import utils
 
 from tests.deploy.shipped import CHART, DEPLOY, PINNED, VALUES, containers, helm, of_kind, pods, rendered
 from tests.faults.platform import STOP_S
@@ -14,6 +16,8 @@ from trellis.cli.up_process import ROLES, SAFETY_KERNEL, USES_MEMORY
 OLDEST, NEWEST = "1.25.0", "1.37.0"
 """The oldest version of Kubernetes that the chart names, and the newest of the schemas."""
 NOT_OF_KUBERNETES = {"ServiceMonitor", "PrometheusRule"}
+SCHEMA = cache(utils.schema_contents)
+"""A schema is megabytes of JSON: the library reads it again for every object."""
 
 
 def refused(*values: str) -> str:
@@ -34,7 +38,8 @@ def test_helm_has_no_objection(values: str):
 @pytest.mark.parametrize(
     "values, version", [("all", OLDEST), ("all", NEWEST), ("minimal", NEWEST), ("external", NEWEST)]
 )
-def test_every_object_is_one_of_kubernetes(values: str, version: str):
+def test_every_object_is_one_of_kubernetes(values: str, version: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(utils, "schema_contents", SCHEMA)
     for one in rendered(values):
         if one["kind"] not in NOT_OF_KUBERNETES:
             kubernetes_validate.validate(one, version, strict=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.conftest import VIOLIN, Gateway
+from tests.known_routes import description
 from trellis.cli import reference as cli_reference
 from trellis.gateway.docs_page import curl, render
 
@@ -42,7 +43,7 @@ async def test_the_page_has_every_route_with_a_command_that_a_shell_understands(
     commands = [unescape(found) for found in re.findall(r"<pre>(curl .*?)</pre>", answer.text, re.DOTALL)]
     asked = {(words[words.index("-X") + 1] if "-X" in words else "GET") for words in map(shlex.split, commands)}
     assert asked == {"GET", "POST", "PATCH", "DELETE"}
-    described = gateway.app.openapi()["paths"]
+    described = description()["paths"]
     for path, operations in described.items():
         for method in operations:
             assert f"<span class=method>{method.upper()}</span> {path}</code>" in answer.text
@@ -65,7 +66,7 @@ async def test_the_page_loads_nothing_and_its_policy_lets_nothing_load(gateway: 
 
 async def test_no_text_for_users_cites_our_own_decisions(gateway: Gateway):
     """Whoever calls the gateway has never seen our list of requirements and decisions."""
-    described = json.dumps(gateway.app.openapi()["paths"]) + json.dumps(gateway.app.openapi()["components"])
+    described = json.dumps(description()["paths"]) + json.dumps(description()["components"])
     assert re.findall(r"\b(?:D\d{1,2}|(?:DJ|JQ|RUN|PIPE|AUTH|OBS|BUS|NLM)-\d+)\b", described) == []
 
 
@@ -83,14 +84,14 @@ async def test_the_page_describes_the_fields_of_an_answer_and_says_from_where_at
 
 
 async def test_a_command_of_the_page_has_the_query_that_its_route_needs(gateway: Gateway):
-    described = gateway.app.openapi()
+    described = description()
     path = "/memory/{agent_id}/deep"
     operation = described["paths"][path]["get"]
     assert re.search(r"/deep\?part=[a-z-]+\"$", curl(described, path, "get", operation))
 
 
 async def test_the_command_that_changes_an_agents_status_leaves_the_demos_agent_as_it_is(gateway: Gateway):
-    described, path = gateway.app.openapi(), "/agents/{slug}/status"
+    described, path = description(), "/agents/{slug}/status"
     words = shlex.split(curl(described, path, "patch", described["paths"][path]["patch"]))
     body, url = words[words.index("-d") + 1], words[-1].removeprefix("$TRELLIS_GATEWAY")
     before = await gateway.instance.catalog.load(VIOLIN)
@@ -134,7 +135,7 @@ def described(found: object, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 async def test_no_text_for_callers_refers_to_what_they_cannot_look_up(gateway: Gateway):
-    texts = dict(described(gateway.app.openapi()))
+    texts = dict(described(description()))
     assert len(texts) > 500
     texts["docs"] = unescape(re.sub(r"<[^>]+>", " ", (await gateway.anonymous().get("/docs")).text))
     texts["help"] = cli_reference.reference()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
 from tests.gateway.stand import BEGINNING, ORCHESTRATOR, Stand, standing
+from tests.known_routes import description
 from trellis.app.wiring import SystemClock, new_id
 from trellis.artifacts.registry import ArtifactRegistry
 from trellis.artifacts.rows import project_id
@@ -378,7 +379,7 @@ async def test_a_stream_without_a_token_is_refused(stand: Stand):
 
 
 async def test_the_description_says_how_a_stream_reads(stand: Stand):
-    paths = stand.app.openapi()["paths"]
+    paths = description()["paths"]
     answer = paths["/events/stream"]["get"]["responses"]["200"]["content"]["text/event-stream"]
     assert set(answer["x-event-data"]["properties"]["type"]["enum"]) == set().union(*map(types_of, LIFECYCLES))
     assert "id: " in answer["example"]

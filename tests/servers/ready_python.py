@@ -36,11 +36,19 @@ SHARED_FOLDER = "TRELLIS_TEST_READY_PYTHON"
 SUITE_PID = "suite.pid"
 SIZE_BYTES = 4
 PRELOADED = (
+    "anyio._backends._asyncio",
     "asyncpg",
+    "dulwich.config",
     "dulwich.repo",
+    "dulwich.worktree",
+    "encodings.idna",
+    "fastapi.telemetry._runtime",
+    "joserfc.jwk",
+    "joserfc.jwt",
     "nats",
     "trellis.agents.conversation",
     "trellis.agents.offline.model",
+    "trellis.api.artifacts",
     "trellis.app.instance",
     "trellis.bus.services",
     "trellis.bus.wire.nats",
@@ -52,9 +60,10 @@ PRELOADED = (
     "trellis.nlm_backend.app",
     "trellis.storage.objects.local",
     "trellis.worker.on_bus.worker",
+    "uvicorn.lifespan.on",
     "uvloop",
 )
-"""Imported beside what the commands of `trellis` import."""
+"""Imported beside what the commands of `trellis` import; also what they import only when they run."""
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
@@ -140,12 +149,19 @@ def serve(folder: Path) -> None:
 
 
 def _import_everything() -> None:
+    from pydantic_ai.messages import ModelMessagesTypeAdapter
+
+    from tests.known_routes import description
     from trellis.cli.program import LISTED, commands_of
+    from trellis.net.guard import system_authorities
 
     for module in {module for module, _, _ in LISTED.values()}:
         commands_of(module)
     for name in PRELOADED:
         importlib.import_module(name)
+    # What a program would make ready at its first use: messages of models, outgoing connections, routes of a gateway.
+    for prepare in (ModelMessagesTypeAdapter.rebuild, system_authorities, description):
+        prepare()
 
 
 def attend(connection: socket.socket) -> NoReturn:

@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address
 from types import TracebackType
 from typing import Self
@@ -71,6 +72,12 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
     return [str(place[0]) for *_, place in addresses]
 
 
+@cache
+def system_authorities() -> ssl.SSLContext:
+    """A TLS context that trusts the authorities of this machine. Reading them takes 40 ms: a process does it once."""
+    return ssl.create_default_context()
+
+
 class GuardedClient:
     """Sends single requests that the policy allows. `tls` is for certificates of a private authority."""
 
@@ -80,7 +87,7 @@ class GuardedClient:
         self._policy, self._resolve = policy, resolve
         self._origins = frozenset(_origin(text) for text in policy.origins)
         self._client = httpx2.AsyncClient(
-            verify=tls or ssl.create_default_context(),
+            verify=tls or system_authorities(),
             trust_env=False,
             follow_redirects=False,
             timeout=httpx2.Timeout(policy.total_s, connect=policy.connect_s),

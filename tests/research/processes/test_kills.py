@@ -251,6 +251,7 @@ def stage(template: Path, parts: Nursery, tmp_path: Path) -> Stage:
     return Stage(template=template, nursery=parts, folder=tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_a_death_between_staging_and_acknowledgement_leaves_one_artifact_and_one_complete(
     stage: Stage, figures: Callable[..., None], pace: Pace

@@ -152,6 +152,7 @@ def representatives(points: list[str], *, every: int) -> list[str]:
     return sorted([*boundaries, *(kind[len(kind) // 2] for kind in kinds.values())], key=points.index)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rounds, every",
     [

@@ -71,6 +71,7 @@ _NUMBER = re.compile(
 )
 _COMPOUND = re.compile(r"\w+(?:-\w+)*")
 _UNITS: dict[str, str] = {written: unit for unit, ways in _TABLE["units"].items() for written in ways}
+_UNIT_STEMS = frozenset(stem(written.lower()) for written in _UNITS)
 _PART = re.compile(r"[.;!?|]\s")
 _BEFORE_YEARS = frozenset[str](_TABLE["before_years"])
 _WORD_BEFORE = re.compile(r"([^\W\d_]+)\s\Z")
@@ -130,7 +131,7 @@ def statement(ref: str, excerpt: str) -> Statement:
     return Statement(
         ref=ref,
         excerpt=excerpt,
-        stems=matter - {stem(unit.lower()) for unit in _UNITS},
+        stems=matter - _UNIT_STEMS,
         names=names_in(excerpt),
         figures=frozenset(_figures(_without_names(excerpt))),
         denied=frozenset(one for part in _PART.split(excerpt) if _denials(part) for one in stems(part)),

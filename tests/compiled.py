@@ -1,0 +1,57 @@
+"""Compiles the program and its tests once, on every core, before the test processes start.
+
+In a new checkout nothing is compiled. Every test process begins with the same imports at the same time, so that each of them would
+compile all of it: 8 s of processor time for each process. pytest compiles test files in its own way, and keeps the outcome beside
+the usual one. What is compiled already is left alone.
+"""
+
+import compileall
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from _pytest.assertion import rewrite
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("src", "tests")
+REWRITTEN = ("test_*.py", "conftest.py")
+"""The names of the files that pytest compiles in its own way."""
+
+
+def compile_everything(config: pytest.Config) -> None:
+    """Compile in as many processes as there are cores. What is wrong with a file is reported by the test process that imports it."""
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    cores = os.cpu_count() or 1
+    children = [_forked(config, paths[number::cores]) for number in range(cores)]
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _forked(config: pytest.Config, paths: Sequence[Path]) -> int:
+    """The id of a process that compiles these files."""
+    child = os.fork()
+    if child == 0:
+        try:
+            compile_files(config, paths)
+        finally:
+            os._exit(0)  # whatever happened: this process must not go on as a second suite
+    return child
+
+
+def compile_files(config: pytest.Config, paths: Sequence[Path]) -> None:
+    """Compile what can be compiled, as whoever imports it in a test process does."""
+    for path in paths:
+        with contextlib.suppress(SyntaxError, ValueError, OSError):
+            _compile(config, path)
+
+
+def _compile(config: pytest.Config, path: Path) -> None:
+    if not any(map(path.match, REWRITTEN)):
+        compileall.compile_file(path, quiet=2)
+        return
+    place = rewrite.get_cache_dir(path) / f"{path.stem}{rewrite.PYC_TAIL}"
+    if rewrite._read_pyc(path, place) is None and rewrite.try_makedirs(place.parent):
+        digest, code = rewrite._rewrite_test(path, config)
+        rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, digest, place)
