@@ -483,11 +483,22 @@ class Instance:
         )
         return [service for service in services if roles is None or role_of(service.name) in roles]
 
+    def check_executes_runs(self) -> None:
+        """Raises SettingsInvalid if this process cannot execute a run without the help of others."""
+        if self.repository is None:
+            detail = (
+                "this process reads memory through the gateway, so it cannot execute a run by itself, and no other process "
+                "executes runs of this ledger now; start `trellis up`, or set TRELLIS_MEMORY to where the memory is"
+            )
+            raise SettingsInvalid(source=self.settings.source_of("memory"), detail=detail)
+
     def services_of_run(self, run_id: JobId) -> list[Service[Any]]:
         """Builds what one run needs. Other runs, queue jobs, schedules, alerts and retention are left to other processes.
 
-        The process has the settings of somebody's shell, not those that the operator of the instance chose.
+        The process has the settings of somebody's shell, not those that the operator of the instance chose. Raises
+        SettingsInvalid.
         """
+        self.check_executes_runs()
         all_services = self.services(alerts=False)
         services = [one for one in all_services if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
         for service in services:
