@@ -78,6 +78,7 @@ from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
 from trellis.runs.source_changes import SourceChanges
 from trellis.runs.timetable import Timetable
+from trellis.storage.memory.collector import MemoryPackCollector
 from trellis.storage.memory.layout import AlreadyApplied, Committed, TokenCounter, count_tokens, open_tokenizer
 from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import Operation, Update
@@ -448,6 +449,7 @@ class Instance:
             ),
             Retention(ledger=self.ledger, actor=self.actor(Role.SWEEPER), options=self.settings.retention),
             self.bus_collector(),
+            *self._memory_collectors(),
             *(self.alert_services() if alerts else ()),
         ]
 
@@ -544,6 +546,13 @@ class Instance:
             objects=self.objects,
             options=CollectOptions(keep_s=self.settings.bus_object_days * DAY_S),
         )
+
+    def _memory_collectors(self) -> list[Service[Any]]:
+        """Builds the collector of packs that killed writers of memory left; none if the memory is in a folder."""
+        shared = self.memory.shared
+        if shared is None:
+            return []
+        return [MemoryPackCollector(objects=self.objects, repository=shared, now=self.ledger.now)]
 
     async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None, *, queue_jobs: bool = True) -> None:
         """Runs the services of these roles, or all, until `stop` is set. Unfinished runs are left to another process.
