@@ -82,6 +82,9 @@ def test_a_topic_is_not_deserted_if_the_connection_is_closed_or_workers_that_ann
     known.sent("job.answered", "j2@1", 30.0)
     known.settled("j2@1", "somebody")
     assert not known.deserted("job.answered")
+    known.record_heartbeat(beat("somebody"), clock.monotonic())
+    clock.advance(15.1)
+    assert known.deserted("job.answered"), "it only had not announced itself yet"
 
 
 @pytest.mark.requirement("BUS-3")

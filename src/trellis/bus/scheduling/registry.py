@@ -181,8 +181,8 @@ class _SubjectState:
     proven: bool = False
     of_topic: bool = True
     """Whether it is the subject of a topic, not of one worker."""
-    answered_by_unknown: bool = False
-    """Whether a worker that does not announce itself has reported a job that was sent here."""
+    answered_by: str = ""
+    """The worker that last reported a job that was sent here before the worker had announced itself."""
     given: dict[str, float] = field(default_factory=dict[str, float])
     """By wire id of a dispatched job: until when it counts without a result."""
 
@@ -280,7 +280,7 @@ class WorkerRegistry:
         self._ended[wire_id] = wire_id
         given_to = self._given_to.get(wire_id) or self._workers.get(worker_id)
         if isinstance(given_to, _SubjectState) and worker_id not in self._workers:
-            given_to.answered_by_unknown = True
+            given_to.answered_by = worker_id
         if isinstance(given_to, _WorkerEntry) and given_to.given.get(wire_id, -1) < given_to.beats:
             given_to.ended += 1
             given_to.seen = None
@@ -361,7 +361,7 @@ class WorkerRegistry:
         a worker that does not announce itself has answered there, or if their connections are known to be closed.
         """
         now, state = self.clock.monotonic(), self._subjects.get(topic)
-        if state is not None and state.answered_by_unknown:
+        if state is not None and state.answered_by and state.answered_by not in self._workers:
             return False
         named = [known for known in self._workers.values() if known.names(topic)]
         if any(now <= known.lost_at() for known in named):
