@@ -210,7 +210,7 @@ async def check_nothing_lost(platform: HostedPlatform, load: Load) -> Outcome:
     """Whatever was acknowledged has ended well, once; the ledger verifies, and so does the memory of an agent."""
     ended = await load.all_ended(platform.logs)
     counts = {kind: len(set(ids)) for kind, ids in load.acknowledged.items()}
-    assert ended == {(kind, SUCCESS[kind]): n for kind, n in counts.items()}, "each succeeded, and once"
+    assert ended == {(kind, SUCCESS[kind]): n for kind, n in counts.items()}, f"each succeeded, and once: {ended}"
     effects = platform.effects()
     expected = {f"{kind}-{n}" for kind in ("plain", "bus") for n in range(counts[kind])}
     assert {word for word in effects if not word.startswith("held")} == expected, "none is lost"
@@ -226,8 +226,9 @@ async def check_nothing_lost(platform: HostedPlatform, load: Load) -> Outcome:
 
 
 async def _lost_leases(load: Load, word: str) -> list[str]:
-    """The events that ended attempts of the job with this word, other than its success."""
+    """The events that ended attempts of the job with this word, other than its success, and the states that they ended."""
     kind, _, number = word.partition("-")
     job_id = load.acknowledged[kind][int(number)]
     types = {"job_lease_expired", "job_timed_out", "job_retry_scheduled"}
-    return [event.type for event in await load.ledger.events(JobId(job_id)) if event.type in types]
+    events = await load.ledger.events(JobId(job_id))
+    return [f"{event.type} in {event.source}" for event in events if event.type in types]
