@@ -37,6 +37,7 @@ class Subjects:
     quiet: set[str] = field(default_factory=set[str])
     under_way: int = 0
     used: set[str] = field(default_factory=set[str])
+    left: set[str] = field(default_factory=set[str])
 
     def silent(self, subject: str, /) -> bool:
         return subject in self.quiet
@@ -46,6 +47,9 @@ class Subjects:
 
     def outstanding(self, subject: str, /) -> int:
         return self.under_way
+
+    def deserted(self, topic: str, /) -> bool:
+        return topic in self.left
 
 
 def seen(worker_id: str = "w1", *, topics: tuple[str, ...] = (), load: int = 0, **said: Any) -> LiveWorker:
@@ -118,6 +122,12 @@ def test_a_topic_without_a_pool_goes_to_a_worker_that_named_it_and_else_to_its_o
 def test_a_topics_own_subject_is_left_alone_while_it_is_silent_or_has_enough():
     assert put(topics=PLAIN, subjects=Subjects({TOPIC})) == StaysReady(why=WaitReason.SILENT, all_do=True)
     assert put(topics=PLAIN, subjects=Subjects(under_way=10)) == StaysReady(why=WaitReason.FULL, all_do=True)
+
+
+def test_a_topics_own_subject_is_left_alone_while_its_announced_workers_are_silent():
+    waits = StaysReady(why=WaitReason.DESERTED, all_do=True)
+    assert put(topics=PLAIN, subjects=Subjects(left={TOPIC})) == waits
+    assert put(seen(topics=(TOPIC,)), topics=PLAIN, subjects=Subjects(left={TOPIC})) == to("w1")
 
 
 def test_a_worker_without_an_ear_of_its_own_is_reached_through_the_topic():

@@ -70,6 +70,27 @@ async def test_a_job_that_never_started_ends_and_a_linked_one_is_made(rig_of: Op
 
 
 @pytest.mark.on_both
+@pytest.mark.requirement("BUS-5", "BUS-10", "D30")
+async def test_workers_cut_off_for_long_cost_their_jobs_one_attempt_and_jobs_after_them_none(rig: Rig):
+    """A host that was cut off leaves its subscriptions behind, so that the bus takes jobs for it and nobody hears them."""
+    parts, worker = parts_of(rig), await rig.worker("w1", TOPIC)
+    await worker.shake(TOPIC)
+    await worker.beat(max_parallel_jobs=9)
+    await rig.submit(job_id="a")
+    await rig.run()
+    assert worker.jobs == ["a"]
+    await rig.submit(job_id="b")
+    for _ in range(20):
+        await parts.pass_time(15.1, step_s=5.0)
+        await parts.follow_up()
+        await rig.run()
+    assert await parts.jobs() == {"a": "TIMEOUT", "a.r1": "SCHEDULED", "b": "SCHEDULED"}
+    await worker.beat(max_parallel_jobs=9)
+    await rig.run()
+    assert worker.jobs == ["a", "b", "a.r1"]
+
+
+@pytest.mark.on_both
 @pytest.mark.requirement("BUS-7", "BUS-13")
 async def test_attempts_are_bounded_over_the_links(rig_of: Opens):
     async with rig_of(topics=SHORT) as rig:

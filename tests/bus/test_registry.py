@@ -11,6 +11,7 @@ from trellis.bus.messages import Handshake, WorkerHeartbeat, direct_subject
 from trellis.bus.scheduling import registry
 from trellis.bus.scheduling.registry import (
     FIRST_LEDGER_WRITES_MAX,
+    HALF_OPEN_S,
     LASTING_S_MAX,
     LOST_KEPT_S,
     PATTERNS_MAX,
@@ -47,6 +48,43 @@ def test_a_worker_is_lost_after_three_heartbeats_that_did_not_come():
     clock.advance(0.2)
     assert known.alive("w1") is None
     assert list(known.live()) == []
+
+
+@pytest.mark.requirement("BUS-3", "BUS-5")
+def test_a_topic_is_deserted_while_its_announced_workers_are_silent_and_may_still_seem_to_listen():
+    known, clock = workers()
+    known.record_handshake(Handshake(component_id="w1", role="worker", ready_topics=("job.*",)), clock.monotonic())
+    known.record_heartbeat(beat(), clock.monotonic())
+    assert not known.deserted("job.code")
+    clock.advance(15.1)
+    assert known.deserted("job.code")
+    assert not known.deserted("other.code")
+    known.record_heartbeat(beat("w2", pool="job.code"), clock.monotonic())
+    assert not known.deserted("job.code"), "another one is there"
+    clock.advance(15.1)
+    assert known.deserted("job.code")
+    clock.advance(HALF_OPEN_S)
+    assert not known.deserted("job.code"), "no server believes in their connections any more"
+
+
+@pytest.mark.requirement("BUS-3", "BUS-5")
+def test_a_topic_is_not_deserted_if_the_connection_is_closed_or_workers_that_announce_nothing_answer():
+    known, clock = workers()
+    for topic in ("job.closed", "job.answered"):
+        shake = Handshake(component_id=topic.replace(".", "-"), role="worker", ready_topics=(topic,))
+        known.record_handshake(shake, clock.monotonic())
+    known.mark_silent(direct_subject("job-closed"), "job-closed")
+    known.sent("job.answered", "j1@1", 30.0)
+    clock.advance(15.1)
+    assert (known.deserted("job.closed"), known.deserted("job.answered")) == (False, True)
+    known.settled("j1@1", "job-answered")
+    assert known.deserted("job.answered"), "its own worker reported late"
+    known.sent("job.answered", "j2@1", 30.0)
+    known.settled("j2@1", "somebody")
+    assert not known.deserted("job.answered")
+    known.record_heartbeat(beat("somebody"), clock.monotonic())
+    clock.advance(15.1)
+    assert known.deserted("job.answered"), "it only had not announced itself yet"
 
 
 @pytest.mark.requirement("BUS-3")

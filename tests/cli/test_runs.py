@@ -75,6 +75,17 @@ def test_a_malformed_agent_says_what_to_correct_and_stops_only_itself(planted: T
     assert "did you mean 'active'" in answer.err
 
 
+def test_watching_where_memory_is_at_the_gateway_starts_no_run_that_nobody_executes(
+    planted: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRELLIS_MEMORY", "gateway")
+    answer = planted("run", VIOLIN, "--watch")
+    assert answer.code == 2
+    assert "TRELLIS_MEMORY" in answer.err
+    assert "cannot execute a run by itself" in answer.err
+    assert planted("runs", "list", "--json").records == []
+
+
 @pytest.mark.requirement("PIPE-7", "D22", "OBS-1", "OBS-3", "OBS-6")
 def test_a_watched_run_ends_with_proposals_that_a_person_decides_about(planted: Terminal):
     status = planted("run", VIOLIN, "--watch", "--correlation", "press-7", "--json").record

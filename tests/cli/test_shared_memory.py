@@ -38,6 +38,18 @@ def test_another_host_reads_the_memory_after_the_first_is_gone(shared: Terminal,
     assert not (tmp_path / "memory.git").exists()
 
 
+@pytest.mark.parametrize("memory,collects", [("objects", True), ("memory.git", False)])
+def test_role_retention_collects_packs_of_a_memory_in_the_store(
+    local: Terminal, tmp_path: Path, memory: str, collects: bool
+):
+    async def served() -> list[str]:
+        settings = read_settings({"TRELLIS_MEMORY": memory}, tmp_path)
+        async with open_instance(settings, local.url) as instance:
+            return [service.name for service in instance.services_of(frozenset({"retention"}))]
+
+    assert ("memory-collector" in asyncio.run(served())) is collects
+
+
 def test_verify_and_doctor_check_the_memory_in_the_store(shared: Terminal, tmp_path: Path):
     verified = shared("verify")
     assert (verified.code, "memory: 2 commits: no damage" in verified.out) == (0, True), verified

@@ -1,6 +1,7 @@
 """What the documents tell people to type works, word for word."""
 
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,13 @@ def test_gateway_guide_commands_work(tmp_path: Path, environment: dict[str, str]
     assert "<title>Trellis</title>" in output
     assert "rejected" in output
     assert output.count(" run.st") == 4, output
+
+
+def test_readme_names_every_optional_part():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = re.search(r"`trellis-engine\[([a-z0-9,]+)\]`", README.read_text(encoding="utf-8"))
+    assert named is not None
+    assert set(named[1].split(",")) == set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize("document", [README, TUTORIAL, OPERATE, TESTING, ASKING, PYTHON], ids=lambda path: path.name)

@@ -22,11 +22,13 @@ from trellis.app.settings import Settings
 from trellis.app.wiring import connect, trusted_keys
 from trellis.auth.tokens import issue
 from trellis.cli.up_process import GATEWAY, NLM, ROLES, SAFETY_KERNEL
+from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobFilter
-from trellis.http.calls import CallOptions
+from trellis.engine.records import Job, JobFilter
+from trellis.http.calls import RETRIED_STATUSES, CallOptions
 from trellis.http.client import GatewayClient
+from trellis.http.errors import GatewayRefused, GatewayUnavailable
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.lifecycles.artifact import ARTIFACT
@@ -35,8 +37,16 @@ APPLICATION = f"""{EFFECTS_APPLICATION}
 @app.job("effect", lease_s=30)
 async def effect(ctx: Context, word: str) -> str:
     return await leave_line(word)
+
+@app.job("hold", lease_s=30)
+async def hold(ctx: Context, word: str) -> str:
+    await leave_line(word)
+    while not os.path.exists(os.environ["EFFECTS"] + "." + word.rpartition("-")[0]):
+        await asyncio.sleep(0.1)
+    return word
 """
-BUS_APPLICATION = APPLICATION.replace('"effect", lease_s=30', '"job.effect"')
+"""A job `effect` leaves a line and ends; a job `hold` leaves one, and ends when `Platform.let_go` is called for it."""
+BUS_APPLICATION = re.sub(r'"(\w+)", lease_s=30', r'"job.\1"', APPLICATION)
 POLICY = '[[rules]]\nid = "all"\ndecision = "allow"\nmatch = { topics = ["job.>"] }\n'
 AGENT = "archivist-violin"
 QUESTION = {"query": "Who made the violin?"}
@@ -48,6 +58,10 @@ PATIENCE_S = 120.0
 SUCCESS = {"plain": "succeeded", "bus": "SUCCEEDED", "queue": "COMPLETE", "run": "completed"}
 """The state in which each kind of work ends."""
 PAUSE_S = 0.4
+ACKNOWLEDGED_S = 300.0
+"""How long a request is sent again, and a ledger that is away is asked again."""
+BUS_RETRIES_MAX = 2
+"""A job on the bus has three attempts; each after the first is a job of its own."""
 MOST_WAITING = 12
 """Load is offered until so many of a kind have not ended."""
 
@@ -119,6 +133,10 @@ class Platform:
         file = self.folder / "effects"
         return Counter(file.read_text().split() if file.exists() else [])
 
+    def let_go(self, words: str) -> None:
+        """End the jobs `hold` whose words are these and a number."""
+        (self.folder / f"effects.{words}").touch()
+
     def __enter__(self) -> Self:
         return self
 
@@ -153,13 +171,17 @@ def write_files(folder: Path) -> dict[str, str]:
 
 @dataclass
 class Load:
-    """Offers work through the gateway all the time, and notes what was acknowledged."""
+    """Offers work through the gateway all the time, and notes what was acknowledged.
+
+    A request that raised was not acknowledged: it is sent again, with the same idempotency key, until it is.
+    """
 
     client: GatewayClient
     ledger: Ledger
     acknowledged: dict[str, list[str]] = field(default_factory=dict)
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     is_over: bool = False
+    sent_again: int = 0
 
     async def offer(self, kind: str, submit: Callable[[str], Awaitable[str]]) -> None:
         """Submit one after the other while fewer than a bound have not ended."""
@@ -168,23 +190,52 @@ class Load:
         for number in itertools.count():
             if self.is_over:
                 return
-            ids.append(await submit(f"{kind}-{number}"))
+            ids.append(await self.until_acknowledged(lambda word=f"{kind}-{number}": submit(word)))
             waiting.append(ids[-1])
             await asyncio.sleep(PAUSE_S)
             while len(waiting) >= MOST_WAITING and not self.is_over:
-                waiting = [id_ for id_ in waiting if not await self._has_ended(id_)]
+                waiting = [id_ for id_ in waiting if not await self.has_ended(id_)]
                 await asyncio.sleep(5 * POLL_S)
 
-    async def _has_ended(self, job_id: str) -> bool:
-        job = await self.ledger.job(JobId(job_id))
+    async def until_acknowledged(self, submit: Callable[[], Awaitable[str]]) -> str:
+        """The id of what was submitted; only an unavailable gateway is asked again."""
+        end = time.monotonic() + ACKNOWLEDGED_S
+        while True:
+            try:
+                return await submit()
+            except (GatewayUnavailable, GatewayRefused) as error:
+                passing = isinstance(error, GatewayUnavailable) or error.status in RETRIED_STATUSES
+                if not passing or time.monotonic() > end:
+                    raise
+                self.sent_again += 1
+
+    async def job(self, job_id: str) -> Job | None:
+        """The job, or the retry that took its place on the bus. A ledger that is away is waited for."""
+        end = time.monotonic() + ACKNOWLEDGED_S
+        while True:
+            try:
+                job = await self.ledger.job(JobId(job_id))
+                for number in range(1, BUS_RETRIES_MAX + 1):
+                    retry = job and job.state == "TIMEOUT" and await self.ledger.job(JobId(f"{job_id}.r{number}"))
+                    job = retry or job
+            except LedgerError:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(5 * POLL_S)
+            else:
+                return job
+
+    async def has_ended(self, job_id: str) -> bool:
+        """Whether it has ended. A job on the bus that timed out has a retry, unless that was the last."""
+        job = await self.job(job_id)
         assert job is not None, f"{job_id} was acknowledged and is not there"
-        return job.place == "ended"
+        return job.place == "ended" and (job.state != "TIMEOUT" or job.job_id.endswith(f".r{BUS_RETRIES_MAX}"))
 
-    async def plain(self, word: str) -> str:
-        return (await self.client.jobs.submit("effect", word, idempotency_key=word)).job_id
+    async def plain(self, word: str, type_: str = "effect") -> str:
+        return (await self.client.jobs.submit(type_, word, idempotency_key=word)).job_id
 
-    async def on_bus(self, word: str) -> str:
-        return (await self.client.jobs.submit_topic("job.effect", word, idempotency_key=word)).job_id
+    async def on_bus(self, word: str, topic: str = "job.effect") -> str:
+        return (await self.client.jobs.submit_topic(topic, word, idempotency_key=word)).job_id
 
     async def queue_job(self, word: str) -> str:
         return (await self.client.jobs.submit_for(AGENT, "RESEARCH", QUESTION, idempotency_key=word)).job_id
@@ -214,24 +265,31 @@ class Load:
 
     async def finalized_artifacts(self) -> dict[str, int]:
         """How many finalized artifacts each queue job has."""
-        found: dict[str, int] = {}
+        finalized: dict[str, int] = {}
         for job_id in self.acknowledged["queue"]:
             where = JobFilter(lifecycle=ARTIFACT.name, state="finalized", parent_id=JobId(job_id))
-            found[job_id] = len((await self.ledger.jobs(where, limit=10)).jobs)
-        return found
+            finalized[job_id] = len((await self.ledger.jobs(where, limit=10)).jobs)
+        return finalized
+
+    async def ended(self, job_id: str, *, patience_s: float = PATIENCE_S) -> Job:
+        """Wait until it has ended; the job, or the retry that took its place."""
+        end = time.monotonic() + patience_s
+        while not await self.has_ended(job_id):
+            assert time.monotonic() < end, f"{job_id} has not ended: {await self.job(job_id)}"
+            await asyncio.sleep(5 * POLL_S)
+        job = await self.job(job_id)
+        assert job is not None
+        return job
 
     async def all_ended(self, logs: Callable[[], str]) -> Counter[tuple[str, str]]:
         """Wait until all that was acknowledged has ended; how many of each kind ended in which state."""
         states: Counter[tuple[str, str]] = Counter()
         end = time.monotonic() + PATIENCE_S
-        for kind, job_id in [(kind, id_) for kind, ids in self.acknowledged.items() for id_ in ids]:
-            while not await self._has_ended(job_id):
-                job = await self.ledger.job(JobId(job_id))
-                assert time.monotonic() < end, f"{kind} {job_id} has not ended: {job}\n{logs()}"
-                await asyncio.sleep(5 * POLL_S)
-            job = await self.ledger.job(JobId(job_id))
-            assert job is not None
-            states[kind, job.state] += 1
+        try:
+            for kind, job_id in [(kind, id_) for kind, ids in self.acknowledged.items() for id_ in ids]:
+                states[kind, (await self.ended(job_id, patience_s=end - time.monotonic())).state] += 1
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{logs()}") from None
         return states
 
 
@@ -244,14 +302,17 @@ async def until(holds: Callable[[], object], what: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def loaded(platform: Platform) -> AsyncGenerator[Load]:
+async def loaded(
+    platform: Platform, ledger_url: str | None = None, *, timeout_s: float = PATIENCE_S
+) -> AsyncGenerator[Load]:
+    """Load through the platform's gateway. `ledger_url` is how the test itself reaches the ledger."""
     settings = Settings.model_validate({"token_key_file": platform.environment["TRELLIS_TOKEN_KEY_FILE"]})
     url = platform.environment["TRELLIS_LEDGER"]
     key = next(iter(trusted_keys(url, settings)))
     token = issue(key, name="load", roles=[Role.OWNER], ttl_s=3_600, now=time.time())
-    ledger = await open_ledger(url)
+    ledger = await open_ledger(ledger_url or url)
     try:
-        options = CallOptions(timeout_s=PATIENCE_S, plain_http=True)
+        options = CallOptions(timeout_s=timeout_s, plain_http=True)
         async with connect(gateway=platform.environment["TRELLIS_GATEWAY"], token=token, options=options) as client:
             yield Load(client, ledger)
     finally:

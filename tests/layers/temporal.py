@@ -41,6 +41,8 @@ class TemporalRig(BuiltinRig):
             address=server.address, queue=f"runs-{next(_numbers)}", heartbeat_s=1.0, silence_s=3.0
         )
         super().__init__(ledger, objects, clock)
+        self.folder = Path()
+        """Where the ledger's file is, and the objects beside it."""
         self.driver_options = RunDriverOptions()
         self.polls = True
         """Whether a new process polls the server. Without it, the process claims runs and executes nothing."""
@@ -141,4 +143,5 @@ async def on_temporal(
     """The layer on this server, with an SQLite ledger and with nothing in it."""
     async with on_sqlite(folder, lambda ledger, objects, clock: kind(ledger, objects, clock, server)) as rig:
         assert isinstance(rig, TemporalRig)
+        rig.folder = folder
         yield rig

@@ -10,6 +10,7 @@ from trellis.engine.errors import KeyUnusable, SettingsInvalid
 from trellis.nlm.backend import BackendProvider, NlmAskedInVain
 from trellis.nlm.provider import (
     Citation,
+    Language,
     NlmAnswer,
     NlmError,
     NlmGarbage,
@@ -65,6 +66,14 @@ async def test_question_goes_to_the_backend_with_its_sources_agent_and_token(end
         "sources": [{"ref": "label.md", "text": "Made by Anna Koval in 1887."}],
         "agent": "archivist-violin",
     }
+
+
+@pytest.mark.requirement("NLM-7")
+async def test_language_and_number_of_passages_go_to_the_backend_where_the_question_sets_them(endpoint, provider):
+    endpoint.raw(200, json.dumps(SAID).encode())
+    question = NlmQuestion(text="Who made it?", sources=SOURCES, language=Language.UKRAINIAN, max_passages=2)
+    await provider.query(await provider.prepare(SOURCES), question, deadline_s=30.0)
+    assert (endpoint.received[0].body["language"], endpoint.received[0].body["max_passages"]) == ("uk", 2)
 
 
 @pytest.mark.requirement("D7")

@@ -8,6 +8,7 @@ import pytest
 from tests.nlm_backend.conftest import KEY, Stand, until
 from tests.nlm_backend.gatewaying import SECRET
 from trellis.lifecycles import Role
+from trellis.nlm.provider import PASSAGES_MAX, Language
 from trellis.nlm_backend.app import QUERY_S
 
 TEXT = "The violin was made by Anna Koval in Lviv in 1887."
@@ -23,6 +24,18 @@ async def test_question_is_answered_with_verified_citations(stand: Stand):
     assert said["confident"] is True
     (cited,) = said["citations"]
     assert TEXT[cited["start"] : cited["end"]] == cited["excerpt"]
+
+
+@pytest.mark.requirement("NLM-7")
+async def test_question_reaches_the_provider_in_the_language_and_with_the_passages_that_were_asked_for(stand: Stand):
+    working = stand.backend({"extractive": True})
+    client = working.client(Role.OWNER)
+    answer = await client.post("/query", json={**ASKED, "language": "uk", "max_passages": 2})
+    assert answer.status_code == 200
+    (question,) = working.provider.asked
+    assert (question.language, question.max_passages) == (Language.UKRAINIAN, 2)
+    refused = await client.post("/query", json={**ASKED, "max_passages": PASSAGES_MAX + 1})
+    assert (refused.status_code, refused.json()["code"]) == (422, "VALIDATION_FAILED")
 
 
 @pytest.mark.requirement("NLM-7")

@@ -2,6 +2,7 @@
 
 What holds:
 - a host reaches another only over its own cable, and `cut` pulls it out: packets are lost, connections stay half open;
+- a host may have further addresses, and `hide` takes one away: whoever is there is unreachable in the same way;
 - a process that is started on a host has that host's network and no other, its own loopback included;
 - everything ends with the test process: namespaces live as long as the processes that hold them.
 """
@@ -19,6 +20,8 @@ from typing import IO, TypeVar
 
 NETWORK = "10.77.0"
 PREFIX_BITS = 24
+FURTHER = 200
+"""Where further addresses begin."""
 PIECE_BYTES = 64 * 1024
 _CLONE_NEWNET = 0x40000000
 _HOLDER = "import sys; sys.stdin.read()"
@@ -79,6 +82,14 @@ class Host:
         """Start a program on this host."""
         return self.do(lambda: subprocess.Popen(command, cwd=cwd, env=env, stdout=log, stderr=log))
 
+    def show(self, address: str) -> None:
+        """Give the host a further address, or one that was hidden again."""
+        self.run("ip", "address", "add", f"{address}/{PREFIX_BITS}", "dev", "eth0")
+
+    def hide(self, address: str) -> None:
+        """Take a further address away: packets to it are lost, and its connections stay half open."""
+        self.run("ip", "address", "del", f"{address}/{PREFIX_BITS}", "dev", "eth0")
+
     def close(self) -> None:
         self._holder.kill()
         self._holder.communicate()
@@ -113,10 +124,14 @@ class Network:
         cable = f"cable{number}"
         self._switch.run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
         self._switch.run("ip", "link", "set", cable, "master", "bridge", "up")
-        host.run("ip", "address", "add", f"{host.address}/{PREFIX_BITS}", "dev", "eth0")
+        host.show(host.address)
         for device in ("lo", "eth0"):
             host.run("ip", "link", "set", device, "up")
         return host
+
+    def address_for(self, number: int) -> str:
+        """A further address in this network, for any host to show."""
+        return f"{NETWORK}.{FURTHER + number}"
 
     def cut(self, name: str) -> None:
         """Pull the host's cable out of the switch."""
@@ -143,8 +158,8 @@ def running_network() -> Generator[Network]:
         network.close()
 
 
-async def forward(host: Host, port: int) -> asyncio.Server:
-    """Let the others reach a server that listens on the loopback of this host. The caller's thread is on the host."""
+async def forward(address: str, port: int) -> asyncio.Server:
+    """Let other hosts reach a server on the loopback of this host, at this address of it. The caller's thread is on it."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -168,7 +183,7 @@ async def forward(host: Host, port: int) -> asyncio.Server:
             back.transport.abort()
             writer.transport.abort()
 
-    return await asyncio.start_server(serve, host.address, port)
+    return await asyncio.start_server(serve, address, port)
 
 
 def _run(*command: str) -> None:

@@ -7,12 +7,14 @@ import asyncio
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from temporalio.api.enums.v1 import EventType
 
 from tests.layers.temporal import TemporalRig, on_temporal
 from tests.servers.temporal import TemporalServer, running_temporal
+from tests.temporal.restoring import copy, take_over
 from trellis.documents.errors import StepFailed, StepHopeless
 from trellis.engine.jobs import JobId
 from trellis.runs.orchestrator import StepContext, StepResult
@@ -81,12 +83,31 @@ async def replaced(rig: TemporalRig) -> JobId:
     return run_id
 
 
+async def restored(rig: TemporalRig) -> JobId:
+    """A run whose ledger is restored to before its claim. The next process has the epoch of the first, and another queue."""
+    rig.options = replace(rig.options, pickup_s=1.0)
+    backup = rig.folder / "backup"
+    backup.mkdir()
+    hold = rig.hold("execute-agent")
+    run_id = await rig.trigger(await rig.agent("gardener"))
+    await copy(rig.folder, backup)
+    await rig.start()
+    await rig.until(lambda: hold.begun == [run_id])
+    await rig.kill()
+    await copy(backup, rig.folder)
+    rig.restart_projector()
+    hold.release()
+    await take_over(rig)
+    await rig.shows(run_id, "completed")
+    return run_id
+
+
 async def _has(rig: TemporalRig, run_id: JobId, kind: "EventType.ValueType", count: int) -> bool:
     history = await rig.workflow(run_id).fetch_history()
     return [event.event_type for event in history.events].count(kind) == count
 
 
-STORIES = {story.__name__.replace("_", "-"): story for story in (plain, taken_over, replaced)}
+STORIES = {story.__name__.replace("_", "-"): story for story in (plain, taken_over, replaced, restored)}
 
 
 async def record(server: TemporalServer, version: str, names: list[str]) -> None:

@@ -1,45 +1,15 @@
 """A ledger that is restored from a backup while the workflows of its runs go on: the ledger is the record."""
 
-import asyncio
-import shutil
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import apsw
 import pytest
 
 from tests.layers.temporal import TemporalRig
+from tests.temporal.restoring import copy, take_over
 from trellis.engine.jobs import JobId
 from trellis.runs.temporal.driver import NO_STEP
 from trellis.runs.waits import read_waits
-
-BUSY_MS = 5_000
-LEDGER, OBJECTS = "ledger.db", "objects"
-
-
-async def copy(source: Path, target: Path) -> None:
-    """Copy a ledger's file, also onto a ledger that is open, and the objects beside it."""
-
-    def copied() -> None:
-        databases = [closing(apsw.Connection(str(folder / LEDGER))) for folder in (source, target)]
-        with databases[0] as read, databases[1] as written:
-            written.set_busy_timeout(BUSY_MS)
-            with written.backup("main", read, "main") as copying:
-                copying.step()
-        for file in (target / OBJECTS).rglob("*"):  # the store keeps its folders open
-            if file.is_file():
-                file.unlink()
-        shutil.copytree(source / OBJECTS, target / OBJECTS, dirs_exist_ok=True)
-
-    await asyncio.to_thread(copied)
-
-
-async def taken_over(rig: TemporalRig) -> None:
-    """The process dies, its lease ends, and another process claims the run."""
-    await rig.kill()
-    await rig.pass_time(40.0)
-    await rig.start()
 
 
 async def counted(rig: TemporalRig, run_id: JobId) -> int:
@@ -72,14 +42,14 @@ async def test_a_run_goes_on_from_a_restored_ledger_that_is_behind_its_workflow(
     second.release()
     await rig.until(lambda: third.begun == [run_id])
     for _ in range(1, claims):
-        await taken_over(rig)
+        await take_over(rig)
         await rig.until(lambda: len(third.begun) == claims)
     workflow = (await rig.workflow(run_id).describe()).run_id
     await rig.kill()
     await copy(backup, tmp_path)
     rig.restart_projector()
     third.release()
-    await taken_over(rig)
+    await take_over(rig)
     await rig.shows(run_id, "completed")
     assert await counted(rig, run_id) == 4
     assert len(second.begun) == 2  # the second step was lost with the ledger, and is executed again

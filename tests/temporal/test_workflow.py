@@ -4,7 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from temporalio.api.enums.v1 import EventType
@@ -17,8 +17,11 @@ from tests.layers.temporal import TemporalRig
 from tests.temporal.record import replaced
 from trellis.documents.errors import StepFailed, StepHopeless
 from trellis.engine import tracing
-from trellis.engine.jobs import CancelMode, JobId, RequestId
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.jobs import CancelMode, JobId, RequestId, Turn, TurnResult
+from trellis.engine.ledger import Ledger
 from trellis.ledgers import open_ledger
+from trellis.lifecycles import Trigger
 from trellis.runs.orchestrator import StepContext, StepResult
 
 TIMES = {"started_at", "finished_at", "sha256"}
@@ -198,3 +201,44 @@ async def test_the_failure_of_a_process_that_was_replaced_does_not_end_the_workf
     run_id = await replaced(rig)
     assert [event.type for event in await rig.ledger.events(run_id)].count("run.step.completed") == 4
     await closed_as(rig, run_id, WorkflowExecutionStatus.COMPLETED)
+
+
+class EndLost:
+    """A ledger that does not answer whoever writes that a run is completed: never, or as if it were away."""
+
+    def __init__(self, inner: Ledger, *, hangs: bool) -> None:
+        self._inner, self._hangs = inner, hangs
+        self.lost = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def turn(self, turn: Turn) -> TurnResult:
+        if any(advance.trigger == Trigger.COMPLETE for advance in turn.advances):
+            self.lost += 1
+            if self._hangs:
+                await asyncio.get_running_loop().create_future()
+            raise LedgerUnavailable(reason="it is away")
+        return await self._inner.turn(turn)
+
+
+@pytest.mark.requirement("PIPE-2", "PIPE-11", "PIPE-12")
+@pytest.mark.parametrize("hangs", [True, False], ids=["the process dies", "the ledger is away"])
+async def test_a_run_whose_workflow_is_completed_and_whose_end_is_not_written_still_ends(rig: TemporalRig, hangs: bool):
+    run_id = await rig.trigger(await rig.agent("gardener"))
+    ending = EndLost(rig.ledger, hangs=hangs)
+    usual, rig.ledger = rig.ledger, cast("Ledger", ending)
+    await rig.start()
+    await rig.until(lambda: ending.lost > 0)
+    await closed_as(rig, run_id, WorkflowExecutionStatus.COMPLETED)
+    assert await rig.stands(run_id) == ["running"]
+    rig.ledger = usual
+    if hangs:
+        await rig.kill()
+        await rig.start()
+    else:
+        rig._workers[0].driver.ledger = usual
+    await rig.pass_time(40.0)
+    await rig.shows(run_id, "completed")
+    assert [event.type for event in await rig.ledger.events(run_id)].count("run.step.completed") == 4
+    assert set(rig.steps.done.values()) == {1}

@@ -195,11 +195,21 @@ class LocalRuns:
             raise RunHasEnded(job_id=run, source=state, target="failed", actor=actor.role.value)
         return Changed(answer=Stopped(run_id=run, status=state), replayed=replayed)
 
+    async def check_executable(self) -> None:
+        """Raise SettingsInvalid if `execute` would fail: no process executes runs now, and this one cannot.
+
+        Ask before the run is started, so that none is left behind.
+        """
+        instance = await self._context.instance()
+        if await _driver_elsewhere(instance.ledger) is None:
+            instance.check_executes_runs()
+
     async def execute(self, run_id: str, work: Awaitable[ResultT], left_to: Callable[[str], None]) -> ResultT:
         """Execute one run in this process, and no other, until `work` is done; its result. Only a ledger offers this.
 
         While another process executes all runs of this ledger, the run is left to it: either could claim it, and the
-        claimer's settings and keys count. `left_to` is called with its name. When it ends, this process takes over.
+        claimer's settings and keys count. `left_to` is called with its name. When it ends, this process takes over, or
+        raises SettingsInvalid if it cannot execute runs.
         """
         instance, working, named = await self._context.instance(), asyncio.ensure_future(work), ""
         try:

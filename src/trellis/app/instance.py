@@ -78,6 +78,7 @@ from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.runs.schedules import ScheduleFirer, ScheduleRegistrar
 from trellis.runs.source_changes import SourceChanges
 from trellis.runs.timetable import Timetable
+from trellis.storage.memory.collector import MemoryPackCollector
 from trellis.storage.memory.layout import AlreadyApplied, Committed, TokenCounter, count_tokens, open_tokenizer
 from trellis.storage.memory.repository import MemoryRepository
 from trellis.storage.memory.updates import Operation, Update
@@ -448,6 +449,7 @@ class Instance:
             ),
             Retention(ledger=self.ledger, actor=self.actor(Role.SWEEPER), options=self.settings.retention),
             self.bus_collector(),
+            *self._memory_collectors(),
             *(self.alert_services() if alerts else ()),
         ]
 
@@ -483,11 +485,22 @@ class Instance:
         )
         return [service for service in services if roles is None or role_of(service.name) in roles]
 
+    def check_executes_runs(self) -> None:
+        """Raises SettingsInvalid if this process cannot execute a run without the help of others."""
+        if self.repository is None:
+            detail = (
+                "this process reads memory through the gateway, so it cannot execute a run by itself, and no other process "
+                "executes runs of this ledger now; start `trellis up`, or set TRELLIS_MEMORY to where the memory is"
+            )
+            raise SettingsInvalid(source=self.settings.source_of("memory"), detail=detail)
+
     def services_of_run(self, run_id: JobId) -> list[Service[Any]]:
         """Builds what one run needs. Other runs, queue jobs, schedules, alerts and retention are left to other processes.
 
-        The process has the settings of somebody's shell, not those that the operator of the instance chose.
+        The process has the settings of somebody's shell, not those that the operator of the instance chose. Raises
+        SettingsInvalid.
         """
+        self.check_executes_runs()
         all_services = self.services(alerts=False)
         services = [one for one in all_services if not is_of_queue(one) and role_of(one.name) not in NOT_FOR_ONE_RUN]
         for service in services:
@@ -533,6 +546,13 @@ class Instance:
             objects=self.objects,
             options=CollectOptions(keep_s=self.settings.bus_object_days * DAY_S),
         )
+
+    def _memory_collectors(self) -> list[Service[Any]]:
+        """Builds the collector of packs that killed writers of memory left; none if the memory is in a folder."""
+        shared = self.memory.shared
+        if shared is None:
+            return []
+        return [MemoryPackCollector(objects=self.objects, repository=shared, now=self.ledger.now)]
 
     async def serve(self, stop: asyncio.Event, roles: frozenset[str] | None = None, *, queue_jobs: bool = True) -> None:
         """Runs the services of these roles, or all, until `stop` is set. Unfinished runs are left to another process.

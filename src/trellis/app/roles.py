@@ -13,6 +13,7 @@ HELPERS = {
     "event-triggers": "schedules",
     "source-changes": "schedules",
     "bus-collector": "retention",
+    "memory-collector": "retention",
     "alert-reports": "alerts",
 }
 """Services that belong to a role with another name, and that role."""

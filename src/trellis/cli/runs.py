@@ -85,6 +85,7 @@ async def run(
             configure_logging(cli.settings, printed=PRINTED)
             configure_tracing()
         if watch and isinstance(api, LocalApi):
+            await api.runs.check_executable()
             begun = await api.runs.start(agent, params, correlation_id=correlation)
             run_id, following = begun.run_id, followed(cli, api.runs.watch(begun.run_id))
             ended = await api.runs.execute(run_id, following, lambda name: cli.out.note(LEFT_TO.format(name=name)))

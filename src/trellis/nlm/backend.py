@@ -7,7 +7,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import pydantic
 
@@ -19,6 +19,7 @@ from trellis.net.retry_after import retry_after_s
 from trellis.net.targets import OutgoingError
 from trellis.nlm.open import ASKS_BACKEND
 from trellis.nlm.provider import (
+    PASSAGES_DEFAULT,
     Citation,
     NlmAnswer,
     NlmError,
@@ -87,12 +88,7 @@ class BackendProvider:
 
     async def query(self, prepared: PreparedCorpus, question: NlmQuestion, *, deadline_s: float) -> NlmAnswer:
         check_fits(prepared, question)
-        body = {
-            "question": question.text,
-            "sources": [{"ref": source.ref, "text": source.text} for source in prepared.sources],
-            "agent": question.agent,
-        }
-        content = json.dumps(body, ensure_ascii=False).encode()
+        content = json.dumps(_body(prepared, question), ensure_ascii=False).encode()
         if len(content) > BODY_BYTES_MAX:
             detail = (
                 f"the NLM backend takes {BODY_BYTES_MAX} bytes and they have {len(content)}; ask about fewer sources"
@@ -159,3 +155,17 @@ class BackendProvider:
             flags=tuple(out.flags),
             confident=out.confident,
         )
+
+
+def _body(prepared: PreparedCorpus, question: NlmQuestion) -> dict[str, Any]:
+    """The body of POST /query. Defaults are left out: a backend of an older version refuses fields that it does not know."""
+    body: dict[str, Any] = {
+        "question": question.text,
+        "sources": [{"ref": source.ref, "text": source.text} for source in prepared.sources],
+        "agent": question.agent,
+    }
+    if question.language is not None:
+        body["language"] = question.language.value
+    if question.max_passages != PASSAGES_DEFAULT:
+        body["max_passages"] = question.max_passages
+    return body

@@ -30,10 +30,13 @@ from trellis.http_server.problems import PROBLEMS, Problem, ProblemShape, correl
 from trellis.http_server.tokens import VerifiedTokens, bearer
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.nlm.provider import (
+    PASSAGES_DEFAULT,
+    PASSAGES_MAX,
     QUESTION_CHARS_MAX,
     REF_CHARS_MAX,
     SOURCE_CHARS_MAX,
     SOURCES_MAX,
+    Language,
     NlmQuestion,
     NlmSource,
 )
@@ -237,6 +240,10 @@ class QueryIn(pydantic.BaseModel):
     sources: Annotated[list[SourceIn], pydantic.Field(max_length=SOURCES_MAX)]
     agent: Annotated[str, pydantic.Field(min_length=1, max_length=200)] | None = None
     """Questions of one agent are asked one after the other."""
+    language: Language | None = None
+    """The language of the answer; without it, the letters of the question decide."""
+    max_passages: Annotated[int, pydantic.Field(ge=1, le=PASSAGES_MAX)] = PASSAGES_DEFAULT
+    """From how many passages of the sources the answer is made at most."""
 
 
 class CitationOut(pydantic.BaseModel):
@@ -390,7 +397,7 @@ def _unknown(job_id: str, epoch: int) -> Problem:
 async def query(body: QueryIn, services: Services, actor: Annotated[Actor, requires("nlm.query")]) -> QueryOut:
     """Answer from the sources; every citation was found in its source, letter by letter."""
     sources = tuple(NlmSource(source.ref, source.text) for source in body.sources)
-    question = NlmQuestion(text=body.question, sources=sources)
+    question = NlmQuestion(text=body.question, sources=sources, language=body.language, max_passages=body.max_passages)
     answer = await services.asking.ask(question, agent=body.agent or actor.name, deadline_s=QUERY_S)
     return QueryOut(
         answer=answer.text,

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 
 from tests.storage.memory.rig import AGENT, ENVIRONMENT, append, applied, apply, shared, shared_in
 from trellis.storage.memory import packs, shared_repository
+from trellis.storage.memory.collector import INTERVAL_S, MemoryPackCollector
 from trellis.storage.memory.errors import MemoryDamaged, MemoryMissing, MemoryUnavailable
 from trellis.storage.memory.layout import AlreadyApplied, Committed, ReadMode, VersionConflict
 from trellis.storage.memory.repository import MemoryRepository, open_memory
+from trellis.storage.memory.shared_repository import SharedStore
 from trellis.storage.memory.verification import verify
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
@@ -269,22 +272,103 @@ def test_close_ends_a_call_that_the_store_does_not_answer(hosts: Hosts):
         here.read(AGENT)
 
 
-def test_pack_of_a_killed_writer_is_named_by_nobody_and_does_no_harm(hosts: Hosts):
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    """The writer ends here."""
+
+
+def killed_writer(hosts: Hosts, name: str, version: int) -> str:
+    """A writer stores the pack of a change and is killed before it moves the head; the key of that pack."""
 
     def kill() -> None:
         raise Killed
 
-    here = hosts["here"]
-    hosts.stores["here"].before_put = once(kill)
+    memory, before = hosts[name], set(hosts.packs())
+    hosts.stores[name].before_put = once(kill)
     with pytest.raises(Killed):
-        apply(here, append("facts.md", "- a"), proposal_id="p1", version=0)
-    assert len(hosts.packs()) == 1
+        apply(memory, append("facts.md", f"- by {name}"), proposal_id=f"by-{name}", version=version)
+    (key,) = set(hosts.packs()) - before
+    return key
+
+
+def test_pack_of_a_killed_writer_is_named_by_nobody_and_does_no_harm(hosts: Hosts):
+    killed_writer(hosts, "here", version=0)
     assert facts(hosts["there"]) == ""
     applied(hosts["there"], append("facts.md", "- b"), proposal_id="p2")
-    assert (facts(here), len(hosts.packs())) == ("- b\n", 2)
+    assert (facts(hosts["here"]), len(hosts.packs())) == ("- b\n", 2)
     assert verify(hosts["new"]).findings == ()
+
+
+def collecting(hosts: Hosts, *, days: float = 0.0, batch: int = 2) -> MemoryPackCollector:
+    """The collector of one host, so many days from now."""
+
+    async def now() -> datetime:
+        return datetime.now(UTC) + timedelta(days=days)
+
+    shared_there = hosts["collector"].shared
+    assert shared_there is not None
+    return MemoryPackCollector(objects=hosts.objects(), repository=shared_there, now=now, batch=batch)
+
+
+def one_round(collector: MemoryPackCollector) -> int:
+    """How many packs a whole round removed."""
+
+    async def run() -> int:
+        removed = 0
+        while True:
+            report = await collector.run_once()
+            removed += report.removed
+            if not report.more:
+                assert collector.pause_s(report) == INTERVAL_S
+                return removed
+
+    return asyncio.run(run())
+
+
+def test_pack_of_a_killed_writer_is_removed_after_a_day_and_no_other(hosts: Hosts, monkeypatch):
+    monkeypatch.setattr(shared_repository, "JOINED", (4,))
+    applied(hosts["there"], append("facts.md", "- 0"), proposal_id="p0")
+    left = killed_writer(hosts, "here", version=1)
+    for number in range(1, 6):
+        applied(hosts["there"], append("facts.md", f"- {number}"), proposal_id=f"p{number}")
+    needed = [key for key in hosts.packs() if key != left]
+    assert len(needed) == 6, "replaced packs are among them"
+    assert one_round(collecting(hosts, days=0.99)) == 0
+    assert one_round(collecting(hosts, days=1.01)) == 1
+    assert hosts.packs() == needed
+    assert verify(hosts["new"]).findings == ()
+
+
+def test_pack_that_a_head_may_still_name_is_not_removed(hosts: Hosts):
+    applied(hosts["there"], append("facts.md", "- 0"), proposal_id="p0")
+    left = killed_writer(hosts, "here", version=1)
+    collector = collecting(hosts, days=2)
+    assert one_round(collector) == 0, "the next change has the number of this one: its put may still be under way"
+    applied(hosts["there"], append("facts.md", "- 1"), proposal_id="p1")
+    assert one_round(collector) == 1
+    assert left not in hosts.packs()
+
+
+def test_collector_looks_again_only_at_packs_that_were_too_young_or_are_new(hosts: Hosts):
+    applied(hosts["there"], append("facts.md", "- 0"), proposal_id="p0")
+    killed_writer(hosts, "here", version=1)
+    applied(hosts["there"], append("facts.md", "- 1"), proposal_id="p1")
+    applied(hosts["there"], append("facts.md", "- 2"), proposal_id="p2")
+    young = collecting(hosts, batch=100)
+    assert [asyncio.run(young.run_once()).looked_at for _ in range(2)] == [4, 3]
+    old = collecting(hosts, days=2, batch=100)
+    assert [asyncio.run(old.run_once()).looked_at for _ in range(2)] == [4, 0]
+
+
+def test_collector_removes_nothing_during_an_import(hosts: Hosts):
+    applied(hosts["there"], append("facts.md", "- 0"), proposal_id="p0")
+    killed_writer(hosts, "here", version=1)
+    applied(hosts["there"], append("facts.md", "- 1"), proposal_id="p1")
+    store = SharedStore(hosts.objects(), "memory")
+    fetched = store.fetch()
+    assert fetched is not None
+    assert store.put_head(fetched.head.model_copy(update={"importing": True}), fetched)
+    store.close()
+    assert one_round(collecting(hosts, days=2)) == 0
 
 
 # -- what the store lost -----------------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ So that subject is not used while such a worker lists the topic or has it as its
 VERSION_MISMATCH as the reason. A worker that lists neither, or only a pattern, may subscribe anywhere. It holds jobs
 back only where no worker of our version is known, and each job for at most DOUBT_S_MAX, so that one such handshake
 never stops a topic for good. An alert is sent in either case.
+
+A topic's own subject is not used while all workers that announced themselves for it are silent: a host that was cut off
+still seems to listen, and each job sent there would lose an attempt. The jobs wait, as jobs of a ledger do.
 """
 
 import hashlib
@@ -54,6 +57,10 @@ class SubjectStates(Protocol):
         """How many attempts sent there may still be running."""
         ...
 
+    def deserted(self, topic: str, /) -> bool:
+        """Whether the workers that announced themselves for the topic have all fallen silent."""
+        ...
+
 
 class WaitReason(StrEnum):
     """Why a job stays ready."""
@@ -63,12 +70,15 @@ class WaitReason(StrEnum):
     """No live worker serves the topic."""
     SILENT = "silent"
     """The topic's subject recently had no subscriber."""
+    DESERTED = "deserted"
+    """The workers that announced themselves for the topic have fallen silent."""
 
 
 _REASONS = {
     WaitReason.FULL: "the workers that may have it are busy",
     WaitReason.NOBODY: "no worker that serves its topic is there",
     WaitReason.SILENT: "nobody listens on its topic",
+    WaitReason.DESERTED: "no heartbeat comes from the workers of its topic any more",
 }
 
 
@@ -264,4 +274,6 @@ def _own_subject(topic: str, subjects: SubjectStates, subject_max: int) -> Place
         return StaysReady(why=WaitReason.SILENT, all_do=True)
     if subjects.outstanding(topic) >= subject_max:
         return StaysReady(why=WaitReason.FULL, all_do=True)
+    if subjects.deserted(topic):
+        return StaysReady(why=WaitReason.DESERTED, all_do=True)
     return PlacedJob(subject=topic)

@@ -55,6 +55,11 @@ WORKER_TEXT_CHARS_MAX = 32_000
 """Maximum total length of the names, labels and topics of one worker. A worker that sends more is not registered."""
 PATTERNS_MAX = 100
 """Maximum number of a worker's topics with wildcards, because those are compared one by one."""
+HALF_OPEN_S = 600.0
+"""How long after its last heartbeat a silent worker may still seem to listen, in seconds.
+
+The connection of a host that was cut off stays half open. A NATS server with its defaults closes it within six minutes.
+"""
 LOST_KEPT_S = 3600.0
 """How long the handshake of a lost worker is remembered, in seconds: it may come back without repeating it."""
 SWEPT_EVERY_S = 60.0
@@ -152,6 +157,12 @@ class _WorkerEntry:
             )
         return self.seen
 
+    def names(self, topic: str) -> bool:
+        """Whether it listed this topic, or has it as its pool and listed none."""
+        if not self.ready_topics:
+            return self.beat is not None and self.beat.pool == topic
+        return compile_patterns(self.ready_topics).fit(topic)
+
     def lost_at(self) -> float:
         heard_at = self.met_at if self.heard_at is None else max(self.heard_at, self.met_at)
         return min(self.gone_at, heard_at + MISSED_HEARTBEATS_MAX * self.interval_s)
@@ -170,6 +181,8 @@ class _SubjectState:
     proven: bool = False
     of_topic: bool = True
     """Whether it is the subject of a topic, not of one worker."""
+    answered_by: str = ""
+    """The worker that last reported a job that was sent here before the worker had announced itself."""
     given: dict[str, float] = field(default_factory=dict[str, float])
     """By wire id of a dispatched job: until when it counts without a result."""
 
@@ -266,6 +279,8 @@ class WorkerRegistry:
             return
         self._ended[wire_id] = wire_id
         given_to = self._given_to.get(wire_id) or self._workers.get(worker_id)
+        if isinstance(given_to, _SubjectState) and worker_id not in self._workers:
+            given_to.answered_by = worker_id
         if isinstance(given_to, _WorkerEntry) and given_to.given.get(wire_id, -1) < given_to.beats:
             given_to.ended += 1
             given_to.seen = None
@@ -338,6 +353,20 @@ class WorkerRegistry:
         """Whether the subject had a subscriber when it was last used."""
         known = self._subjects.get(subject)
         return known is not None and known.proven
+
+    def deserted(self, topic: str) -> bool:
+        """Whether the workers that announced themselves for a topic have all fallen silent, so that nobody may hear.
+
+        Their subscriptions may outlive them: what is sent there would be lost until its lease is over. It is not so if
+        a worker that does not announce itself has answered there, or if their connections are known to be closed.
+        """
+        now, state = self.clock.monotonic(), self._subjects.get(topic)
+        if state is not None and state.answered_by and state.answered_by not in self._workers:
+            return False
+        named = [known for known in self._workers.values() if known.names(topic)]
+        if any(now <= known.lost_at() for known in named):
+            return False
+        return any(known.gone_at == math.inf and now <= known.lost_at() + HALF_OPEN_S for known in named)
 
     def mark_listening(self, subject: str) -> None:
         self._subject(subject).spoke()

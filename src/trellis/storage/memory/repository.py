@@ -188,6 +188,11 @@ class MemoryRepository:
         """Close what belongs to this process."""
         self._bare.close()
 
+    @property
+    def shared(self) -> SharedRepository | None:
+        """The repository in the object store; None if the memory is in a folder."""
+        return self._bare if isinstance(self._bare, SharedRepository) else None
+
     def identity(self, new_id: Callable[[], str]) -> str:
         """What makes this repository the one that it is, also after it was moved. Created if there is none."""
         return self._bare.identity(new_id)

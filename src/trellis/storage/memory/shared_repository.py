@@ -8,8 +8,8 @@ A host keeps a replica, a bare repository on its own disk, as a cache. It may be
 it again. It is not synced, and so it is emptied after the machine was started again. Every read asks for the head first
 (one request), so a reader sees each change that was acknowledged before.
 
-- A writer that dies before it moves the head leaves one pack that nobody names. A writer that loses a race removes its
-  own. A pack that the head has named stays for good, also when a larger one replaces it.
+- A writer that dies before it moves the head leaves one pack that nobody names, until `collector` removes it. A writer
+  that loses a race removes its own. A pack that the head has named stays for good, also when a larger one replaces it.
 - Packs are joined as changes come: every 32nd change writes a pack of 32 changes in place of one, every 256th one of
   256, every 1,024th one of 1,024. So a new host fetches at most 41 packs, and one more for each 1,024 changes.
 """
@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -60,6 +61,7 @@ _TURN = "trellis.turn"
 _STATE = "trellis.replica"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Where Linux says which start of the machine this is. Where it does not exist, replicas are synced."""
+_PACK_NAME = re.compile(r"([0-9]{12,15})-([0-9]{1,15})-([0-9a-f]{40})\.pack")
 _CommitName = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 T = TypeVar("T")
@@ -77,6 +79,18 @@ class StoredPack(BaseModel):
     @property
     def name(self) -> str:
         return f"{self.last:012}-{self.last - self.first + 1}-{self.commit}.pack"
+
+    @classmethod
+    def of_name(cls, name: str) -> "StoredPack | None":
+        """The pack with this name; None if no pack is called so."""
+        parts = _PACK_NAME.fullmatch(name)
+        if parts is None:
+            return None
+        last = int(parts[1])
+        try:
+            return cls(first=last - int(parts[2]) + 1, last=last, commit=parts[3])
+        except ValidationError:
+            return None
 
 
 class SharedHead(BaseModel):
@@ -140,6 +154,15 @@ class SharedStore:
         self._closed = False
         self.prefix = prefix
         self.head_key = object_key(*prefix.split("/"), "head.json")
+
+    @property
+    def packs_folder(self) -> str:
+        """What the keys of all packs begin with."""
+        return f"{object_key(*self.prefix.split('/'), 'packs')}/"
+
+    def first_pack_key(self, number: int) -> str:
+        """A key before those of all packs that end with this change or a later one, and behind all others."""
+        return f"{self.packs_folder}{number:012}"
 
     def pack_key(self, pack: StoredPack) -> str:
         """The key of a pack."""
@@ -273,6 +296,15 @@ class SharedRepository:
         self._bring(fetched.head, before)
         self._read.fetched = fetched
         return fetched.head.head
+
+    def numbered_commits(self, above: int) -> tuple[int, dict[int, str]]:
+        """The number of the newest change, and by number the commit of each change above this one."""
+        head = self.branch()
+        fetched: FetchedHead = self._read.fetched
+        number = fetched.head.number
+        with self.replica.objects() as objects:
+            newest = islice(walk(objects, head), max(0, number - above))
+            return number, {number - back: name.decode() for back, (name, _) in enumerate(newest)}
 
     @contextlib.contextmanager
     def objects(self) -> Generator[DiskObjectStore]:
