@@ -1,10 +1,13 @@
 """Middleware around handlers: their order, what they see, and how they change the outcome of an attempt."""
 
+import asyncio
 import contextvars
+import threading
 from typing import Any
 
 import pytest
 
+from tests.worker.conftest import Stand
 from trellis import App, CallNext, Context, Item, JobFailed, OptionInvalid, PermanentError, Snooze, SyncContext
 from trellis.testing import sandbox
 from trellis.worker.app import HOOKS_MAX
@@ -231,3 +234,43 @@ def test_the_number_of_middleware_is_bounded():
         app.middleware(middleware())
     with pytest.raises(OptionInvalid, match=f"at most {HOOKS_MAX}"):
         app.middleware(middleware())
+
+
+@pytest.mark.parametrize("stand", [1], indirect=True, ids=["one-turn"])
+async def test_a_handler_on_a_thread_is_told_of_its_timeout_and_not_left_behind_by_its_middleware(stand: Stand):
+    app = App()
+
+    @app.middleware
+    async def around(ctx: Context, call_next: CallNext) -> Any:
+        return await call_next()
+
+    @app.job("t", timeout_s=1)
+    def handler(ctx: SyncContext) -> str:
+        while not ctx.cancelled:
+            threading.Event().wait(0.01)
+        return "stopped by itself"
+
+    job = await stand.submit("t")
+    async with stand.running(app):
+        await stand.in_state(job, "succeeded", step_s=0.1)
+    assert await job.result(timeout_s=0) == "stopped by itself"
+
+
+@pytest.mark.parametrize("stand", [1], indirect=True, ids=["one-turn"])
+async def test_a_timeout_counts_for_the_middleware_too(stand: Stand):
+    app, ended = App(), list[str]()
+
+    @app.middleware
+    async def slow(ctx: Context, call_next: CallNext) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(ctx.job_id)
+
+    @app.job("t", timeout_s=1)
+    def handler(ctx: SyncContext) -> None: ...
+
+    job = await stand.submit("t", max_attempts=1)
+    async with stand.running(app):
+        await stand.in_state(job, "dead_lettered", step_s=0.1)
+    assert ended == [job.id]
