@@ -83,6 +83,33 @@ KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Jobs w
 KeyLimitOption = Annotated[
     int | None, typer.Option("--concurrency-limit", metavar="N", help="How many jobs of the key may run at once.")
 ]
+UniqueOption = Annotated[
+    str | None,
+    typer.Option(
+        "--unique", metavar="KEY", help="Unique key of the job, or args for its payload: one of a key at a time."
+    ),
+]
+WhileOption = Annotated[
+    str | None, typer.Option("--while", help="How long the job holds its unique key: while waiting, or unfinished.")
+]
+WindowOption = Annotated[
+    str | None, typer.Option("--window", metavar="TIME", help="Hold the unique key at least so long after the submit.")
+]
+ConflictOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on-conflict", help="If the unique key is taken: return that job, replace the waiting one, or raise."
+    ),
+]
+DebounceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--debounce", metavar="TIME", help="Replace the waiting job of the unique key, and start after this time."
+    ),
+]
+DebounceMaxOption = Annotated[
+    str | None, typer.Option("--debounce-max", metavar="TIME", help="Start at most this long after the first submit.")
+]
 
 
 def add_to(program: typer.Typer) -> None:
@@ -104,6 +131,12 @@ async def submit(
     max_attempts: AttemptsOption = None,
     concurrency_key: KeyOption = None,
     concurrency_limit: KeyLimitOption = None,
+    unique: UniqueOption = None,
+    while_: WhileOption = None,
+    window: WindowOption = None,
+    on_conflict: ConflictOption = None,
+    debounce: DebounceOption = None,
+    debounce_max: DebounceMaxOption = None,
     correlation: CorrelationOption = None,
     parent: ParentOption = None,
     lifecycle: LifecycleOption = None,
@@ -133,6 +166,12 @@ async def submit(
         "max_attempts": max_attempts,
         "concurrency_key": concurrency_key,
         "concurrency_limit": concurrency_limit,
+        "unique": unique,
+        "while_": while_,
+        "window_s": values.seconds("--window", window),
+        "on_conflict": on_conflict,
+        "debounce_s": values.seconds("--debounce", debounce),
+        "debounce_max_s": values.seconds("--debounce-max", debounce_max),
         "correlation_id": correlation,
         "parent_id": parent,
         "lifecycle": values.lifecycle(lifecycle),
@@ -216,7 +255,9 @@ async def _through_gateway(cli: Cli, request: Mapping[str, Any], key: str | None
     body = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in request.items()}
     async with cli.client() as client:
         job = await client.jobs.submit_asked(body, idempotency_key=key)
-        submitted = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.status, created=job.created)
+        submitted = SubmittedJob(
+            job_id=job.job_id, lifecycle=job.lifecycle, status=job.status, created=job.created, replaced=job.replaced
+        )
         return await _finish(cli, GatewayWatch(client), submitted, wait_s)
 
 
@@ -224,7 +265,9 @@ async def _finish_here(
     cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float | None, type_: str | None = None
 ) -> int:
     job = await handle.status()
-    submitted = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created)
+    submitted = SubmittedJob(
+        job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created, replaced=handle.replaced
+    )
     code = await _finish(cli, LedgerWatch(cli, trellis), submitted, wait_s)
     if wait_s is None and handle.created and type_ is not None and cli.out.console.is_terminal:
         await _warn_if_unserved(cli, trellis.ledger, type_)
@@ -251,6 +294,13 @@ class SubmittedJob:
     lifecycle: str
     status: str
     created: bool
+    replaced: str | None = None
+    """The waiting job with the same unique key that the submit cancelled."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the submit did, as `--json` prints it."""
+        return {"created": self.created, **({} if self.replaced is None else {"replaced": self.replaced})}
 
 
 DEAD_STATES = frozenset({LEASED_DEAD, QUEUE_DEAD})
@@ -362,10 +412,12 @@ def _error_text(code: str | None, message: str | None) -> str:
 async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | None) -> int:
     """Print the job's id; or wait for its end, and print its result."""
     if wait_s is None:
-        short = {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status, "created": job.created}
+        short = {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status, **job.facts}
         cli.out.answer(short, job.job_id)
         if not job.created:
             cli.out.note("this job was there already: nothing new was written")
+        elif job.replaced is not None:
+            cli.out.note(f"it replaces job {job.replaced}, which was waiting and is now cancelled")
         return 0
     job_id, left_s, of_queue = job.job_id, wait_s, job.lifecycle == QUEUE_JOB.name
     if job.lifecycle == BUS_JOB.name:
@@ -385,7 +437,7 @@ async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | 
         verb = "dlq show" if ended.state in DEAD_STATES else "job show"
         cli.out.error(ended.failure, cli.command(f"{verb} {job_id}"))
         return 1
-    record = {"job_id": job_id, "created": job.created, "result": ended.result}
+    record = {"job_id": job_id, **job.facts, "result": ended.result}
     cli.out.answer(record, json_.dumps(ended.result, indent=2, ensure_ascii=False))
     if of_queue:
         print_how_to_read(cli, ended.result)

@@ -43,6 +43,18 @@ class JobSubmitOptions(TypedDict, total=False):
     """What the job belongs to; by default the request's."""
     parent_id: str
     """The job that caused this one."""
+    unique: str
+    """The unique key: `args` for the payload, or a key. One job of a type and key may wait, or be unfinished."""
+    while_: str
+    """How long the job holds its unique key: while it is `waiting`, or `unfinished`."""
+    window_s: float
+    """The job holds its unique key at least so long after its submit, also when it has ended."""
+    on_conflict: str
+    """What happens when the unique key is taken: `return` that job, `replace` the waiting one, or `raise`."""
+    debounce_s: float
+    """Replace the waiting job with the same unique key, and start this long after the last submit."""
+    debounce_max_s: float
+    """Start at most this long after the first submit; by default 10 times `debounce_s`."""
 
 
 class QueueSubmitOptions(TypedDict, total=False):

@@ -457,8 +457,21 @@ class JobShape(pydantic.BaseModel):
     version: int
 
 
-class JobSubmitted(JobShape):
-    """A job as it was made; not `created`: an earlier request with the same key made it."""
+class JobAccepted(JobShape):
+    """A submitted job as it was created."""
+
+    outcome: Literal["created", "returned", "replaced"] = pydantic.Field(
+        "created",
+        description="What the request did: `returned` is a job that an earlier request made, by its idempotency key or its "
+        "unique key; `replaced` is a new job, in place of the waiting one with the same unique key.",
+    )
+    replaced: str | None = pydantic.Field(
+        None, description="The waiting job with the same unique key that was cancelled."
+    )
+
+
+class JobSubmitted(JobAccepted):
+    """A job as it was made; not `created`: an earlier request with the same key or unique key made it."""
 
     created: bool = True
 

@@ -112,6 +112,8 @@ class Cause(StrEnum):
     """The lease ended while a cancel request was pending."""
     COMPENSATED = "compensated by %s"
     """`%s` is the id of the compensating job."""
+    REPLACED = "replaced by %s"
+    """`%s` is the id of the job with the same unique key that was submitted instead."""
 
 
 def sql_cases() -> str:

@@ -277,7 +277,8 @@ select s.tick, c.type_name, c.lifecycle, c.many
 select m.value from meta m where m.name = 'home_issuer';
 
 -- name: declared_types
-select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation
+select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation,
+       o.unique_rule
   from type_options o join job_type t on t.id = o.type where $1::text is null or t.name = $1 order by t.name, o.lifecycle limit $2
 
 -- name: schedules

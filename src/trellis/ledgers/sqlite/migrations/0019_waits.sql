@@ -1,0 +1,2 @@
+-- Taken by the tables of waiting jobs.
+SELECT 1;
