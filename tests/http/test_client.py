@@ -141,7 +141,7 @@ async def test_jobs_are_submitted_once_followed_and_ended(address: str, token: T
     async with connect(gateway=address, token=token(*roles)) as client, asyncio.timeout(PATIENCE_S):
         job = await client.jobs.submit("echo", {"n": 1}, idempotency_key="j", priority="interactive", max_attempts=2)
         again = await client.jobs.submit("echo", {"n": 1}, idempotency_key="j", priority="interactive", max_attempts=2)
-        assert (job.created, again) == (True, job.model_copy(update={"created": False}))
+        assert (job.created, again) == (True, job.model_copy(update={"created": False, "outcome": "returned"}))
         with pytest.raises(KeyTaken):
             await client.jobs.submit("echo", {"n": 2}, idempotency_key="j")
         whole = await client.jobs.get(job.job_id)

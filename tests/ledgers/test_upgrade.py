@@ -122,7 +122,8 @@ async def test_a_postgres_database_of_schema_2_is_upgraded(
         await connection.execute(f"DROP POLICY {row['policyname']} ON trellis.{row['tablename']}")
     await connection.execute(
         "DROP TABLE trellis.rule_grant, trellis.act, trellis.type_options, trellis.work_lock, trellis.decision,"
-        " trellis.request_key, trellis.alert, trellis.audit_head, trellis.schedule CASCADE"
+        " trellis.request_key, trellis.alert, trellis.audit_head, trellis.schedule,"
+        " trellis.unique_job CASCADE"
     )
     await connection.execute("ALTER TABLE trellis.actor DROP COLUMN node, ADD UNIQUE (name, role, db_role)")
     await connection.execute("UPDATE trellis.meta SET value = '2' WHERE name = 'schema_version'")

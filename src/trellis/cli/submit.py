@@ -166,12 +166,7 @@ async def submit(
         "max_attempts": max_attempts,
         "concurrency_key": concurrency_key,
         "concurrency_limit": concurrency_limit,
-        "unique": unique,
-        "while_": while_,
-        "window_s": values.seconds("--window", window),
-        "on_conflict": on_conflict,
-        "debounce_s": values.seconds("--debounce", debounce),
-        "debounce_max_s": values.seconds("--debounce-max", debounce_max),
+        **_uniqueness(unique, while_, on_conflict, window, debounce, debounce_max),
         "correlation_id": correlation,
         "parent_id": parent,
         "lifecycle": values.lifecycle(lifecycle),
@@ -180,6 +175,13 @@ async def submit(
     on_bus = TopicOptions(topic=topic, label=label, tenant=tenant, context=context, request=request)
     about = QueueJobOptions(agent=agent, entity=entity, run=run)
     return await _submit(cli, (type_, payload), given, about, on_bus, app=app, wait=wait)
+
+
+def _uniqueness(unique: str | None, while_: str | None, on_conflict: str | None, *times: str | None) -> dict[str, Any]:
+    """The settings about unique jobs. `times` are those of --window, --debounce and --debounce-max."""
+    names = ("window_s", "debounce_s", "debounce_max_s")
+    seconds = {name: values.seconds(values.UNIQUE_OPTIONS[name], time) for name, time in zip(names, times, strict=True)}
+    return {"unique": unique, "while_": while_, "on_conflict": on_conflict, **seconds}
 
 
 async def _submit(

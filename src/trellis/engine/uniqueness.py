@@ -129,8 +129,8 @@ def merged(rule: UniqueRule | None, declared: UniqueRule | None) -> UniqueRule |
     """The rule of a submit, with what the type declares for the values that it leaves out."""
     if rule is None or declared is None:
         return rule or declared
-    mine, theirs = asdict(rule), asdict(declared)
-    return UniqueRule(**{name: theirs[name] if mine[name] is None else mine[name] for name in mine})
+    given, rest = asdict(rule), asdict(declared)
+    return UniqueRule(**{name: rest[name] if given[name] in {None, False} else given[name] for name in given})
 
 
 def resolve(rule: UniqueRule, payload: bytes, type_: str) -> UniqueClaim:

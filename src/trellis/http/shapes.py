@@ -457,7 +457,7 @@ class JobShape(pydantic.BaseModel):
     version: int
 
 
-class JobAccepted(JobShape):
+class SubmitAnswer(JobShape):
     """A submitted job as it was created."""
 
     outcome: Literal["created", "returned", "replaced"] = pydantic.Field(
@@ -470,7 +470,7 @@ class JobAccepted(JobShape):
     )
 
 
-class JobSubmitted(JobAccepted):
+class JobSubmitted(SubmitAnswer):
     """A job as it was made; not `created`: an earlier request with the same key or unique key made it."""
 
     created: bool = True

@@ -284,7 +284,14 @@ async def test_the_ledgers_own_client_is_held_to_the_same(tenants: Tenants, link
 
 
 CALLABLE = {
-    "submitted or cancelled, looked at above": {"submit_job", "submit_plain", "submit_keyed", "cancel", "moves"},
+    "submitted or cancelled, looked at above": {
+        "submit_job",
+        "submit_unique_job",
+        "submit_plain",
+        "submit_keyed",
+        "cancel",
+        "moves",
+    },
     "by role: no transition lets a submitter": {"requeue", "turn", "turns", "restore", "sweep", "remark"},
     "by role: for operators and services": {
         "set_home_issuer",

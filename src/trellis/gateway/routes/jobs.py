@@ -37,7 +37,7 @@ from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, 
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.operation_shapes import JobExplained, JobListed
-from trellis.http.shapes import BusJob, EventShape, JobAccepted, JobShape, JobWhole, QueueJob, SignalShape
+from trellis.http.shapes import BusJob, EventShape, JobShape, JobWhole, QueueJob, SignalShape, SubmitAnswer
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
@@ -115,7 +115,7 @@ class Approval(pydantic.BaseModel):
     policy_hash: str | None = pydantic.Field(None, min_length=1, max_length=200)
 
 
-@router.post("/jobs", status_code=202, response_model=JobAccepted, responses=PROBLEMS)
+@router.post("/jobs", status_code=202, response_model=SubmitAnswer, responses=PROBLEMS)
 async def submit(
     body: JobRequestBody,
     instance: InstanceOf,

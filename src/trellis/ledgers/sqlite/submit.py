@@ -46,7 +46,7 @@ from trellis.ledgers.sqlite.plan import (
 )
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
 from trellis.ledgers.sqlite.steps import array, promote, write_step
-from trellis.ledgers.sqlite.unique_jobs import KeyTaken, debounced_delay_us, free_key, take_key
+from trellis.ledgers.sqlite.unique_jobs import FreedKey, debounced_delay_us, free_key, take_key
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
 
 # Declared type options: written by workers, read by every submit.
@@ -195,7 +195,7 @@ class _ClaimedKey(NamedTuple):
     """The unique key that a new job of this call takes."""
 
     claim: UniqueClaim
-    taken: KeyTaken
+    taken: FreedKey
 
     def delay_us(self, job: NewJob, now: int) -> int | None:
         debounced = debounced_delay_us(self.claim, self.taken, now)
@@ -213,7 +213,7 @@ def _claim_unique_key(
     _write(tx, new)
     new.written()
     taken = free_key(tx, actor, job, claim)
-    if isinstance(taken, KeyTaken):
+    if isinstance(taken, FreedKey):
         return _ClaimedKey(claim, taken)
     _bind(new, job, existing(tx, [taken])[taken], tx.now, taken)
     return Submitted(job_id=taken, created=False)
@@ -422,12 +422,13 @@ def submit_on(
     if version != SCHEMA_VERSION:
         raise LedgerNotMigrated(found=version, needed=SCHEMA_VERSION)
     connection.execute("SAVEPOINT trellis_submit")
+    submitted = False
     try:
         answers = submit(Transaction(connection, NameNumbers(connection, this_node()), now), actor, jobs)
-    except BaseException:
-        connection.execute("ROLLBACK TO trellis_submit")
-        raise
+        submitted = True
     finally:
+        if not submitted:  # a part may have been written: a waiting job may have been replaced
+            connection.execute("ROLLBACK TO trellis_submit")
         connection.execute("RELEASE trellis_submit")
     return answers
 

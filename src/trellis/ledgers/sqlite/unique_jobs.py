@@ -56,7 +56,7 @@ class KeyHolder(NamedTuple):
         return self.place < ENDED_WELL if self.unfinished else self.waits
 
 
-class KeyTaken(NamedTuple):
+class FreedKey(NamedTuple):
     """A key that is free for a new job: the job that gives it up, and when the first of those replaced was submitted."""
 
     replaced: JobId | None
@@ -68,11 +68,11 @@ def find_holder(tx: Transaction, type_: str, scope: str, key: str) -> KeyHolder 
     return KeyHolder._make(rows[0]) if rows else None
 
 
-def free_key(tx: Transaction, actor: Actor, job: NewJob, claim: UniqueClaim) -> JobId | KeyTaken:
+def free_key(tx: Transaction, actor: Actor, job: NewJob, claim: UniqueClaim) -> JobId | FreedKey:
     """Free the unique key of a new job, or return the job that keeps it. Raises UniqueConflict."""
     holder = find_holder(tx, job.type, job.unique_scope, claim.key)
     if holder is None:
-        return KeyTaken(None, tx.now)
+        return FreedKey(None, tx.now)
     holds, replaced, first_at = holder.still_holds(tx.now), None, tx.now
     if holds and claim.on_conflict is OnConflict.REPLACE and holder.waits:
         _cancel(tx, actor, holder, job.job_id)
@@ -82,10 +82,10 @@ def free_key(tx: Transaction, actor: Actor, job: NewJob, claim: UniqueClaim) -> 
     elif holds:
         return holder.job_id
     tx.db.execute(_UNIQUE_QUERIES.let_go, (holder.job,))
-    return KeyTaken(replaced, first_at)
+    return FreedKey(replaced, first_at)
 
 
-def take_key(tx: Transaction, job: NewJob, number: int, claim: UniqueClaim, taken: KeyTaken) -> None:
+def take_key(tx: Transaction, job: NewJob, number: int, claim: UniqueClaim, taken: FreedKey) -> None:
     """Let a new job hold its key."""
     until = None if claim.window_s is None else tx.now + int(claim.window_s * US)
     unfinished = int(claim.while_ is WhileHeld.UNFINISHED)
@@ -93,7 +93,7 @@ def take_key(tx: Transaction, job: NewJob, number: int, claim: UniqueClaim, take
     tx.db.execute(_UNIQUE_QUERIES.take, row)
 
 
-def debounced_delay_us(claim: UniqueClaim, taken: KeyTaken, now: int) -> int | None:
+def debounced_delay_us(claim: UniqueClaim, taken: FreedKey, now: int) -> int | None:
     """How long a debounced job waits; None for other jobs."""
     if claim.debounce_s is None or claim.debounce_max_s is None:
         return None
