@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         TokenRefused,
         TransientError,
         TrellisError,
+        UniqueConflict,
         UnknownJobType,
         ValidationError,
     )
@@ -101,6 +102,7 @@ __all__ = [
     "Trellis",
     "TrellisError",
     "Undo",
+    "UniqueConflict",
     "UnknownJobType",
     "ValidationError",
     "WorkerOptions",
@@ -141,6 +143,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "TokenRefused",
             "TransientError",
             "TrellisError",
+            "UniqueConflict",
             "UnknownJobType",
             "ValidationError",
         ),

@@ -378,6 +378,34 @@ async def test_a_submit_over_http_takes_what_the_type_declares(gateway: Gateway)
     assert await everything(gateway) == before
 
 
+@pytest.mark.requirement("D66")
+async def test_a_unique_job_over_http_is_returned_replaced_or_refused(gateway: Gateway):
+    client, asked = gateway.client("submitter", name="ada"), {"type": "work", "payload": {"n": 1}, "unique": "args"}
+    first = (await client.post("/jobs", json=asked)).json()
+    again = await client.post("/jobs", json=asked)
+    assert (first["outcome"], again.json()["outcome"]) == ("created", "returned")
+    assert (again.json()["job_id"], again.headers["Idempotency-Replayed"]) == (first["job_id"], "true")
+    refused = await client.post("/jobs", json={**asked, "on_conflict": "raise"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "CONFLICT")
+    assert first["job_id"] in refused.json()["detail"]
+    other = (await client.post("/jobs", json={**asked, "on_conflict": "replace"})).json()
+    assert (other["outcome"], other["replaced"]) == ("replaced", first["job_id"])
+    for wrong in (
+        {"window_s": 0},
+        {"while_": "later"},
+        {"on_conflict": "replace", "window_s": 5},
+        {"debounce_max_s": 5},
+    ):
+        assert (await client.post("/jobs", json={**asked, **wrong})).status_code == 422
+    admin = gateway.client("control-plane", name="olga")
+    death = {"reason_code": "policy_violation", "reason": "it had to end"}
+    await admin.post(f"/jobs/{other['job_id']}/dead-letter", json=death)
+    third = (await client.post("/jobs", json=asked)).json()
+    taken = await admin.post(f"/jobs/{other['job_id']}/requeue", json={})
+    assert taken.status_code == 409
+    assert f"job {third['job_id']} holds its unique key now" in taken.json()["detail"]
+
+
 @pytest.mark.requirement("DJ-18", "DJ-12")
 async def test_only_an_operator_may_dead_letter_a_job(gateway: Gateway):
     job_id = await job(gateway)

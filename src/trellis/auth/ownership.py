@@ -219,8 +219,7 @@ async def admitted_submission(principal: Principal, ledger: Ledger, job: NewJob)
         return job
     await _check_links(principal, ledger, job)
     if not sees_all(principal, "jobs.read"):
-        tenant = principal.tenant is not None
-        job = replace(job, unique_scope=party_of(principal.name) if tenant else principal.name)
+        job = replace(job, unique_scope=party_of(principal.name))
     key = job.concurrency_key
     if key is None or job.lifecycle != LEASED_JOB.name or principal.tenant is None:
         return job
