@@ -76,9 +76,11 @@ async def test_what_a_handler_submits_is_unique_too():
 
 async def test_a_debounced_type_runs_once_after_the_last_submit():
     async with sandbox(crawler(unique=lambda page: page.url, debounce_s=30)) as box:
-        for depth in range(3):
-            last = await box.submit("page.index", Page("/", depth))
+        last = await box.submit("page.index", Page("/"))
+        for depth in range(2):
             await box.advance(20)
+            last = await box.submit("page.index", Page("/", depth))
+        await box.advance(20)
         await box.run_until_idle()
         assert (await last.status()).state == "queued"
         await box.advance(11)
