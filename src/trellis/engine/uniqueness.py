@@ -28,6 +28,8 @@ KEY_CHARS_MAX = 200
 WINDOW_S_MAX = 366 * 24 * 3600.0
 DEBOUNCE_FACTOR = 10
 """A debounced job waits at most this many times `debounce_s`, unless `debounce_max_s` says otherwise."""
+DIGITS_MAX, DECIMALS_MAX = 131_072, 16_383
+"""The most digits before and after the point that a number of PostgreSQL has."""
 DEPTH_MAX = 200
 """Payloads that are nested deeper are compared byte by byte."""
 
@@ -215,8 +217,9 @@ def _member(kind: type[MemberT], option: str, value: str | None) -> MemberT | No
 def args_key(payload: bytes) -> str:
     """The unique key of a payload: a digest of its JSON value; of its bytes where PostgreSQL has no such value."""
     try:
-        text = _jsonb_text(json.loads(payload, parse_float=Decimal, parse_int=Decimal), DEPTH_MAX).encode()
-    except (ValueError, RecursionError):
+        value = json.loads(payload, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse_constant)
+        text = _jsonb_text(value, DEPTH_MAX).encode()
+    except (ValueError, RecursionError, MemoryError):
         return f"bytes:{hashlib.sha256(payload).hexdigest()}"
     return f"args:{hashlib.sha256(text).hexdigest()}"
 
@@ -232,8 +235,18 @@ def _jsonb_text(value: Any, depth: int) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_jsonb_text(one, depth - 1) for one in cast('list[Any]', value))}]"
     if isinstance(value, Decimal):
-        return format(abs(value) if value == 0 else value, "f")
+        return _number(value)
     return _text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _number(value: Decimal) -> str:
+    if value.adjusted() >= DIGITS_MAX or -int(value.as_tuple().exponent) > DECIMALS_MAX:
+        raise ValueError("PostgreSQL has no such number")
+    return format(value.copy_abs() if value == 0 else value, "f")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _text(value: str) -> str:

@@ -287,6 +287,16 @@ async def test_both_ledgers_make_the_same_key_of_a_payload(rig: Rig, payload: ob
 
 
 @pytest.mark.only("postgres")
+@pytest.mark.parametrize(
+    "body", [b"[1e999999999]", b"[NaN]", b'{"a": 1, "a": 2}', b"\x80", b"", b"1" * 5_000, b"[" * 100_000]
+)
+async def test_both_ledgers_make_the_same_key_of_odd_bytes(rig: Rig, body: bytes):
+    assert rig.admin_sql is not None
+    ((key,),) = await rig.admin_sql("select trellis._args_key($1)", body)
+    assert key == args_key(body)
+
+
+@pytest.mark.only("postgres")
 async def test_a_submit_in_sql_is_unique_too(rig: Rig):
     assert rig.admin_sql is not None
     await rig.admin_sql("select trellis.type_id('work')")

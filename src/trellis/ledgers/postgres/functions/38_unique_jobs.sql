@@ -130,3 +130,18 @@ begin
   raise exception 'jobs of type % are unique, and this program is too old to submit them: upgrade it', of_type
     using errcode = 'TR013', detail = of_type;
 end $$;
+
+-- Gives a restored job its unique key. One that has ended holds it for its window alone; a key that another job holds stays with that job.
+create or replace function _restore_unique_key(
+  p_id bigint, p_type int, p_scope text, p_key text, p_unfinished boolean, p_until timestamptz, p_first_at timestamptz, p_now timestamptz)
+returns void language plpgsql set search_path from current as $$
+begin
+  insert into unique_job (id, type, scope, key, holds, unfinished, until, first_at)
+  values (p_id, p_type, p_scope, p_key, coalesce(p_until > p_now, false) or not exists (select from ended n where n.id = p_id), p_unfinished,
+          p_until, p_first_at)
+  on conflict (type, scope, key) where holds do nothing;
+  if not found then
+    insert into unique_job (id, type, scope, key, holds, unfinished, until, first_at)
+    values (p_id, p_type, p_scope, p_key, false, p_unfinished, p_until, p_first_at);
+  end if;
+end $$;
