@@ -381,15 +381,16 @@ async def test_a_submit_over_http_takes_what_the_type_declares(gateway: Gateway)
 @pytest.mark.requirement("D66")
 async def test_a_unique_job_over_http_is_returned_replaced_or_refused(gateway: Gateway):
     client, asked = gateway.client("submitter", name="ada"), {"type": "work", "payload": {"n": 1}, "unique": "args"}
-    first = (await client.post("/jobs", json=asked)).json()
-    again = await client.post("/jobs", json=asked)
-    assert (first["outcome"], again.json()["outcome"]) == ("created", "returned")
-    assert (again.json()["job_id"], again.headers["Idempotency-Replayed"]) == (first["job_id"], "true")
+    made, again = [await client.post("/jobs", json=asked) for _ in range(2)]
+    first = made.json()
+    assert (made.headers["Submit-Outcome"], again.headers["Submit-Outcome"]) == ("created", "returned")
+    assert (again.json(), again.headers["Idempotency-Replayed"]) == (first, "true")
     refused = await client.post("/jobs", json={**asked, "on_conflict": "raise"})
     assert (refused.status_code, refused.json()["code"]) == (409, "CONFLICT")
     assert first["job_id"] in refused.json()["detail"]
-    other = (await client.post("/jobs", json={**asked, "on_conflict": "replace"})).json()
-    assert (other["outcome"], other["replaced"]) == ("replaced", first["job_id"])
+    replaced = await client.post("/jobs", json={**asked, "on_conflict": "replace"})
+    assert (replaced.headers["Submit-Outcome"], replaced.headers["Replaced-Job"]) == ("replaced", first["job_id"])
+    other = replaced.json()
     for wrong in (
         {"window_s": 0},
         {"while_": "later"},

@@ -9,6 +9,8 @@ from trellis.bus.requests import TopicSubmitOptions
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.operation_shapes import JobExplained, JobListed
 from trellis.http.shapes import (
+    OUTCOME,
+    REPLACED,
     REPLAYED,
     AnyJob,
     EventShape,
@@ -128,7 +130,9 @@ class Jobs:
         ask = GatewayRequest(method="POST", path="/jobs", body=body, key=self._calls.key(idempotency_key))
         answer = await self._calls.ask(ask)
         created = answer.headers.get(REPLAYED) is None
-        return read_shape(JobSubmitted, answer, ask).model_copy(update={"created": created})
+        outcome = answer.headers.get(OUTCOME, "created" if created else "returned")
+        about = {"created": created, "outcome": outcome, "replaced": answer.headers.get(REPLACED)}
+        return read_shape(JobSubmitted, answer, ask).model_copy(update=about)
 
     async def get(self, job_id: str) -> JobWhole:
         """One job, with its payload, its progress and its result; of the job queue a `QueueJob`, on a topic a `BusJob`."""

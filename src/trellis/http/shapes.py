@@ -6,6 +6,8 @@ import pydantic
 from pydantic.alias_generators import to_camel
 
 REPLAYED = "Idempotency-Replayed"
+OUTCOME, REPLACED = "Submit-Outcome", "Replaced-Job"
+"""The headers in which `POST /jobs` says what it did. The body of a repeated request is that of the first."""
 """Response header: the answer was given to an earlier request with the same idempotency key."""
 EXAMPLE_RUN = "run_2026-02-14_080000_abc123"
 
@@ -457,23 +459,14 @@ class JobShape(pydantic.BaseModel):
     version: int
 
 
-class SubmitAnswer(JobShape):
-    """A submitted job as it was created."""
-
-    outcome: Literal["created", "returned", "replaced"] = pydantic.Field(
-        "created",
-        description="What the request did: `returned` is a job that an earlier request made, by its idempotency key or its "
-        "unique key; `replaced` is a new job, in place of the waiting one with the same unique key.",
-    )
-    replaced: str | None = pydantic.Field(
-        None, description="The waiting job with the same unique key that was cancelled."
-    )
-
-
-class JobSubmitted(SubmitAnswer):
+class JobSubmitted(JobShape):
     """A job as it was made; not `created`: an earlier request with the same key or unique key made it."""
 
     created: bool = True
+    outcome: Literal["created", "returned", "replaced"] = "created"
+    """What the request did; `replaced` is a new job in place of the waiting one with the same unique key."""
+    replaced: str | None = None
+    """The waiting job with the same unique key that was cancelled."""
 
 
 class JobDocument(JobShape):

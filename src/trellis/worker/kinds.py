@@ -11,6 +11,7 @@ import pydantic
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentMalformed
+from trellis.artifacts.content import problems_of
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
 from trellis.auth.ownership import admitted_submission, within_agent
 from trellis.auth.principals import Principal
@@ -48,7 +49,6 @@ from trellis.worker.app import priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.requests import KEY_CHARS_MAX, UNIQUE_SETTINGS, SubmitSettings, new_job
 
-PROBLEMS_MAX = 5
 QUEUE_FIELDS = ("agent_slug", "entity_refs", "run_id")
 """Fields that only a job of the job queue has."""
 BUS_FIELDS = tuple(name for name in JobRequest.model_fields if name not in {"topic", "priority", "principal_id"})
@@ -305,6 +305,4 @@ async def make_job_from_json(body: Mapping[str, Any], making: JobFactory) -> New
     try:
         return await make_job(JobRequestBody.model_validate(body), making)
     except pydantic.ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
-        detail = "; ".join(f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
-        raise InputError(detail=detail) from None
+        raise InputError(detail=problems_of(error, JobRequestBody)) from None

@@ -37,7 +37,7 @@ from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, 
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.operation_shapes import JobExplained, JobListed
-from trellis.http.shapes import BusJob, EventShape, JobShape, JobWhole, QueueJob, SignalShape, SubmitAnswer
+from trellis.http.shapes import OUTCOME, REPLACED, BusJob, EventShape, JobShape, JobWhole, QueueJob, SignalShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
@@ -115,7 +115,7 @@ class Approval(pydantic.BaseModel):
     policy_hash: str | None = pydantic.Field(None, min_length=1, max_length=200)
 
 
-@router.post("/jobs", status_code=202, response_model=SubmitAnswer, responses=PROBLEMS)
+@router.post("/jobs", status_code=202, response_model=JobShape, responses=PROBLEMS)
 async def submit(
     body: JobRequestBody,
     instance: InstanceOf,
@@ -125,7 +125,9 @@ async def submit(
 ) -> dict[str, Any]:
     """Submit a job.
 
-    It is stored in the ledger before the answer is sent. The answer shows the job as it was created.
+    It is stored in the ledger before the answer is sent. The answer shows the job as it was created. The header
+    `Submit-Outcome` says whether this request created it, returned it or replaced a waiting one, which is then named in
+    `Replaced-Job`.
     """
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if request_key.key is None else (request_key.key.scope, request_key.key.key)
@@ -146,9 +148,11 @@ async def submit(
         instance.wake_bus()
     mark_replayed(response, replayed=not answer.created)
     response.headers["Location"] = f"/jobs/{answer.job_id}"
+    response.headers[OUTCOME] = answer.outcome
+    if answer.replaced is not None:
+        response.headers[REPLACED] = answer.replaced
     first = LIFECYCLES[job.lifecycle].initial.name
-    about = {"job_id": answer.job_id, "lifecycle": job.lifecycle, "status": first, "type": job.type, "version": 1}
-    return {**about, "outcome": answer.outcome, "replaced": answer.replaced}
+    return {"job_id": answer.job_id, "lifecycle": job.lifecycle, "status": first, "type": job.type, "version": 1}
 
 
 def _keyed(job: NewJob, request_key: IdempotentRequest) -> NewJob:
