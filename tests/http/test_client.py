@@ -144,8 +144,8 @@ async def test_jobs_are_submitted_once_followed_and_ended(address: str, token: T
         assert (job.created, again) == (True, job.model_copy(update={"created": False, "outcome": "returned"}))
         with pytest.raises(KeyTaken):
             await client.jobs.submit("echo", {"n": 2}, idempotency_key="j")
-        late = await client.jobs.submit("echo", {"n": 3}, unique="args", while_="waiting", delay_s=600)
-        other = await client.jobs.submit("echo", {"n": 3}, unique="args", debounce_s=600)
+        late = await client.jobs.submit("once", {"n": 3}, unique="args", while_="waiting", delay_s=600)
+        other = await client.jobs.submit("once", {"n": 3}, unique="args", debounce_s=600)
         assert (late.outcome, other.outcome, other.replaced) == ("created", "replaced", late.job_id)
         whole = await client.jobs.get(job.job_id)
         assert (whole.payload, whole.priority, whole.max_attempts) == ({"n": 1}, "interactive", 2)
