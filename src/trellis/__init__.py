@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         TokenRefused,
         TransientError,
         TrellisError,
+        UniqueConflict,
         UnknownJobType,
         ValidationError,
     )
@@ -118,6 +119,7 @@ __all__ = [
     "Trellis",
     "TrellisError",
     "Undo",
+    "UniqueConflict",
     "UnknownJobType",
     "ValidationError",
     "WorkerOptions",
@@ -161,6 +163,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "TokenRefused",
             "TransientError",
             "TrellisError",
+            "UniqueConflict",
             "UnknownJobType",
             "ValidationError",
         ),

@@ -54,6 +54,7 @@ from trellis.engine.jobs import (
     ReasonCode,
     RequestId,
     SignalSent,
+    SubmitOutcome,
     Submitted,
 )
 from trellis.engine.ledger import Ledger
@@ -80,13 +81,29 @@ SIGNALS_MAX = 1_000
 class JobHandle:
     """One submitted job: its `id`, its `type`, and whether this submit `created` it."""
 
-    def __init__(self, trellis: "Trellis", job_id: JobId, *, type_: str | None, created: bool, returns: Any) -> None:
+    def __init__(
+        self,
+        trellis: "Trellis",
+        job_id: JobId,
+        *,
+        type_: str | None,
+        created: bool,
+        returns: Any,
+        replaced: JobId | None = None,
+    ) -> None:
         self._trellis = trellis
         self._returns = returns
         self.id = job_id
         self.type = type_
         self.created = created
-        """False if an earlier submit with the same key or id created the job."""
+        """False if an earlier submit with the same key, unique key or id created the job."""
+        self.replaced = replaced
+        """The waiting job with the same unique key that this submit cancelled."""
+
+    @property
+    def outcome(self) -> SubmitOutcome:
+        """What the submit did: `created`, `returned` or `replaced`."""
+        return Submitted(job_id=self.id, created=self.created, replaced=self.replaced).outcome
 
     async def status(self) -> Job:
         """Return the current state of the job."""
@@ -487,7 +504,8 @@ class Trellis:
             )
 
     def _handle(self, answer: Submitted, type_: str, returns: Any) -> JobHandle:
-        return JobHandle(self, answer.job_id, type_=type_, created=answer.created, returns=returns)
+        created, replaced = answer.created, answer.replaced
+        return JobHandle(self, answer.job_id, type_=type_, created=created, returns=returns, replaced=replaced)
 
     def _request_id(self) -> RequestId:
         return RequestId(self._new_id())

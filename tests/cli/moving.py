@@ -16,6 +16,7 @@ from trellis.engine.jobs import CancelMode, DeadLetterReason, JobId, ReasonCode,
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobHistory
 from trellis.engine.schedules import ScheduleRecord, ScheduleSpec
+from trellis.engine.uniqueness import UniqueRule, WhileHeld
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role
 
@@ -62,6 +63,9 @@ async def fill(url: str, nlm_path: Path | None = None, *, lifecycles: Iterable[s
 async def _fill(rig: Rig, lifecycles: Iterable[str]) -> None:
     ledger = rig.ledger
     await ledger.declare_types(ADMIN, [TypeOptions(type="work", deadline_s=1.5e6, compensation="undo", keyed=True)])
+    await ledger.declare_types(
+        ADMIN, [TypeOptions(type="one", unique=UniqueRule(key="args", while_=WhileHeld.WAITING))]
+    )
     await ledger.limit_rate(ADMIN, "slow", 0.5, 3, cause="spare them")
     await ledger.pause(ADMIN, "halted", paused=True)
     await ledger.limit_held(ADMIN, "work", 40)
@@ -84,6 +88,9 @@ async def _fill(rig: Rig, lifecycles: Iterable[str]) -> None:
     await rig.submit(
         1, type="keyed", idempotency_key="once", idempotency_scope="shop", fingerprint=b"\x00\xff", id_is_given=True
     )
+    for n in range(2):
+        await rig.offer(rig.new_job(type="one", chosen=0, payload=b'{"n": %d}' % n))
+    await rig.submit(1, type="one", unique=UniqueRule(key="k", window_s=1e6), unique_scope="acme")
     await rig.submit_with_key(RequestKey(scope="s", key="k", fingerprint=b"\x01", about="jobs", given="k"))
     held = await rig.running(type="held")
     await ledger.save_checkpoint(held.lease, b"\x00half")

@@ -45,3 +45,20 @@ def test_a_misspelt_option_names_the_one_that_was_meant(local: Terminal):
     assert refused.code != 0
     assert "--max-attempts" in refused.err
     assert local("jobs", "--json").out == ""
+
+
+def test_unique_jobs_are_submitted_once_and_replaced(trellis: Terminal):
+    first = trellis("submit", "work", '{"n": 1}', "--unique", "args", "--json").record
+    again = trellis("submit", "work", '{"n":1}', "--unique", "args")
+    assert again.out.strip() == first["job_id"]
+    assert "nothing new was written" in again.err
+    second = trellis(
+        "submit", "work", '{"n": 1}', "--unique", "args", "--debounce", "5m", "--debounce-max", "1h", "--json"
+    )
+    assert second.record["replaced"] == first["job_id"]
+    refused = trellis("submit", "work", '{"n": 1}', "--unique", "args", "--on-conflict", "raise")
+    assert refused.code != 0
+    assert second.record["job_id"] in refused.err
+    wrong = trellis("submit", "work", "--unique", "k", "--while", "later")
+    assert wrong.code != 0
+    assert "waiting, unfinished" in wrong.err

@@ -98,6 +98,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (entry("job", "RESEARCH", {"job_type": "RESEARCH"}), "VALIDATION_FAILED", "name it as agent_slug"),
     (entry("job", "mail", {"topic": "mail", "delay_s": 1}), "VALIDATION_FAILED", "not for jobs on a topic"),
     (entry("job", "work", {"type": "work", "max_attempts": 0}), "VALIDATION_FAILED", "max_attempts"),
+    (entry("job", "work", {"type": "work", "uniqe": "args"}), "VALIDATION_FAILED", "did you mean unique?"),
 ]
 """What the gate refuses, with the code and a part of the reason."""
 

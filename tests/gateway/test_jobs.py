@@ -378,6 +378,35 @@ async def test_a_submit_over_http_takes_what_the_type_declares(gateway: Gateway)
     assert await everything(gateway) == before
 
 
+@pytest.mark.requirement("D66")
+async def test_a_unique_job_over_http_is_returned_replaced_or_refused(gateway: Gateway):
+    client, asked = gateway.client("submitter", name="ada"), {"type": "work", "payload": {"n": 1}, "unique": "args"}
+    made, again = [await client.post("/jobs", json=asked) for _ in range(2)]
+    first = made.json()
+    assert (made.headers["Submit-Outcome"], again.headers["Submit-Outcome"]) == ("created", "returned")
+    assert (again.json(), again.headers["Idempotency-Replayed"]) == (first, "true")
+    refused = await client.post("/jobs", json={**asked, "on_conflict": "raise"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "CONFLICT")
+    assert first["job_id"] in refused.json()["detail"]
+    replaced = await client.post("/jobs", json={**asked, "on_conflict": "replace"})
+    assert (replaced.headers["Submit-Outcome"], replaced.headers["Replaced-Job"]) == ("replaced", first["job_id"])
+    other = replaced.json()
+    for wrong in (
+        {"window_s": 0},
+        {"while_": "later"},
+        {"on_conflict": "replace", "window_s": 5},
+        {"debounce_max_s": 5},
+    ):
+        assert (await client.post("/jobs", json={**asked, **wrong})).status_code == 422
+    admin = gateway.client("control-plane", name="olga")
+    death = {"reason_code": "policy_violation", "reason": "it had to end"}
+    await admin.post(f"/jobs/{other['job_id']}/dead-letter", json=death)
+    third = (await client.post("/jobs", json=asked)).json()
+    taken = await admin.post(f"/jobs/{other['job_id']}/requeue", json={})
+    assert taken.status_code == 409
+    assert f"job {third['job_id']} holds its unique key now" in taken.json()["detail"]
+
+
 @pytest.mark.requirement("DJ-18", "DJ-12")
 async def test_only_an_operator_may_dead_letter_a_job(gateway: Gateway):
     job_id = await job(gateway)

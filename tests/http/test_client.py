@@ -141,9 +141,12 @@ async def test_jobs_are_submitted_once_followed_and_ended(address: str, token: T
     async with connect(gateway=address, token=token(*roles)) as client, asyncio.timeout(PATIENCE_S):
         job = await client.jobs.submit("echo", {"n": 1}, idempotency_key="j", priority="interactive", max_attempts=2)
         again = await client.jobs.submit("echo", {"n": 1}, idempotency_key="j", priority="interactive", max_attempts=2)
-        assert (job.created, again) == (True, job.model_copy(update={"created": False}))
+        assert (job.created, again) == (True, job.model_copy(update={"created": False, "outcome": "returned"}))
         with pytest.raises(KeyTaken):
             await client.jobs.submit("echo", {"n": 2}, idempotency_key="j")
+        late = await client.jobs.submit("once", {"n": 3}, unique="args", while_="waiting", delay_s=600)
+        other = await client.jobs.submit("once", {"n": 3}, unique="args", debounce_s=600)
+        assert (late.outcome, other.outcome, other.replaced) == ("created", "replaced", late.job_id)
         whole = await client.jobs.get(job.job_id)
         assert (whole.payload, whole.priority, whole.max_attempts) == ({"n": 1}, "interactive", 2)
         assert [one.job_id for one in (await client.jobs.list(type_="echo")).items] == [job.job_id]

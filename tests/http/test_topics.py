@@ -30,7 +30,7 @@ async def test_a_job_on_a_topic_is_submitted_once_read_and_listed(address: str, 
         assert (found.correlation_id, found.hold, found.context_ptr[:10]) == ("press", None, "objects://")
         child = await client.jobs.submit_topic("job.echo", parent_job_id="topic-1", meta={"idempotency_key": "k"})
         assert (await client.jobs.submit_topic("job.echo", parent_job_id="topic-1", meta={"idempotency_key": "k"})) == (
-            child.model_copy(update={"created": False})
+            child.model_copy(update={"created": False, "outcome": "returned"})
         )
         assert [one.job_id for one in (await client.jobs.list(parent_id="topic-1")).items] == [child.job_id]
         with pytest.raises(NotFound):

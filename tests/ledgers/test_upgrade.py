@@ -123,7 +123,7 @@ async def test_a_postgres_database_of_schema_2_is_upgraded(
     await connection.execute(
         "DROP TABLE trellis.rule_grant, trellis.act, trellis.type_options, trellis.work_lock, trellis.decision,"
         " trellis.request_key, trellis.alert, trellis.audit_head, trellis.schedule, trellis.spawned, trellis.suspension,"
-        " trellis.wake, trellis.job_signal CASCADE"
+        " trellis.wake, trellis.job_signal, trellis.unique_job CASCADE"
     )
     await connection.execute("ALTER TABLE trellis.actor DROP COLUMN node, ADD UNIQUE (name, role, db_role)")
     await connection.execute("UPDATE trellis.meta SET value = '2' WHERE name = 'schema_version'")

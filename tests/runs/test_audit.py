@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -26,6 +27,7 @@ from trellis.engine.jobs import (
     TypeClaim,
 )
 from trellis.engine.records import RecordedEvent
+from trellis.engine.uniqueness import UniqueRule
 from trellis.lifecycles import Role
 from trellis.storage.objects.canonical_json import encode
 
@@ -100,6 +102,8 @@ async def test_audit_record_has_every_request_and_the_dead_letter(stand: Stand):
         parent_id=JobId("parent"),
         compensates=JobId("first"),
         delay_s=1.5,
+        unique=UniqueRule(key="k", window_s=60.0),
+        unique_scope="acme",
     )
     await stand.ledger.submit(SUBMITTER, [original])
     await stand.ledger.submit(SUBMITTER, [job])
@@ -120,6 +124,10 @@ async def test_audit_record_has_every_request_and_the_dead_letter(stand: Stand):
         ("job_id", "second", b"\x00\x01\xfe"),
         ("key:here", "once", b"\x00\x01\xfe"),
     ]
+    unique = asked.unique
+    assert unique is not None
+    assert (unique.scope, unique.key, unique.unfinished, unique.first_at) == ("acme", "key:k", True, first.event.ts)
+    assert unique.until == first.event.ts + timedelta(seconds=60)
     assert first.due_at is not None
     assert known[-1].dead_letter is not None, "the deadline had passed"
     assert [audit.read_record(json.loads(audit.to_line(one))) for one in known] == known

@@ -21,7 +21,7 @@ from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
 from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
-from trellis.lifecycles import Role
+from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB, SUSPENDED_STATE
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -438,8 +438,10 @@ def _refused(answer: NotMoved, actor: Actor) -> InvalidTransition:
 
 def _not_requeued(answer: NotMoved, actor: Actor, job: Job, now: datetime) -> NotRequeued:
     """The error for a job that cannot be requeued. It tells when the job goes on by itself."""
-    alone = timer_phrase(job, now)
+    alone, lifecycle = timer_phrase(job, now), LIFECYCLES[job.lifecycle]
     reason = f"it {alone}" if alone else "only failed and dead-lettered jobs are requeued"
+    if lifecycle.pull(answer.state, Trigger.REQUEUE) is not None:  # its state allows it: something else does not
+        reason = answer.reason
     return NotRequeued(
         job_id=answer.job_id, source=answer.state, target=answer.target, actor=actor.role.value, reason=reason
     )

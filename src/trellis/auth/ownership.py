@@ -211,12 +211,15 @@ def _refusal(role: str, rule: str, limit: str) -> NotAllowed:
 async def admitted_submission(principal: Principal, ledger: Ledger, job: NewJob) -> NewJob:
     """The job as this principal may submit it.
 
-    It links to no other owner's job, and a tenant's concurrency keys are prefixed to keep them apart. Raises
-    NotAllowed.
+    It links to no other owner's job, and a tenant's concurrency keys are prefixed to keep them apart. The unique keys of a
+    tenant are its own, and so are those of an owner that sees its own jobs only: no submit returns or replaces a job that
+    its caller may not see. Raises NotAllowed.
     """
     if not principal.by_token:
         return job
     await _check_links(principal, ledger, job)
+    if not sees_all(principal, "jobs.read"):
+        job = replace(job, unique_scope=party_of(principal.name))
     key = job.concurrency_key
     if key is None or job.lifecycle != LEASED_JOB.name or principal.tenant is None:
         return job

@@ -123,6 +123,7 @@ _OPTION_OF_FIELD = {
     "max_attempts": "--max-attempts",
     "concurrency_key": "--concurrency-key",
     "concurrency_limit": "--concurrency-limit",
+    **values.UNIQUE_OPTIONS,
 }
 
 

@@ -14,6 +14,7 @@ import typer
 
 from trellis.artifacts.content import JobType
 from trellis.auth.ownership import owner_scope, scoped_key
+from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import IdempotencyMismatch, InputError, OptionInvalid
 from trellis.engine.jobs import Actor, Mismatch, Submitted
@@ -86,6 +87,7 @@ _OPTION_OF_FIELD = {
     "max_attempts": "--max-attempts",
     "concurrency_key": "--concurrency-key",
     "concurrency_limit": "--concurrency-limit",
+    **values.UNIQUE_OPTIONS,
 }
 
 

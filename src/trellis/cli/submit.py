@@ -83,6 +83,33 @@ KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Jobs w
 KeyLimitOption = Annotated[
     int | None, typer.Option("--concurrency-limit", metavar="N", help="How many jobs of the key may run at once.")
 ]
+UniqueOption = Annotated[
+    str | None,
+    typer.Option(
+        "--unique", metavar="KEY", help="Unique key of the job, or args for its payload: one of a key at a time."
+    ),
+]
+WhileOption = Annotated[
+    str | None, typer.Option("--while", help="How long the job holds its unique key: while waiting, or unfinished.")
+]
+WindowOption = Annotated[
+    str | None, typer.Option("--window", metavar="TIME", help="Hold the unique key at least so long after the submit.")
+]
+ConflictOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on-conflict", help="If the unique key is taken: return that job, replace the waiting one, or raise."
+    ),
+]
+DebounceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--debounce", metavar="TIME", help="Replace the waiting job of the unique key, and start after this time."
+    ),
+]
+DebounceMaxOption = Annotated[
+    str | None, typer.Option("--debounce-max", metavar="TIME", help="Start at most this long after the first submit.")
+]
 
 
 def add_to(program: typer.Typer) -> None:
@@ -104,6 +131,12 @@ async def submit(
     max_attempts: AttemptsOption = None,
     concurrency_key: KeyOption = None,
     concurrency_limit: KeyLimitOption = None,
+    unique: UniqueOption = None,
+    while_: WhileOption = None,
+    window: WindowOption = None,
+    on_conflict: ConflictOption = None,
+    debounce: DebounceOption = None,
+    debounce_max: DebounceMaxOption = None,
     correlation: CorrelationOption = None,
     parent: ParentOption = None,
     lifecycle: LifecycleOption = None,
@@ -133,6 +166,7 @@ async def submit(
         "max_attempts": max_attempts,
         "concurrency_key": concurrency_key,
         "concurrency_limit": concurrency_limit,
+        **_uniqueness(unique, while_, on_conflict, window, debounce, debounce_max),
         "correlation_id": correlation,
         "parent_id": parent,
         "lifecycle": values.lifecycle(lifecycle),
@@ -141,6 +175,13 @@ async def submit(
     on_bus = TopicOptions(topic=topic, label=label, tenant=tenant, context=context, request=request)
     about = QueueJobOptions(agent=agent, entity=entity, run=run)
     return await _submit(cli, (type_, payload), given, about, on_bus, app=app, wait=wait)
+
+
+def _uniqueness(unique: str | None, while_: str | None, on_conflict: str | None, *times: str | None) -> dict[str, Any]:
+    """The settings about unique jobs. `times` are those of --window, --debounce and --debounce-max."""
+    names = ("window_s", "debounce_s", "debounce_max_s")
+    seconds = {name: values.seconds(values.UNIQUE_OPTIONS[name], time) for name, time in zip(names, times, strict=True)}
+    return {"unique": unique, "while_": while_, "on_conflict": on_conflict, **seconds}
 
 
 async def _submit(
@@ -216,7 +257,9 @@ async def _through_gateway(cli: Cli, request: Mapping[str, Any], key: str | None
     body = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in request.items()}
     async with cli.client() as client:
         job = await client.jobs.submit_asked(body, idempotency_key=key)
-        submitted = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.status, created=job.created)
+        submitted = SubmittedJob(
+            job_id=job.job_id, lifecycle=job.lifecycle, status=job.status, created=job.created, replaced=job.replaced
+        )
         return await _finish(cli, GatewayWatch(client), submitted, wait_s)
 
 
@@ -224,7 +267,9 @@ async def _finish_here(
     cli: Cli, trellis: Trellis, handle: JobHandle, wait_s: float | None, type_: str | None = None
 ) -> int:
     job = await handle.status()
-    submitted = SubmittedJob(job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created)
+    submitted = SubmittedJob(
+        job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created, replaced=handle.replaced
+    )
     code = await _finish(cli, LedgerWatch(cli, trellis), submitted, wait_s)
     if wait_s is None and handle.created and type_ is not None and cli.out.console.is_terminal:
         await _warn_if_unserved(cli, trellis.ledger, type_)
@@ -251,6 +296,13 @@ class SubmittedJob:
     lifecycle: str
     status: str
     created: bool
+    replaced: str | None = None
+    """The waiting job with the same unique key that the submit cancelled."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the submit did, as `--json` prints it."""
+        return {"created": self.created, **({} if self.replaced is None else {"replaced": self.replaced})}
 
 
 DEAD_STATES = frozenset({LEASED_DEAD, QUEUE_DEAD})
@@ -362,10 +414,12 @@ def _error_text(code: str | None, message: str | None) -> str:
 async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | None) -> int:
     """Print the job's id; or wait for its end, and print its result."""
     if wait_s is None:
-        short = {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status, "created": job.created}
+        short = {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status, **job.facts}
         cli.out.answer(short, job.job_id)
         if not job.created:
             cli.out.note("this job was there already: nothing new was written")
+        elif job.replaced is not None:
+            cli.out.note(f"it replaces job {job.replaced}, which was waiting and is now cancelled")
         return 0
     job_id, left_s, of_queue = job.job_id, wait_s, job.lifecycle == QUEUE_JOB.name
     if job.lifecycle == BUS_JOB.name:
@@ -385,7 +439,7 @@ async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | 
         verb = "dlq show" if ended.state in DEAD_STATES else "job show"
         cli.out.error(ended.failure, cli.command(f"{verb} {job_id}"))
         return 1
-    record = {"job_id": job_id, "created": job.created, "result": ended.result}
+    record = {"job_id": job_id, **job.facts, "result": ended.result}
     cli.out.answer(record, json_.dumps(ended.result, indent=2, ensure_ascii=False))
     if of_queue:
         print_how_to_read(cli, ended.result)

@@ -14,6 +14,15 @@ from trellis.engine.jobs import PAYLOAD_BYTES_MAX, ReasonCode
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES
 
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+UNIQUE_OPTIONS = {
+    "unique": "--unique",
+    "while_": "--while",
+    "window_s": "--window",
+    "on_conflict": "--on-conflict",
+    "debounce_s": "--debounce",
+    "debounce_max_s": "--debounce-max",
+}
+"""The options of `submit` that are about unique jobs, by their fields."""
 _DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-z]*)")
 _DURATION_EXPECTED = "write a number of seconds, or 500ms, 30s, 10m, 2h, 1d"
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from trellis.documents.errors import RecordInvalid
 from trellis.engine.admin_acts import RECORD_FIELDS, RESERVED_FIELDS, AdminAct, node_of
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
-from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEvent, Submission
+from trellis.engine.records import DeadLetter, Event, IdempotencyKey, RecordedEvent, Submission, UniqueKey
 from trellis.lifecycles import Role
 from trellis.storage.objects.canonical_json import encode
 
@@ -229,8 +229,15 @@ def _job(submission: Submission) -> dict[str, Any]:
         "parent_id": submission.parent_id,
         "compensates": submission.compensates,
         "keys": [{"scope": k.scope, "key": k.key, "fingerprint": _base64(k.fingerprint)} for k in submission.keys],
+        **({} if submission.unique is None else {"unique": _unique(submission.unique)}),
         "payload": _payload(submission.payload),
     }
+
+
+def _unique(key: UniqueKey) -> dict[str, Any]:
+    until = None if key.until is None else timestamp(key.until)
+    about = {"scope": key.scope, "key": key.key, "unfinished": key.unfinished}
+    return {**about, "until": until, "first_at": timestamp(key.first_at)}
 
 
 def _payload(body: bytes) -> dict[str, Any]:
@@ -348,6 +355,17 @@ def _submission(type_: str, job: Mapping[str, Any]) -> Submission:
         parent_id=job["parent_id"],
         compensates=job["compensates"],
         keys=tuple(_key(key) for key in job["keys"]),
+        unique=None if "unique" not in job else _read_unique(job["unique"]),
+    )
+
+
+def _read_unique(key: Mapping[str, Any]) -> UniqueKey:
+    return UniqueKey(
+        scope=key["scope"],
+        key=key["key"],
+        unfinished=bool(key["unfinished"]),
+        until=_moment(key["until"]),
+        first_at=_known_moment(key["first_at"]),
     )
 
 

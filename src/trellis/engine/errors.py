@@ -19,6 +19,7 @@ TrellisError
 ├── Refused                     the ledger's answer is no; nothing was written
 │   ├── InvalidTransition
 │   ├── QueueFull
+│   ├── UniqueConflict
 │   ├── ScheduleExists
 │   ├── ScheduleBusy
 │   ├── NotAllowed
@@ -177,6 +178,10 @@ class QueueFull(Refused):
     """{waiting} jobs of concurrency key {key!r} wait and {limit} is the limit; wait until one of them is taken."""
 
     code = "RATE_LIMITED"
+
+
+class UniqueConflict(Refused):
+    """Job {job_id} of type {type!r} holds the unique key {key!r}; wait until it lets go, or submit with on_conflict return."""
 
 
 class ScheduleExists(Refused):

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NewType
 
 from trellis.engine.errors import ConcurrencyKeyMissing, IdReserved, OptionInvalid
+from trellis.engine.uniqueness import UniqueRule
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -173,6 +174,20 @@ class NewJob:
     compensates: JobId | None = None
     chosen: int = ChosenOptions.ALL
     """Options whose bit is missing take the value that the job's type declares in the ledger, if it declares one."""
+    unique: UniqueRule | None = None
+    """What the submit says about uniqueness. The job's type declares the values that it leaves out."""
+    unique_scope: str = ""
+    """Unique keys of different scopes are different: those of a tenant, or of an owner that sees its own jobs only."""
+
+
+class SubmitOutcome(StrEnum):
+    """What a submit did."""
+
+    CREATED = "created"
+    RETURNED = "returned"
+    """Nothing new was written: the job existed, by its idempotency key, its id or its unique key."""
+    REPLACED = "replaced"
+    """The job was created, and the waiting job that held its unique key was cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,6 +196,14 @@ class Submitted:
 
     job_id: JobId
     created: bool
+    replaced: JobId | None = None
+    """The waiting job with the same unique key that this submit cancelled."""
+
+    @property
+    def outcome(self) -> SubmitOutcome:
+        if not self.created:
+            return SubmitOutcome.RETURNED
+        return SubmitOutcome.CREATED if self.replaced is None else SubmitOutcome.REPLACED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -587,6 +610,8 @@ class TypeOptions:
     """A function of the application computes the concurrency key of each job."""
     compensation: str | None = None
     """The job type that undoes a succeeded job of this type."""
+    unique: UniqueRule | None = None
+    """Holds for every submit of the type, for each value that the submit does not give."""
 
 
 DECLARED = "declared by an application"
@@ -605,7 +630,8 @@ def options_text(options: TypeOptions) -> str:
     }
     parts = [f"{name} {value}" for name, value in named.items() if value is not None]
     undone_by = [] if options.compensation is None else [f"compensation {options.compensation}"]
-    return ", ".join([*parts, *(["keyed"] if options.keyed else []), *undone_by])
+    rule = [] if options.unique is None else [f"unique {options.unique.text()}"]
+    return ", ".join([*parts, *(["keyed"] if options.keyed else []), *undone_by, *rule])
 
 
 class ResolvedOptions(NamedTuple):

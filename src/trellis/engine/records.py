@@ -283,6 +283,20 @@ class IdempotencyKey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UniqueKey:
+    """The unique key of a job, and how long it holds it (`engine/uniqueness.py`)."""
+
+    scope: str
+    key: str
+    unfinished: bool
+    """It is held until the job has ended, not only while it waits."""
+    until: datetime | None
+    """It is held until then, whatever the job's state."""
+    first_at: datetime
+    """When the first of the jobs was submitted that were replaced one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
     """What the submit asked for: everything about a job that never changes."""
 
@@ -300,6 +314,7 @@ class Submission:
     parent_id: JobId | None = None
     compensates: JobId | None = None
     keys: tuple[IdempotencyKey, ...] = ()
+    unique: UniqueKey | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

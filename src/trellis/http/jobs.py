@@ -9,6 +9,8 @@ from trellis.bus.requests import TopicSubmitOptions
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
 from trellis.http.operation_shapes import JobExplained, JobListed
 from trellis.http.shapes import (
+    OUTCOME,
+    REPLACED,
     REPLAYED,
     AnyJob,
     EventShape,
@@ -44,6 +46,18 @@ class JobSubmitOptions(TypedDict, total=False):
     """What the job belongs to; by default the request's."""
     parent_id: str
     """The job that caused this one."""
+    unique: str
+    """The unique key: `args` for the payload, or a key. One job of a type and key may wait, or be unfinished."""
+    while_: str
+    """How long the job holds its unique key: while it is `waiting`, or `unfinished`."""
+    window_s: float
+    """The job holds its unique key at least so long after its submit, also when it has ended."""
+    on_conflict: str
+    """What happens when the unique key is taken: `return` that job, `replace` the waiting one, or `raise`."""
+    debounce_s: float
+    """Replace the waiting job with the same unique key, and start this long after the last submit."""
+    debounce_max_s: float
+    """Start at most this long after the first submit; by default 10 times `debounce_s`."""
 
 
 class QueueSubmitOptions(TypedDict, total=False):
@@ -117,7 +131,9 @@ class Jobs:
         ask = GatewayRequest(method="POST", path="/jobs", body=body, key=self._calls.key(idempotency_key))
         answer = await self._calls.ask(ask)
         created = answer.headers.get(REPLAYED) is None
-        return read_shape(JobSubmitted, answer, ask).model_copy(update={"created": created})
+        outcome = answer.headers.get(OUTCOME, "created" if created else "returned")
+        about = {"created": created, "outcome": outcome, "replaced": answer.headers.get(REPLACED)}
+        return read_shape(JobSubmitted, answer, ask).model_copy(update=about)
 
     async def get(self, job_id: str) -> JobWhole:
         """One job, with its payload, its progress and its result; of the job queue a `QueueJob`, on a topic a `BusJob`."""

@@ -6,6 +6,8 @@ import pydantic
 from pydantic.alias_generators import to_camel
 
 REPLAYED = "Idempotency-Replayed"
+OUTCOME, REPLACED = "Submit-Outcome", "Replaced-Job"
+"""The headers in which `POST /jobs` says what it did. The body of a repeated request is that of the first."""
 """Response header: the answer was given to an earlier request with the same idempotency key."""
 EXAMPLE_RUN = "run_2026-02-14_080000_abc123"
 
@@ -458,9 +460,13 @@ class JobShape(pydantic.BaseModel):
 
 
 class JobSubmitted(JobShape):
-    """A job as it was made; not `created`: an earlier request with the same key made it."""
+    """A job as it was made; not `created`: an earlier request with the same key or unique key made it."""
 
     created: bool = True
+    outcome: Literal["created", "returned", "replaced"] = "created"
+    """What the request did; `replaced` is a new job in place of the waiting one with the same unique key."""
+    replaced: str | None = None
+    """The waiting job with the same unique key that was cancelled."""
 
 
 class JobDocument(JobShape):

@@ -27,6 +27,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.records import AuditHead, RetentionOptions
 from trellis.engine.text import is_storable
+from trellis.engine.uniqueness import check_declared_rule
 from trellis.lifecycles import (
     LIFECYCLES,
     REMARK_TYPES,
@@ -167,6 +168,8 @@ def _check_type_options(one: TypeOptions) -> None:
     for option, (value, is_right, expected) in checks.items():
         if not is_right:
             raise OptionInvalid(option=f"{option} of {one.type}", value=str(value)[:50], expected=expected)
+    if one.unique is not None:
+        check_declared_rule(one.unique, one.type)
 
 
 def check_alerts(checked: AlertRound) -> None:
@@ -225,6 +228,11 @@ ENGINE_TRIGGERS = {
 
 KEY_IS_FULL = "its concurrency key is at its limit"
 REQUEST_IS_ANSWERED = "this request has an answer already"
+
+
+def unique_key_is_taken(job_id: str) -> str:
+    """Why a job whose unique key another job holds cannot be requeued."""
+    return f"job {job_id} holds its unique key now; cancel that one first, or wait until it has ended"
 
 
 def transition_or_refusal(lifecycle: Lifecycle, source: str, target: str, role: Role) -> Transition | str:

@@ -121,6 +121,8 @@ class Cause(StrEnum):
     PARENT_ENDED = "its parent ended without success"
     COMPENSATED = "compensated by %s"
     """`%s` is the id of the compensating job."""
+    REPLACED = "replaced by %s"
+    """`%s` is the id of the job with the same unique key that was submitted instead."""
 
 
 def sql_cases() -> str:

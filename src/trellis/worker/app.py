@@ -27,6 +27,7 @@ from trellis.engine.jobs import LEASE_S_DEFAULT, TYPE_PATTERN, Priority, TypeCla
 from trellis.engine.retry_policy import OnExhausted, RetryPolicy, error_text
 from trellis.engine.schedules import Misfire, Overlap, ScheduleSpec, checked_spec
 from trellis.engine.text import nearest
+from trellis.engine.uniqueness import OnConflict, UniqueRule, WhileHeld, check_declared_rule, checked_rule
 from trellis.worker.options import HandlerRunner, JobOptions, OnLeaseDoubt, check_job_options
 from trellis.worker.parameters import Parameters, check_given, name_of, parameters_of, type_name, unusable
 from trellis.worker.payloads import Codec, Serializer, codec_for
@@ -87,6 +88,13 @@ class JobSettings(TypedDict, total=False):
     concurrency_limit: int
     result_ttl_s: float | None
     compensation: str | None
+    unique: str | Callable[[Any], str] | None
+    """The unique key of the jobs of this type: `args` for the payload, a key, or a function of the payload."""
+    while_: WhileHeld | str | None
+    window_s: float | None
+    on_conflict: OnConflict | str | None
+    debounce_s: float | None
+    debounce_max_s: float | None
     batch: int
     on_lease_doubt: OnLeaseDoubt | str
     runner: HandlerRunner | str | None
@@ -105,6 +113,7 @@ class JobSpec:
         concurrency_key: Callable[[Any], str] | None,
         serializer: Serializer | None = None,
         around: tuple[AppHooks, ...] = (),
+        unique: str | Callable[[Any], str] | None = None,
     ) -> None:
         self.type = type_
         self.handler = handler
@@ -114,12 +123,17 @@ class JobSpec:
         self.serializer = serializer
         self.around = around
         """The hooks of the applications that this type is part of, the including one first."""
+        self._unique = unique
+        self.unique_key = unique if callable(unique) else None
+        self.unique_rule = _unique_rule(type_, options, unique)
         self.kind = _kind(handler, options)
 
     def within(self, hooks: AppHooks) -> "JobSpec":
         """This type as part of an application that includes its own."""
         around = (hooks, *self.around)
-        return JobSpec(self.type, self.handler, self.options, self.concurrency_key, self.serializer, around)
+        return JobSpec(
+            self.type, self.handler, self.options, self.concurrency_key, self.serializer, around, self._unique
+        )
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -172,20 +186,31 @@ class JobSpec:
             concurrency_limit=options.concurrency_limit,
             keyed=self.concurrency_key is not None,
             compensation=options.compensation,
+            unique=self.unique_rule,
         )
 
     def key_of(self, payload: Any) -> str | None:
         """Returns the concurrency key of a payload in the handler's type. Raises OptionInvalid if that fails."""
-        if self.concurrency_key is None:
+        return self._computed("concurrency_key", self.concurrency_key, payload)
+
+    def unique_key_of(self, payload: Any) -> str | None:
+        """Returns the unique key that the application computes for a payload. Raises OptionInvalid if that fails."""
+        key = self._computed("unique", self.unique_key, payload)
+        if key is None and self.unique_key is not None:
+            raise OptionInvalid(option=f"unique of {self.type}", value=None, expected="its function must return a text")
+        return key
+
+    def _computed(self, option: str, function: Callable[[Any], Any] | None, payload: Any) -> str | None:
+        if function is None:
             return None
         try:
-            key: Any = self.concurrency_key(payload)
+            key: Any = function(payload)
         except Exception as error:
             expected = f"it must return a text for every payload; it raised {error_text(error)}"
-            raise OptionInvalid(option=f"concurrency_key of {self.type}", value=payload, expected=expected) from error
+            raise OptionInvalid(option=f"{option} of {self.type}", value=payload, expected=expected) from error
         if key is not None and not isinstance(key, str):
             expected = f"its function must return a text, not {type(key).__name__}"
-            raise OptionInvalid(option=f"concurrency_key of {self.type}", value=key, expected=expected)
+            raise OptionInvalid(option=f"{option} of {self.type}", value=key, expected=expected)
         return key
 
 
@@ -211,12 +236,13 @@ class App:
     def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a job type. Raises OptionInvalid."""
         key, serializer = settings.pop("concurrency_key", None), settings.pop("serializer", None)
+        unique = settings.pop("unique", None)
         options = _options(settings)
         check_job_options(options, testing=self.testing)
         _check_serializer(type_, serializer)
 
         def register(handler: HandlerT) -> HandlerT:
-            self._add(JobSpec(checked_type(type_), handler, options, key, serializer, (self.hooks,)))
+            self._add(JobSpec(checked_type(type_), handler, options, key, serializer, (self.hooks,), unique))
             return handler
 
         return register
@@ -310,6 +336,9 @@ class App:
         handler_spec = next((spec for spec in self if spec.handler is periodic.handler), None)
         if handler_spec is None:
             raise unusable(periodic.handler, "@app.periodic is for a handler that @app.job registers")
+        if handler_spec.unique_key is not None:
+            expected = "a schedule submits without the application: say unique='args', or give a key"
+            raise OptionInvalid(option=f"unique of {handler_spec.type}", value="a function", expected=expected)
         payload, body = (
             handler_spec.codec.accept(periodic.spec.payload) if handler_spec.takes_payload else (None, b"null")
         )
@@ -393,6 +422,15 @@ def priority_of(value: Priority | str) -> Priority:
         raise OptionInvalid(option="priority", value=value, expected=f"choose one of {names}") from None
 
 
+_CHOICES: Mapping[str, type[StrEnum]] = {
+    "on_exhausted": OnExhausted,
+    "on_lease_doubt": OnLeaseDoubt,
+    "runner": HandlerRunner,
+    "while_": WhileHeld,
+    "on_conflict": OnConflict,
+}
+
+
 def _options(settings: JobSettings) -> JobOptions:
     values: dict[str, Any] = dict(settings)
     known = list(JobSettings.__annotations__)
@@ -400,11 +438,26 @@ def _options(settings: JobSettings) -> JobOptions:
     values.setdefault("heartbeat_s", heartbeat_for(values.get("lease_s", LEASE_S_DEFAULT)))
     if "priority" in values:
         values["priority"] = priority_of(values["priority"])
-    enums = (("on_exhausted", OnExhausted), ("on_lease_doubt", OnLeaseDoubt), ("runner", HandlerRunner))
-    for name, kind in enums:
+    for name, kind in _CHOICES.items():
         if values.get(name) is not None:
             values[name] = _member(kind, name, values[name])
     return JobOptions(**values)
+
+
+def _unique_rule(type_: str, options: JobOptions, unique: str | Callable[[Any], Any] | None) -> UniqueRule | None:
+    """Returns the rule of these options, which must fit together. Raises OptionInvalid."""
+    rule = checked_rule(
+        unique=None if callable(unique) else unique,
+        while_=options.while_,
+        window_s=options.window_s,
+        on_conflict=options.on_conflict,
+        debounce_s=options.debounce_s,
+        debounce_max_s=options.debounce_max_s,
+        computed=callable(unique),
+    )
+    if rule is not None:
+        check_declared_rule(rule, type_)
+    return rule
 
 
 def _member(kind: type[EnumT], option: str, value: str) -> EnumT:

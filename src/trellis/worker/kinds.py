@@ -11,6 +11,7 @@ import pydantic
 
 from trellis.agents.catalog import AgentMissing, Catalog
 from trellis.agents.definition import AgentMalformed
+from trellis.artifacts.content import problems_of
 from trellis.artifacts.payloads import ENTITY_REFS_MAX
 from trellis.auth.ownership import admitted_submission, within_agent
 from trellis.auth.principals import Principal
@@ -37,6 +38,7 @@ from trellis.engine.jobs import ATTEMPTS_MAX, DELAY_S_MAX, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job
 from trellis.engine.text import nearest
+from trellis.engine.uniqueness import WINDOW_S_MAX, OnConflict, WhileHeld
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -45,14 +47,13 @@ from trellis.research.queue_job import QueueRequest, checked_request, new_queue_
 from trellis.runs.agent_status import why_not_runnable
 from trellis.worker.app import priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
-from trellis.worker.requests import KEY_CHARS_MAX, SubmitSettings, new_job
+from trellis.worker.requests import KEY_CHARS_MAX, UNIQUE_SETTINGS, SubmitSettings, new_job
 
-PROBLEMS_MAX = 5
 QUEUE_FIELDS = ("agent_slug", "entity_refs", "run_id")
 """Fields that only a job of the job queue has."""
 BUS_FIELDS = tuple(name for name in JobRequest.model_fields if name not in {"topic", "priority", "principal_id"})
 """Fields that only a job on a topic has: those of a JobRequest (document 004)."""
-NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit")
+NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit", *sorted(UNIQUE_SETTINGS))
 NOT_OF_BUS = (*NOT_OF_QUEUE, "deadline_s", "parent_id")
 
 
@@ -116,6 +117,12 @@ class JobRequestBody(pydantic.BaseModel):
     max_attempts: int | None = pydantic.Field(None, ge=1, le=ATTEMPTS_MAX)
     concurrency_key: str | None = pydantic.Field(None, min_length=1, max_length=KEY_CHARS_MAX)
     concurrency_limit: int | None = pydantic.Field(None, ge=1, le=KEY_LIMIT_MAX)
+    unique: str | None = pydantic.Field(None, min_length=1, max_length=KEY_CHARS_MAX)
+    while_: WhileHeld | None = None
+    window_s: float | None = pydantic.Field(None, gt=0, le=WINDOW_S_MAX)
+    on_conflict: OnConflict | None = None
+    debounce_s: float | None = pydantic.Field(None, gt=0, le=WINDOW_S_MAX)
+    debounce_max_s: float | None = pydantic.Field(None, gt=0, le=WINDOW_S_MAX)
     correlation_id: str | None = pydantic.Field(None, min_length=1, max_length=KEY_CHARS_MAX)
     parent_id: str | None = pydantic.Field(None, min_length=1, max_length=KEY_CHARS_MAX)
     job_id: Name | None = None
@@ -298,6 +305,4 @@ async def make_job_from_json(body: Mapping[str, Any], making: JobFactory) -> New
     try:
         return await make_job(JobRequestBody.model_validate(body), making)
     except pydantic.ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
-        detail = "; ".join(f"{'/'.join(map(str, one['loc']))}: {one['msg']}" for one in problems)
-        raise InputError(detail=detail) from None
+        raise InputError(detail=problems_of(error, JobRequestBody)) from None

@@ -23,6 +23,7 @@ from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.retry_policy import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
 from trellis.engine.service import RETENTION_DEFAULT
 from trellis.engine.text import is_storable
+from trellis.engine.uniqueness import OnConflict, WhileHeld
 
 LEASE_S_MIN, LEASE_S_MAX = 30.0, 120.0
 HEARTBEAT_S_MIN, HEARTBEAT_S_MAX = 10.0, 30.0
@@ -105,6 +106,19 @@ class JobOptions:
     """How long a result is kept. Default: as long as its job."""
     compensation: str | None = None
     """The job type that undoes a succeeded job of this type."""
+    while_: WhileHeld | None = None
+    """How long a job holds its unique key: while it is `waiting`, or `unfinished`.
+
+    Default: `unfinished`, or `waiting` where a submit replaces the waiting job.
+    """
+    window_s: float | None = None
+    """A job holds its unique key at least so long after its submit, also when it has ended."""
+    on_conflict: OnConflict | None = None
+    """What a submit does whose unique key is taken: `return` (default), `replace` or `raise`."""
+    debounce_s: float | None = None
+    """A submit replaces the waiting job with the same unique key, and the job starts this long after the last submit."""
+    debounce_max_s: float | None = None
+    """A debounced job starts at most this long after the first submit. Default: 10 times `debounce_s`."""
     batch: int = 0
     """If more than 0, the handler takes a list of up to this many jobs."""
     on_lease_doubt: OnLeaseDoubt = OnLeaseDoubt.CONTINUE

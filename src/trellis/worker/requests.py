@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from trellis.engine import tracing
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
@@ -24,8 +24,10 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.schedules import RESERVED_SCOPE_PREFIX
 from trellis.engine.text import is_storable
+from trellis.engine.uniqueness import OnConflict, UniqueRule, WhileHeld, checked_rule, merged
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.worker.app import App, JobSpec, checked_type, priority_of, refuse_unknown
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.payloads import any_json_bytes
@@ -72,6 +74,18 @@ class SubmitSettings(TypedDict, total=False):
     """The caller's trace context (a W3C `traceparent`), which the handler continues. Default: the current one."""
     parent_id: str | None
     """The job that caused this one."""
+    unique: str | None
+    """The unique key: `args` for the payload, or a key. One job of a type and key may wait, or be unfinished."""
+    while_: WhileHeld | str | None
+    """How long the job holds its unique key: while it is `waiting`, or `unfinished`."""
+    window_s: float | None
+    """The job holds its unique key at least so long after its submit, also when it has ended."""
+    on_conflict: OnConflict | str | None
+    """What happens when the unique key is taken: `return` that job, `replace` the waiting one, or `raise`."""
+    debounce_s: float | None
+    """Replace the waiting job with the same unique key, and start this long after the last submit."""
+    debounce_max_s: float | None
+    """Start at most this long after the first submit. Default: 10 times `debounce_s`."""
     compensates: str | None
     """The succeeded job that this one undoes. `Trellis.compensate` sets it."""
     lifecycle: str
@@ -79,6 +93,8 @@ class SubmitSettings(TypedDict, total=False):
 
 
 SETTINGS = frozenset(SubmitSettings.__annotations__)
+UNIQUE_SETTINGS = frozenset({"unique", "while_", "window_s", "on_conflict", "debounce_s", "debounce_max_s"})
+"""The settings that are about uniqueness."""
 CHOSEN_BY = {
     "priority": ChosenOptions.PRIORITY,
     "max_attempts": ChosenOptions.MAX_ATTEMPTS,
@@ -100,6 +116,9 @@ def new_job(
     given = settings.get("job_id")
     job_id = JobId(_matching("job_id", given) if given is not None else new_id())
     key, limit = _concurrency(spec, value, settings)
+    rule = spec.unique_rule if spec is not None else None
+    if rule is not None or not UNIQUE_SETTINGS.isdisjoint(settings):
+        rule = _unique_rule(spec, value, settings)
     job = NewJob(
         job_id=job_id,
         type=type_,
@@ -121,8 +140,27 @@ def new_job(
         parent_id=_job_id("parent_id", settings.get("parent_id")),
         compensates=_job_id("compensates", settings.get("compensates")),
         chosen=_chosen_options(spec, settings),
+        unique=rule,
     )
     return _fingerprinted(job) if job.id_is_given or job.idempotency_key is not None else job
+
+
+def _unique_rule(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -> UniqueRule | None:
+    """Returns what this submit and its application say about uniqueness. Raises OptionInvalid."""
+    given = {name: settings.get(name) for name in UNIQUE_SETTINGS}
+    if given["unique"] is None and spec is not None:
+        given["unique"] = spec.unique_key_of(payload)
+    rule = merged(checked_rule(**cast("dict[str, Any]", given)), spec.unique_rule if spec is not None else None)
+    if rule is None:
+        return None
+    if settings.get("lifecycle", LEASED_JOB.name) != LEASED_JOB.name:
+        expected = f"only jobs of the lifecycle {LEASED_JOB.name} can be unique"
+        raise OptionInvalid(option="unique", value=rule.key, expected=expected)
+    delays = [name for name in ("delay_s", "run_at") if settings.get(name)]
+    if rule.debounce_s is not None and delays:
+        expected = "leave it out: debounce_s says when the job starts"
+        raise OptionInvalid(option=delays[0], value=settings.get(delays[0]), expected=expected)
+    return replace(rule, computed=False)
 
 
 def _chosen_options(spec: JobSpec | None, settings: SubmitSettings) -> int:
@@ -138,7 +176,7 @@ def fingerprint(job: NewJob) -> bytes:
     """Hashes the request to detect reuse of an idempotency key: type, payload and the options that change what happens.
 
     Who submits and when are no part of it. Neither are options declared by the type, so a caller without the
-    application produces the same fingerprint.
+    application produces the same fingerprint, nor what is said about uniqueness, which the type may declare too.
     """
     chosen = job.chosen
     request = {

@@ -21,6 +21,7 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace, JobToRestore, RecordedEvent
 from trellis.engine.restoration import GIVEN_BACK_PREFIX, RELEASED_CAUSE
+from trellis.engine.uniqueness import UniqueRule
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 OWNER = actor(Role.OWNER)
@@ -100,6 +101,29 @@ async def test_restore_keeps_every_submit_option(rig: Rig):
     again = rig.new_job(idempotency_key="k", idempotency_scope="s", fingerprint=b"\x00\xff")
     assert await rig.offer(again) == Submitted(job_id=original, created=False)
     assert len(await rig.claim(5)) == 2
+
+
+@pytest.mark.requirement("D14")
+async def test_a_restored_job_holds_its_unique_key_unless_it_has_ended_or_another_does(rig: Rig):
+    keys = ("running", "ended", "window", "taken")
+    rules = {key: UniqueRule(key=key, window_s=900.0 if key == "window" else None) for key in keys}
+    jobs = {key: rig.new_job(unique=rule) for key, rule in rules.items()}
+    await rig.ledger.submit(SUBMITTER, list(jobs.values()))
+    for _ in range(3):
+        claimed = await rig.claim_one()
+        if claimed.lease.job_id != jobs["running"].job_id:
+            await rig.pull(claimed, Trigger.COMPLETE)
+    before = await everything(rig.ledger)
+    owner = await rig.lose()
+    (new,) = await rig.ledger.submit(SUBMITTER, [rig.new_job(unique=rules["taken"])])
+    await owner.restore(OWNER, before)
+    assert records(await everything(rig.ledger)).items() >= records(before).items()
+    answers = {key: (await rig.offer(rig.new_job(unique=rule))) for key, rule in rules.items()}
+    assert {key: one.job_id for key, one in answers.items() if not isinstance(one, Mismatch) and not one.created} == {
+        "running": jobs["running"].job_id,
+        "window": jobs["window"].job_id,
+        "taken": new.job_id,
+    }
 
 
 @pytest.mark.oldest_server

@@ -286,6 +286,7 @@ async def test_the_ledgers_own_client_is_held_to_the_same(tenants: Tenants, link
 CALLABLE = {
     "submitted or cancelled, looked at above": {
         "submit_job",
+        "submit_unique_job",
         "submit_plain",
         "submit_keyed",
         "cancel",

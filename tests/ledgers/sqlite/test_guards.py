@@ -449,8 +449,14 @@ def test_every_guard_of_the_schema_is_tried_here():
     lines = [line for sql in migrations().values() for line in sql.splitlines()]
     made = {line.split()[2] for line in lines if line.startswith("CREATE TRIGGER")}
     tried = {name for guard, _, _ in REFUSED.values() for name in ([guard] if isinstance(guard, str) else guard or [])}
-    removing = {"trellis_purge_removes", "trellis_purge_removes_the_wish", "trellis_purge_removes_waits"}
-    assert made - tried == {*removing, "trellis_purge_forgets_the_kept"}
+    of_purge = {
+        "trellis_purge_removes",
+        "trellis_purge_removes_the_wish",
+        "trellis_purge_removes_waits",
+        "trellis_purge_forgets_the_kept",
+        "trellis_purge_removes_unique_key",
+    }
+    assert made - tried == of_purge
 
 
 async def test_leftovers_of_a_restore_are_removed_when_a_ledger_is_opened(shell: Shell, reopen):

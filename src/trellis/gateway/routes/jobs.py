@@ -38,7 +38,17 @@ from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, 
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.operation_shapes import JobExplained, JobListed
-from trellis.http.shapes import BusJob, EventShape, JobShape, JobWhole, QueueJob, SignalReceipt, SignalShape
+from trellis.http.shapes import (
+    OUTCOME,
+    REPLACED,
+    BusJob,
+    EventShape,
+    JobShape,
+    JobWhole,
+    QueueJob,
+    SignalReceipt,
+    SignalShape,
+)
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
@@ -137,7 +147,9 @@ async def submit(
 ) -> dict[str, Any]:
     """Submit a job.
 
-    It is stored in the ledger before the answer is sent. The answer shows the job as it was created.
+    It is stored in the ledger before the answer is sent. The answer shows the job as it was created. The header
+    `Submit-Outcome` says whether this request created it, returned it or replaced a waiting one, which is then named in
+    `Replaced-Job`.
     """
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if request_key.key is None else (request_key.key.scope, request_key.key.key)
@@ -158,6 +170,9 @@ async def submit(
         instance.wake_bus()
     mark_replayed(response, replayed=not answer.created)
     response.headers["Location"] = f"/jobs/{answer.job_id}"
+    response.headers[OUTCOME] = answer.outcome
+    if answer.replaced is not None:
+        response.headers[REPLACED] = answer.replaced
     first = LIFECYCLES[job.lifecycle].initial.name
     return {"job_id": answer.job_id, "lifecycle": job.lifecycle, "status": first, "type": job.type, "version": 1}
 

@@ -80,6 +80,7 @@ PARTS: tuple[LedgerPart, ...] = (
     _part("events", ("trellis_event",), (FIRST_NUMBER,), target_start=(FIRST_NUMBER, 0), in_order=_event),
     _part("dead_letters", ("trellis_dead_letter",), (FIRST_NUMBER, 0)),
     _part("idempotency_keys", ("trellis_idempotency",), ("", "")),
+    _part("unique_jobs", ("trellis_unique_job",), (FIRST_NUMBER,)),
     _part("results", ("trellis_result",), (FIRST_NUMBER,)),
     _part("checkpoints", ("trellis_checkpoint",), (FIRST_NUMBER,)),
     _part("journal", ("trellis_journal",), (FIRST_NUMBER, "")),

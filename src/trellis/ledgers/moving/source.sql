@@ -31,7 +31,7 @@ FROM (SELECT name FROM trellis_job_type UNION SELECT name FROM trellis_type_cont
 LEFT JOIN trellis_type_control c ON c.name = n.name WHERE n.name > ?1 ORDER BY n.name LIMIT ?2;
 
 -- name: type_options
-SELECT o.lifecycle, o.name, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation,
+SELECT o.lifecycle, o.name, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation, o.unique_rule,
   r.role, a.name, a.node, o.changed_at
 FROM trellis_type_options o JOIN trellis_actor a ON a.id = o.changed_by JOIN move_role r ON r.actor = a.id
 WHERE (o.lifecycle, o.name) > (?1, ?2) ORDER BY o.lifecycle, o.name LIMIT ?3;
@@ -70,6 +70,10 @@ WHERE (d.job, d.version) > (?1, ?2) ORDER BY d.job, d.version LIMIT ?3;
 -- name: idempotency_keys
 SELECT i.scope, i.key, i.job, i.fingerprint, i.at FROM trellis_idempotency i
 WHERE (i.scope, i.key) > (?1, ?2) ORDER BY i.scope, i.key LIMIT ?3;
+
+-- name: unique_jobs
+SELECT u.job, u.type, u.scope, u.key, u.holds, u.unfinished, u.until, u.first_at, u.replaced FROM trellis_unique_job u
+WHERE u.job > ?1 ORDER BY u.job LIMIT ?2;
 
 -- name: results
 SELECT r.job, r.body, r.expires_at, e.at FROM trellis_result r JOIN trellis_job j ON j.id = r.job JOIN trellis_event e ON e.seq = j.seq

@@ -6,7 +6,7 @@ select t.name, t.paused::int, t.rate_per_s, t.burst, t.tokens, _microseconds(t.r
   from job_type t where t.name collate "C" > $1 order by t.name collate "C" limit $2
 
 -- name: type_options
-select o.lifecycle, t.name, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed::int, o.compensation, a.role, a.name,
+select o.lifecycle, t.name, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed::int, o.compensation, o.unique_rule, a.role, a.name,
        a.node, _microseconds(o.changed_at)
   from type_options o join job_type t on t.id = o.type join actor a on a.id = o.changed_by
  where (o.lifecycle, t.name collate "C") > ($1, $2) order by o.lifecycle, t.name collate "C" limit $3
@@ -54,6 +54,10 @@ select d.id, d.version, _microseconds(d.at), d.reason_code, d.stage, d.last_erro
 -- name: idempotency_keys
 select k.scope, k.key, k.id, k.fingerprint, _microseconds(k.at) from idempotency k
  where (k.scope, k.key) > ($1, $2) order by k.scope, k.key limit $3
+
+-- name: unique_jobs
+select u.id, t.name, u.scope, u.key, u.holds::int, u.unfinished::int, _microseconds(u.until), _microseconds(u.first_at), u.replaced
+  from unique_job u join job_type t on t.id = u.type where u.id > $1 order by u.id limit $2
 
 -- name: results
 select r.id, r.body, _microseconds(r.expires_at), _microseconds(r.at) from result r where r.id > $1 order by r.id limit $2

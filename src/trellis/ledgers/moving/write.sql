@@ -15,14 +15,15 @@ select count(*) from m
 
 -- name: type_options
 with m as (select x.*, t.id as type, a.id as actor from unnest($1::smallint[], $2::text[], $3::smallint[], $4::int[], $5::smallint[], $6::float8[],
-    $7::int[], $8::int[], $9::text[], $10::smallint[], $11::text[], $12::text[], $13::bigint[])
-  as x(lifecycle, name, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation, role, actor_name, node, at)
+    $7::int[], $8::int[], $9::text[], $10::text[], $11::smallint[], $12::text[], $13::text[], $14::bigint[])
+  as x(lifecycle, name, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation, unique_rule, role, actor_name,
+       node, at)
   join job_type t on t.name = x.name
   join actor a on a.name = x.actor_name and a.node = x.node and a.role = x.role and a.db_role = session_user),
 w as (insert into type_options (lifecycle, type, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation,
-    changed_by, changed_at)
+    unique_rule, changed_by, changed_at)
   select m.lifecycle, m.type, m.prio, m.max_attempts, m.max_deaths, m.deadline_s, m.concurrency_limit, m.keyed = 1, m.compensation,
-    m.actor, _moment_at(m.at) from m)
+    m.unique_rule, m.actor, _moment_at(m.at) from m)
 select count(*) from m
 
 -- name: keys
@@ -99,6 +100,13 @@ select count(*) from m
 -- name: idempotency_keys
 with m as (select * from unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[], $5::bigint[]) as x(scope, key, id, fingerprint, at)),
 w as (insert into idempotency (scope, key, id, fingerprint, at) select m.scope, m.key, m.id, m.fingerprint, _moment_at(m.at) from m)
+select count(*) from m
+
+-- name: unique_jobs
+with m as (select x.*, t.id as type_id from unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::int[], $6::int[], $7::bigint[],
+    $8::bigint[], $9::text[]) as x(id, type, scope, key, holds, unfinished, until, first_at, replaced) join job_type t on t.name = x.type),
+w as (insert into unique_job (id, type, scope, key, holds, unfinished, until, first_at, replaced)
+  select m.id, m.type_id, m.scope, m.key, m.holds = 1, m.unfinished = 1, _moment_at(m.until), _moment_at(m.first_at), m.replaced from m)
 select count(*) from m
 
 -- name: results

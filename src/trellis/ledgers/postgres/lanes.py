@@ -29,8 +29,10 @@ from trellis.engine.errors import (
     QueueFull,
     Refused,
     TrellisError,
+    UniqueConflict,
 )
 from trellis.engine.outage_log import Failures
+from trellis.engine.uniqueness import rule_refused
 from trellis.ledgers.postgres.connection import (
     APPLICATION_NAME,
     CONFLICT_ERRORS,
@@ -238,6 +240,8 @@ BY_STATE_AND_DETAIL: dict[str, Callable[[str], TrellisError]] = {
     "TR008": lambda detail: ConcurrencyKeyMissing(type=detail),
     "TR010": lambda detail: IdempotencyMismatch(**json.loads(detail)),
     "TR011": lambda detail: JobNotFound(job_id=detail),
+    "TR012": lambda detail: rule_refused(**json.loads(detail)),
+    "TR014": lambda detail: UniqueConflict(**json.loads(detail)),
 }
 """Refusals whose data is in the detail of the database's error."""
 

@@ -71,7 +71,13 @@ from trellis.ledgers.measures import measured
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
-from trellis.ledgers.postgres.connection import APPLICATION_NAME, PostgresConnection, PostgresRow, check_url
+from trellis.ledgers.postgres.connection import (
+    APPLICATION_NAME,
+    PostgresConnection,
+    PostgresError,
+    PostgresRow,
+    check_url,
+)
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
@@ -136,6 +142,8 @@ class PostgresLedger(PostgresReads):
         self._new_types: SingleFlight[str, int] = SingleFlight(self._register_type)
         self._types: dict[str, int] = {}
         self._type_names: dict[int, str] = {}
+        self._unique_types: set[str] = set()
+        """Types that declare unique jobs, as far as this process was told. Their jobs are submitted one by one."""
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
             self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX
         )
@@ -274,12 +282,27 @@ class PostgresLedger(PostgresReads):
     async def _submit_calls(
         self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
-        """One transaction for calls of many callers: each actor's plain jobs set-wise, jobs with keys one by one."""
+        """One transaction for calls of many callers. The types whose jobs are unique are learned from refusals."""
+        while True:
+            try:
+                return await self._submit_calls_once(connection, calls, repeat=repeat)
+            except PostgresError as error:
+                unique = submit.type_to_submit_with_keys(error)
+                if unique is None or unique in self._unique_types:
+                    raise
+                self._unique_types.add(unique)
+
+    async def _submit_calls_once(
+        self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
+    ) -> list[list[Submitted | Mismatch]]:
+        """Submit each actor's plain jobs set-wise, and jobs with keys one by one."""
         plain: dict[int, list[NewJob]] = {}
         keyed: dict[int, list[NewJob]] = {}
+        unique = self._unique_types
         for actor, jobs in calls:
             for job in jobs:
-                (plain if submit.is_plain(job) else keyed).setdefault(actor, []).append(job)
+                group = plain if submit.is_plain(job) and job.type not in unique else keyed
+                group.setdefault(actor, []).append(job)
         by_number: dict[int, Submitted | Mismatch] = {}
         if len(plain) + len(keyed) == 1:
             await self._submit_groups(connection, plain, keyed, by_number, repeat=repeat)

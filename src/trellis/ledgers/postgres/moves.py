@@ -98,9 +98,16 @@ def move_answer(move: Move, row: PostgresRow, role: Role) -> Moved | NotMoved:
             reason = refusals.REQUEST_IS_ANSWERED
         case "unknown" | "undeclared" | "actor" | "fenced" | "engine":
             reason = str(refusals.transition_or_refusal(lifecycle, source, move.target, role))
+        case str(other) if (taken := _unique_refusal(other)) is not None:
+            reason = taken
         case _:
             return moved_answer(move.job_id, row, move.target, role)
     return NotMoved(job_id=move.job_id, state=source, target=move.target, reason=reason)
+
+
+def _unique_refusal(outcome: str) -> str | None:
+    """Why a job is not requeued whose unique key another job holds; None for another outcome."""
+    return refusals.unique_key_is_taken(outcome.removeprefix("unique ")) if outcome.startswith("unique ") else None
 
 
 def state_name(lifecycle: int, code: int) -> str:
@@ -116,7 +123,7 @@ def moved_answer(job_id: str, row: PostgresRow, trigger: str, role: Role) -> Mov
         return Moved(job_id=JobId(job_id), source=source, target=source, version=row["version"], repeated=True)
     if outcome not in {"moved", "repeated"}:
         target = refusals.trigger_target(lifecycle, source, trigger)
-        reason = refusals.trigger_refusal(lifecycle, source, trigger, role)
+        reason = _unique_refusal(outcome) or refusals.trigger_refusal(lifecycle, source, trigger, role)
         return NotMoved(job_id=JobId(job_id), state=source, target=target, reason=reason)
     reached = lifecycle.state_of(row["target"])
     lease = None

@@ -290,7 +290,8 @@ select s.tick, c.type_name, c.lifecycle, c.many
 select m.value from meta m where m.name = 'home_issuer';
 
 -- name: declared_types
-select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation
+select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation,
+       o.unique_rule
   from type_options o join job_type t on t.id = o.type where $1::text is null or t.name = $1 order by t.name, o.lifecycle limit $2
 
 -- name: schedules
@@ -439,8 +440,8 @@ select j.job_id, e.version, e.due_at, e.request, t.name as type_name, j.created_
 -- read in their place changes later.
 -- name: submissions
 select j.job_id, t.name as type_name, j.prio, j.max_attempts, j.max_deaths, j.payload, j.key_name, j.key_cap, j.trace, j.parent_id,
-       j.deadline_us, j.compensates_id
-  from job j join job_type t on t.id = j.type where j.job_id = any($1::text[])
+       j.deadline_us, j.compensates_id, u.scope as unique_scope, u.key as unique_key, u.unfinished, u.until as unique_until, u.first_at
+  from job j join job_type t on t.id = j.type left join unique_job u on u.id = j.id where j.job_id = any($1::text[])
 
 -- Those that it was submitted with: a record says what was asked, and a key that came later changes nothing of that.
 -- name: idempotency_keys

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from trellis.engine.jobs import JobId, Priority
-from trellis.engine.records import DeadLetter, Event, IdempotencyKey, JobToRestore, RecordedEvent, Submission
+from trellis.engine.records import DeadLetter, Event, IdempotencyKey, JobToRestore, RecordedEvent, Submission, UniqueKey
 from trellis.engine.restoration import check_restorable, restored_place
 from trellis.ledgers.postgres import rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
@@ -137,6 +137,17 @@ def _submission_json(job: JobToRestore, submission: Submission) -> dict[str, Any
         "parent_id": submission.parent_id,
         "deadline_us": submission.deadline_us,
         "compensates": submission.compensates,
+        **({} if submission.unique is None else _unique_json(submission.unique)),
+    }
+
+
+def _unique_json(unique: UniqueKey) -> dict[str, Any]:
+    return {
+        "unique_scope": unique.scope,
+        "unique_key": unique.key,
+        "unfinished": unique.unfinished,
+        "unique_until": _iso(unique.until),
+        "first_at": _iso(unique.first_at),
     }
 
 
@@ -212,4 +223,15 @@ def _submission(row: PostgresRow, keys: list[IdempotencyKey]) -> Submission:
         parent_id=None if row["parent_id"] is None else JobId(row["parent_id"]),
         compensates=row["compensates_id"],
         keys=tuple(keys),
+        unique=None if row["unique_key"] is None else _unique_key(row),
+    )
+
+
+def _unique_key(row: PostgresRow) -> UniqueKey:
+    return UniqueKey(
+        scope=row["unique_scope"],
+        key=row["unique_key"],
+        unfinished=row["unfinished"],
+        until=row["unique_until"],
+        first_at=row["first_at"],
     )

@@ -20,6 +20,7 @@ from trellis.engine.records import (
     Signal,
 )
 from trellis.engine.schedules import ScheduleRecord, ScheduleSpec
+from trellis.engine.uniqueness import rule_from_text
 from trellis.ledgers.postgres.connection import PostgresRow
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Lifecycle, event_name
 from trellis.lifecycles.lifecycle import ROLES
@@ -87,6 +88,7 @@ def type_options(row: PostgresRow) -> TypeOptions:
         concurrency_limit=row["concurrency_limit"],
         keyed=row["keyed"],
         compensation=row["compensation"],
+        unique=rule_from_text(row["unique_rule"]),
     )
 
 

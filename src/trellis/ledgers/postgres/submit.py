@@ -5,12 +5,13 @@ from itertools import groupby
 from typing import Any
 
 from trellis.engine.jobs import JobId, Mismatch, NewJob, RequestKey, Submitted, TypeOptions
-from trellis.ledgers.postgres.connection import PostgresConnection
+from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
-SUBMIT_KEYED = "select outcome, job_id from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)"
+SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
+PLAIN_REFUSED = "TR013"
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
@@ -18,7 +19,14 @@ CALLER_SCOPE = "key:"
 
 def is_plain(job: NewJob) -> bool:
     """Whether a job has no key of any kind. Such jobs are inserted set-wise."""
-    return not (job.idempotency_key or job.concurrency_key or job.compensates or job.id_is_given)
+    return not (
+        job.idempotency_key or job.concurrency_key or job.compensates or job.id_is_given or job.unique is not None
+    )
+
+
+def type_to_submit_with_keys(error: Exception) -> str | None:
+    """The job type whose jobs `submit_plain` refuses because they are unique; None for another error."""
+    return str(getattr(error, "detail", "")) if getattr(error, "sqlstate", "") == PLAIN_REFUSED else None
 
 
 def _some(values: list[Any]) -> list[Any] | None:
@@ -56,7 +64,7 @@ def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tu
     """The verb, the statement and the arguments that declare the options of types."""
     return (
         "declare_types",
-        "select declare_types($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+        "select declare_types($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
         actor,
         only_new,
         [LIFECYCLES[one.lifecycle].code for one in types],
@@ -68,6 +76,7 @@ def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tu
         [one.concurrency_limit for one in types],
         [one.keyed for one in types],
         [one.compensation for one in types],
+        [None if one.unique is None else one.unique.text() for one in types],
     )
 
 
@@ -116,10 +125,12 @@ async def submit_keyed(
         [job.waiting_max for job in jobs],
         [job.chosen for job in jobs],
         key_argument(key),
+        [None if job.unique is None else job.unique.text() for job in jobs],
+        [job.unique_scope for job in jobs],
     )
     if rows and rows[0]["outcome"] == "answered":
         return None
-    return [_answer(job, row["outcome"], row["job_id"]) for job, row in zip(jobs, rows, strict=True)]
+    return [_answer(job, row) for job, row in zip(jobs, rows, strict=True)]
 
 
 def _key(job: NewJob) -> tuple[str | None, str | None]:
@@ -128,9 +139,11 @@ def _key(job: NewJob) -> tuple[str | None, str | None]:
     return (GIVEN_ID_SCOPE, job.job_id) if job.id_is_given else (None, None)
 
 
-def _answer(job: NewJob, outcome: str, job_id: str) -> Submitted | Mismatch:
+def _answer(job: NewJob, row: PostgresRow) -> Submitted | Mismatch:
+    outcome, job_id = row["outcome"], JobId(row["job_id"])
     if outcome == "mismatched_id":
-        return Mismatch(key=job.job_id, job_id=JobId(job_id))
+        return Mismatch(key=job.job_id, job_id=job_id)
     if outcome == "mismatch":
-        return Mismatch(key=job.idempotency_key or job.job_id, job_id=JobId(job_id))
-    return Submitted(job_id=JobId(job_id), created=outcome == "created")
+        return Mismatch(key=job.idempotency_key or job.job_id, job_id=job_id)
+    created = outcome == "created"
+    return Submitted(job_id=job_id, created=created, replaced=row["replaced"] if created else None)

@@ -42,6 +42,7 @@ from trellis.ledgers.sqlite.plan import (
 )
 from trellis.ledgers.sqlite.rows import moment_or_none
 from trellis.ledgers.sqlite.steps import STEP_QUERIES, StepBatch, find_job_row, job_id_of
+from trellis.ledgers.sqlite.unique_jobs import requeue_refusal
 from trellis.lifecycles import BY_CODE, Phase, Trigger, event_code
 from trellis.lifecycles.lifecycle import ROLES
 
@@ -82,7 +83,7 @@ def _move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     if isinstance(transition, str):
         return _not_moved(row, request.job_id, request.target, transition)
     step = STEPS[row.lifecycle, row.state, transition.trigger]
-    full = _key_is_full(tx, row) if step.held else None
+    full = _key_is_full(tx, row) if step.held else requeue_refusal(tx, row, step)
     if full is not None:
         return _not_moved(row, request.job_id, request.target, full)
     delay = None if request.delay_s is None else int(request.delay_s * US)
@@ -225,6 +226,9 @@ def _requeue_one(
     step = STEPS.get((row.lifecycle, row.state, Trigger.REQUEUE))
     if step is None or not step.allows(ROLE_CODES[actor.role]):
         return _not_pulled(row, job_id, Trigger.REQUEUE, actor)
+    taken = requeue_refusal(tx, row, step)
+    if taken is not None:
+        return _not_moved(row, job_id, step.target_name, taken)
     return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
 
 

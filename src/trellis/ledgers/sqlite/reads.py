@@ -32,6 +32,7 @@ from trellis.engine.records import (
     Signal,
     Submission,
     SubscriberRecord,
+    UniqueKey,
     UnpairedArtifact,
     WorkerRecord,
 )
@@ -480,7 +481,7 @@ def _submissions(tx: Transaction, job_ids: list[JobId]) -> dict[str, Submission]
 
 
 def _submission(row: rows.SqliteRow, keys: list[IdempotencyKey]) -> Submission:
-    (_, type_, prio, max_attempts, max_deaths, payload, deadline, key, key_limit, trace, parent, compensates) = row
+    (_, type_, prio, max_attempts, max_deaths, payload, deadline, key, key_limit, trace, parent, compensates) = row[:12]
     return Submission(
         type=type_,
         priority=Priority(prio),
@@ -494,7 +495,17 @@ def _submission(row: rows.SqliteRow, keys: list[IdempotencyKey]) -> Submission:
         parent_id=parent,
         compensates=compensates,
         keys=tuple(keys),
+        unique=_unique_key(*row[12:]),
     )
+
+
+def _unique_key(
+    scope: str | None, key: str | None, unfinished: int | None, until: int | None, first_at: int | None
+) -> UniqueKey | None:
+    if scope is None or key is None or first_at is None:
+        return None
+    ends, began = rows.moment_or_none(until), rows.moment(first_at)
+    return UniqueKey(scope=scope, key=key, unfinished=bool(unfinished), until=ends, first_at=began)
 
 
 def _dead_letters(tx: Transaction, events: Sequence[Event]) -> dict[str, DeadLetter]:

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import RESTORE_MAX, Actor, JobId
-from trellis.engine.records import JobPlace, JobToRestore, RecordedEvent, Submission
+from trellis.engine.records import JobPlace, JobToRestore, RecordedEvent, Submission, UniqueKey
 from trellis.engine.restoration import RestoredPlace, check_restorable, restored_place
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
@@ -106,6 +106,21 @@ def _put_back(
     kept = [(number, entry, last.epoch, rows.microseconds(last.ts), body) for entry, body in job.journal.items()]
     tx.db.executemany(_RESTORE_QUERIES.add_journal, kept)
     _settle(tx, job.records[-1], now, number, keyed=ckey is not None)
+    if submission.unique is not None:
+        tx.db.execute(_RESTORE_QUERIES.add_unique_key, _unique_key(submission.type, submission.unique, number, tx.now))
+
+
+def _unique_key(type_: str, unique: UniqueKey, number: int, now: int) -> dict[str, str | int | None]:
+    return {
+        "job": number,
+        "type": type_,
+        "scope": unique.scope,
+        "key": unique.key,
+        "unfinished": int(unique.unfinished),
+        "until": None if unique.until is None else rows.microseconds(unique.until),
+        "first_at": rows.microseconds(unique.first_at),
+        "now": now,
+    }
 
 
 def _settle(tx: Transaction, last: RecordedEvent, now: RestoredPlace, number: int, *, keyed: bool) -> None:

@@ -1,12 +1,12 @@
 """Submitting to an SQLite ledger: in its own transaction or in the caller's, with the options of the job's type.
 
-An idempotency key makes a unique job: a second submit with the same key returns the first job.
+A second submit with the same idempotency key returns the first job. `unique_jobs` has what unique keys do.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from trellis.engine.admin_acts import TYPE_OPTIONS, NewAct, this_node
 from trellis.engine.errors import JobNotFound, LedgerNotMigrated, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
@@ -27,6 +27,7 @@ from trellis.engine.jobs import (
     options_text,
     resolve_options,
 )
+from trellis.engine.uniqueness import UniqueClaim, UniqueRule, merged, resolve, rule_from_text
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_declared
 from trellis.ledgers.sqlite import control
@@ -45,6 +46,7 @@ from trellis.ledgers.sqlite.plan import (
 )
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
 from trellis.ledgers.sqlite.steps import array, promote, write_step
+from trellis.ledgers.sqlite.unique_jobs import FreedKey, debounced_delay_us, free_key, take_key
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
 
 # Declared type options: written by workers, read by every submit.
@@ -104,11 +106,12 @@ def _row(options: TypeOptions) -> tuple[str | int | float | None, ...]:
         options.concurrency_limit,
         int(options.keyed),
         options.compensation,
+        None if options.unique is None else options.unique.text(),
     )
 
 
 def _options(row: Sequence[Any]) -> TypeOptions:
-    type_, lifecycle, prio, max_attempts, max_deaths, deadline_s, limit, keyed, compensation = row
+    type_, lifecycle, prio, max_attempts, max_deaths, deadline_s, limit, keyed, compensation, unique = row
     return TypeOptions(
         type=type_,
         lifecycle=BY_CODE[lifecycle].name,
@@ -119,6 +122,7 @@ def _options(row: Sequence[Any]) -> TypeOptions:
         concurrency_limit=limit,
         keyed=bool(keyed),
         compensation=compensation,
+        unique=rule_from_text(unique),
     )
 
 
@@ -148,6 +152,11 @@ class _NewRows:
     """How many jobs of each concurrency key wait among those of this call."""
     seen: dict[tuple[str, str], tuple[bytes, JobId]] = field(default_factory=dict[tuple[str, str], tuple[bytes, JobId]])
 
+    def written(self) -> None:
+        """Forget the rows, which are written. What was submitted in this call is still known."""
+        for rows in (self.jobs, self.submissions, self.keys, self.acts, self.concurrency, self.waiting):
+            rows.clear()
+
 
 def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
     """One answer per job, in order. If one job is refused, nothing is written."""
@@ -163,14 +172,51 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
         answer = _earlier(tx, job, known, new)
         if answer is None:
             check_new_id(job.job_id, job.lifecycle, actor.role)
-            options = resolve_options(job, None if job.chosen == ChosenOptions.ALL else declared.of(job))
+            of_type = None if job.chosen == ChosenOptions.ALL else declared.of(job)
+            options = resolve_options(job, of_type)
+            rule = job.unique if of_type is None else merged(job.unique, of_type.unique)
+            claimed = None if rule is None else _claim_unique_key(tx, actor, job, rule, new)
+            if isinstance(claimed, Submitted):
+                answers.append(claimed)
+                continue
             _refuse_full(tx, job, new)
             last += 1
-            _take_in(tx, new, job, options, step, who, last)
-            answer = Submitted(job_id=job.job_id, created=True)
+            delay = _delay_us(job, tx.now) if claimed is None else claimed.delay_us(job, tx.now)
+            _take_in(tx, new, job, options, step, who, last, delay)
+            if claimed is not None:
+                take_key(tx, job, last, claimed.claim, claimed.taken)
+            answer = Submitted(job_id=job.job_id, created=True, replaced=claimed and claimed.taken.replaced)
         answers.append(answer)
     _write(tx, new)
     return answers
+
+
+class _ClaimedKey(NamedTuple):
+    """The unique key that a new job of this call takes."""
+
+    claim: UniqueClaim
+    taken: FreedKey
+
+    def delay_us(self, job: NewJob, now: int) -> int | None:
+        debounced = debounced_delay_us(self.claim, self.taken, now)
+        return _delay_us(job, now) if debounced is None else debounced or None
+
+
+def _claim_unique_key(
+    tx: Transaction, actor: Actor, job: NewJob, rule: UniqueRule, new: _NewRows
+) -> _ClaimedKey | Submitted:
+    """Free the job's unique key; or the job that keeps it, to which a new idempotency key is bound.
+
+    The jobs of this call that are not written yet are written first: one of them may hold the key.
+    """
+    claim = resolve(rule, job.payload, job.type)
+    _write(tx, new)
+    new.written()
+    taken = free_key(tx, actor, job, claim)
+    if isinstance(taken, FreedKey):
+        return _ClaimedKey(claim, taken)
+    _bind(new, job, existing(tx, [taken])[taken], tx.now, taken)
+    return Submitted(job_id=taken, created=False)
 
 
 def _submit_step(actor: Actor, job: NewJob) -> StoredStep:
@@ -227,11 +273,11 @@ def _refuse_full(tx: Transaction, job: NewJob, new: _NewRows) -> None:
     new.waiting[key] = new.waiting.get(key, 0) + 1
 
 
-def _bind(new: _NewRows, job: NewJob, key: int, now: int) -> None:
+def _bind(new: _NewRows, job: NewJob, key: int, now: int, to: JobId | None = None) -> None:
     """Bind a free idempotency key to the existing job of the same request."""
     if job.idempotency_key is not None:
         new.keys.append((_scope(job), job.idempotency_key, key, job.fingerprint, now))
-        new.seen[_scope(job), job.idempotency_key] = (job.fingerprint, job.job_id)
+        new.seen[_scope(job), job.idempotency_key] = (job.fingerprint, to or job.job_id)
 
 
 def _by_key(tx: Transaction, job: NewJob, scope: str, key: str, new: _NewRows) -> Submitted | Mismatch | None:
@@ -276,7 +322,14 @@ def _request(job: NewJob) -> tuple[int, str, bytes]:
 
 
 def _take_in(
-    tx: Transaction, new: _NewRows, job: NewJob, options: ResolvedOptions, step: StoredStep, who: ActorRef, key: int
+    tx: Transaction,
+    new: _NewRows,
+    job: NewJob,
+    options: ResolvedOptions,
+    step: StoredStep,
+    who: ActorRef,
+    key: int,
+    delay_us: int | None,
 ) -> None:
     ckey = None
     if job.concurrency_key is not None:
@@ -301,7 +354,7 @@ def _take_in(
     )
     key_limit = None if ckey is None else options.concurrency_limit
     new.submissions.append((key, job.job_id, *row, key_limit, job.compensates))
-    place, wait = target_place(step, keyed=ckey is not None, delay_us=_delay_us(job, tx.now) or step.timer_us)
+    place, wait = target_place(step, keyed=ckey is not None, delay_us=delay_us or step.timer_us)
     new.acts.setdefault(StepWrite(step, who, place, wait), []).append(key)
     _remember(new, job, key, tx.now)
 
@@ -368,7 +421,16 @@ def submit_on(
     version = stored_version(connection)
     if version != SCHEMA_VERSION:
         raise LedgerNotMigrated(found=version, needed=SCHEMA_VERSION)
-    return submit(Transaction(connection, NameNumbers(connection, this_node()), now), actor, jobs)
+    connection.execute("SAVEPOINT trellis_submit")
+    submitted = False
+    try:
+        answers = submit(Transaction(connection, NameNumbers(connection, this_node()), now), actor, jobs)
+        submitted = True
+    finally:
+        if not submitted:  # a part may have been written: a waiting job may have been replaced
+            connection.execute("ROLLBACK TO trellis_submit")
+        connection.execute("RELEASE trellis_submit")
+    return answers
 
 
 def _in_transaction(connection: OuterConnection) -> bool:

@@ -1,6 +1,6 @@
 -- Submit. `submit_plain` takes jobs without keys of any kind, set-wise. `submit_keyed` takes jobs one by one, with
--- idempotency keys, given ids, concurrency keys and compensations. `submit_job` is for SQL callers inside their own
--- transaction. An idempotency key makes a unique job: a second submit with the same key returns the first job.
+-- idempotency keys, given ids, concurrency keys, unique keys and compensations. `submit_job` and `submit_unique_job` are for
+-- SQL callers inside their own transaction. A second submit with the same idempotency key returns the first job.
 
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin
@@ -32,7 +32,8 @@ begin
                 when greatest(u.run_at, at + u.delay * interval '1 s') > at then greatest(u.run_at, at + u.delay * interval '1 s')
                 else at + l.initial_timer_s * interval '1 s' end as due_at,
            case when w.deadline is not null then at + w.deadline * interval '1 s' end as deadline_at,
-           case when o.keyed and u.chosen & 16 = 0 then _refuse_unkeyed(u.type) end as refused
+           case when o.unique_rule is not null then _refuse_plain(u.type)
+                when o.keyed and u.chosen & 16 = 0 then _refuse_unkeyed(u.type) end as refused
       from unnest(p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines,
                   p_correlations, p_traces, p_parents, p_chosen)
            u(job_id, type, prio, payload, max_attempts, max_deaths, delay, run_at, deadline, correlation_id, trace, parent_id, chosen)
@@ -108,12 +109,13 @@ begin
 end $$;
 
 -- outcome: 'created', 'existing', 'mismatch' or 'mismatched_id'. An existing job with our own generated id is our own
--- earlier submit.
+-- earlier submit. `replaced` is the job whose unique key the new one took.
 create or replace function _submit_one(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint,
   p_payload bytea, p_max_attempts smallint, p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8,
   p_correlation text, p_trace text, p_parent text, p_compensates text, p_ckey text, p_cap int, p_scope text, p_key text,
-  p_fingerprint bytea, p_asked_before boolean, p_given boolean, p_waiting_max int, p_chosen smallint, out outcome text, out job_id text)
+  p_fingerprint bytea, p_asked_before boolean, p_given boolean, p_waiting_max int, p_chosen smallint, p_rule jsonb, p_unique_scope text,
+  out outcome text, out job_id text, out replaced text)
 language plpgsql set search_path from current as $$
 declare
   l lifecycle;
@@ -124,6 +126,9 @@ declare
   due timestamptz;
   t token;
   o type_options;
+  r record;
+  taken record;
+  has_key boolean := false;
 begin
   if p_key is not null then
     select had.* into old from _take_key(p_scope, p_key, p_now, new_id, p_fingerprint) had;
@@ -164,6 +169,29 @@ begin
       p_cap := case when p_chosen & 32 > 0 then p_cap else o.concurrency_limit end;
     end if;
   end if;
+  if (p_rule is not null or o.unique_rule is not null) and not exists (select from job j where j.job_id = p_job_id) then
+    has_key := true;
+    r := _resolve_rule(p_rule, o.unique_rule::jsonb, p_type, p_payload);
+    taken := _take_unique_key(p_actor, p_now, p_batch, new_id, p_job_id, p_type, p_unique_scope, r.key, r.on_conflict, r.unfinished,
+                              r.window_s);
+    if taken.keeper is not null and r.on_conflict = 'raise' then
+      raise exception 'job % holds the unique key', taken.keeper_job using errcode = 'TR014',
+        detail = json_build_object('job_id', taken.keeper_job, 'type', (select n.name from job_type n where n.id = p_type),
+                                   'key', regexp_replace(r.key, '^key:', ''))::text;
+    elsif taken.keeper is not null then
+      -- An idempotency key of this request is bound to the job that was there.
+      update idempotency k set id = taken.keeper where k.id = new_id and k.scope <> 'job_id';
+      delete from idempotency k where k.id = new_id;
+      job_id := taken.keeper_job;
+      outcome := 'existing';
+      return;
+    end if;
+    replaced := taken.replaced;
+    if r.debounce_s is not null then
+      p_run_at := null;
+      p_delay := extract(epoch from least(r.debounce_s * interval '1 s', taken.first_at + r.debounce_max_s * interval '1 s' - p_now));
+    end if;
+  end if;
   if p_waiting_max is not null and not exists (select from job j where j.job_id = p_job_id) then
     perform _refuse_full(p_ckey, p_waiting_max);
   end if;
@@ -186,7 +214,9 @@ begin
   if not found then
     -- The id exists. If a caller chose it, the fingerprint says whether this is the same request; otherwise the request
     -- itself is compared. An idempotency key of the same request is bound to that job.
+    if has_key then raise exception 'job % was submitted just now', p_job_id using errcode = '40001'; end if;
     job_id := p_job_id;
+    replaced := (select u.replaced from unique_job u join job j on j.id = u.id where j.job_id = p_job_id);
     select j.id, coalesce((select k.fingerprint = p_fingerprint from idempotency k where k.scope = 'job_id' and k.key = p_job_id
                               and k.id <> new_id), (j.lifecycle, j.type, j.payload) = (p_lifecycle, p_type, p_payload)) as same
       into old from job j where j.job_id = p_job_id for key share;
@@ -213,8 +243,8 @@ create or replace function submit_keyed(
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
   p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
   p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[], p_chosen smallint[],
-  p_key text[])
-returns table (outcome text, job_id text)
+  p_key text[], p_rules text[], p_unique_scopes text[])
+returns table (outcome text, job_id text, replaced text)
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
@@ -223,7 +253,7 @@ declare
   i int;
 begin
   if p_key is not null and _take_request_key(p_key) is not null then
-    return query select 'answered', null::text;
+    return query select 'answered', null::text, null::text;
     return;
   end if;
   perform lock_waiting(array(select u.name from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null));
@@ -240,26 +270,21 @@ begin
   at := trellis.now();
   no := _open_batch();
   for i in 1 .. array_length(p_job_ids, 1) loop
-    return query select s.outcome, s.job_id from _submit_one(
+    return query select s.outcome, s.job_id, s.replaced from _submit_one(
       p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
       p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
       p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i],
-      p_chosen[i]) s;
+      p_chosen[i], p_rules[i]::jsonb, _of_login(coalesce(p_unique_scopes[i], ''))) s;
   end loop;
   perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
 end $$;
 
--- For any driver, inside any transaction: the job exists if and only if that transaction commits. Returns the job id.
--- The caller may keep its transaction open for long, so nothing is locked here that others need. A job with a
--- concurrency key gets its slot from the next sweep (within a second). Its type must be known before, from a worker or
--- from `type_id`. Missing options are taken from the type's declaration.
-create or replace function submit_job(
-  p_type text, p_payload jsonb default 'null', p_job_id text default null, p_priority text default null,
-  p_delay_s float8 default 0, p_run_at timestamptz default null, p_deadline_s float8 default null,
-  p_max_attempts int default null, p_concurrency_key text default null, p_concurrency_limit int default null,
-  p_idempotency_key text default null, p_correlation_id text default null, p_trace text default null,
-  p_parent_id text default null)
-returns text language plpgsql security definer set search_path from current as $$
+-- What `submit_job` and `submit_unique_job` do.
+create or replace function _submit_in_sql(
+  p_type text, p_payload jsonb, p_job_id text, p_priority text, p_delay_s float8, p_run_at timestamptz, p_deadline_s float8,
+  p_max_attempts int, p_concurrency_key text, p_concurrency_limit int, p_idempotency_key text, p_correlation_id text, p_trace text,
+  p_parent_id text, p_rule jsonb, out job_id text, out outcome text, out replaced text)
+language plpgsql set search_path from current as $$
 declare
   as_actor int;
   as_role smallint := (select r.role from role r where r.name = 'submitter');
@@ -304,11 +329,47 @@ begin
     coalesce(p_job_id, gen_random_uuid()::text), type_id(p_type), prio, body, coalesce(p_max_attempts, 5)::smallint, 3::smallint, p_delay_s,
     p_run_at, p_deadline_s, p_correlation_id, p_trace, p_parent_id, null, _of_login('user:' || p_concurrency_key),
     coalesce(p_concurrency_limit, 1), case when p_idempotency_key is not null then _of_login('key:') when p_job_id is not null then 'job_id' end,
-    coalesce(p_idempotency_key, p_job_id), print, false, p_job_id is not null, null, chosen) s;
+    coalesce(p_idempotency_key, p_job_id), print, false, p_job_id is not null, null, chosen, p_rule, _of_login('')) s;
   if made.outcome like 'mismatch%' then
     raise exception 'key % was used before for another request (job %)',
       case made.outcome when 'mismatch' then coalesce(p_idempotency_key, p_job_id) else p_job_id end, made.job_id
       using errcode = 'TR004';
   end if;
-  return made.job_id;
+  job_id := made.job_id;
+  outcome := made.outcome;
+  replaced := made.replaced;
 end $$;
+
+-- For any driver, inside any transaction: the job exists if and only if that transaction commits. Returns the job id.
+-- The caller may keep its transaction open for long, so nothing is locked here that others need. A job with a
+-- concurrency key gets its slot from the next sweep (within a second). Its type must be known before, from a worker or
+-- from `type_id`. Missing options are taken from the type's declaration.
+create or replace function submit_job(
+  p_type text, p_payload jsonb default 'null', p_job_id text default null, p_priority text default null,
+  p_delay_s float8 default 0, p_run_at timestamptz default null, p_deadline_s float8 default null,
+  p_max_attempts int default null, p_concurrency_key text default null, p_concurrency_limit int default null,
+  p_idempotency_key text default null, p_correlation_id text default null, p_trace text default null,
+  p_parent_id text default null)
+returns text language sql security definer set search_path from current as $$
+  select s.job_id from _submit_in_sql(p_type, p_payload, p_job_id, p_priority, p_delay_s, p_run_at, p_deadline_s, p_max_attempts,
+                                      p_concurrency_key, p_concurrency_limit, p_idempotency_key, p_correlation_id, p_trace, p_parent_id,
+                                      null) s
+$$;
+
+-- As `submit_job`, with what the submit says about uniqueness; the type declares what it leaves out. Returns the job id, whether the job
+-- was 'created', 'returned' or 'replaced' another, and the job that it replaced. Until the transaction ends, other submits with the same
+-- unique key wait for it.
+create or replace function submit_unique_job(
+  p_type text, p_payload jsonb default 'null', p_unique text default null, p_while text default null, p_window_s float8 default null,
+  p_on_conflict text default null, p_debounce_s float8 default null, p_debounce_max_s float8 default null, p_job_id text default null,
+  p_priority text default null, p_delay_s float8 default 0, p_run_at timestamptz default null, p_deadline_s float8 default null,
+  p_max_attempts int default null, p_concurrency_key text default null, p_concurrency_limit int default null,
+  p_idempotency_key text default null, p_correlation_id text default null, p_trace text default null, p_parent_id text default null)
+returns table (job_id text, outcome text, replaced text) language sql security definer set search_path from current as $$
+  select s.job_id, case when s.outcome = 'existing' then 'returned' when s.replaced is null then 'created' else 'replaced' end, s.replaced
+    from _submit_in_sql(
+      p_type, p_payload, p_job_id, p_priority, p_delay_s, p_run_at, p_deadline_s, p_max_attempts, p_concurrency_key, p_concurrency_limit,
+      p_idempotency_key, p_correlation_id, p_trace, p_parent_id,
+      jsonb_strip_nulls(jsonb_build_object('key', p_unique, 'while_', p_while, 'window_s', p_window_s, 'on_conflict', p_on_conflict,
+                                           'debounce_s', p_debounce_s, 'debounce_max_s', p_debounce_max_s))) s
+$$;

@@ -46,6 +46,7 @@ declare
   s state;
   e event;
   t token;
+  holder text;
 begin
   k := _find(p_id);
   t := k.t;
@@ -63,6 +64,9 @@ begin
   if s.phase = 1 then
     if t.ckey is not null and not _seat(t.id, t.ckey) then outcome := 'key'; return; end if;
     t.owner := p_actor; t.until := null;
+  elsif (d.x).opens = 2 then
+    holder := _take_unique_key_back(p_id, p_now);
+    if holder is not null then outcome := 'unique ' || holder; return; end if;
   end if;
   if k.place = 'held' or s.phase = 1 then t.epoch := t.epoch + 1; end if;
   perform _remove(p_id, k.place);

@@ -146,5 +146,9 @@ begin
   select distinct on (j.ckey) j.ckey, j.key_name, j.key_cap from job j where j.job_id = any(fresh) and j.ckey is not null
    order by j.ckey, j.id on conflict do nothing;
   perform _place_restored(made, now_at);
+  perform _restore_unique_key(u.id, u.type, u.unique_scope, u.unique_key, u.unfinished, u.unique_until, u.first_at, now_at)
+     from jsonb_to_recordset(made) as u(id bigint, type int, unique_scope text, unique_key text, unfinished boolean,
+                                        unique_until timestamptz, first_at timestamptz)
+    where u.unique_key is not null order by u.id;
   return query select unnest(fresh);
 end $$;

@@ -200,6 +200,7 @@ begin
   facts := facts || jsonb_build_object('jobs', coalesce((select jsonb_agg(j.job_id order by j.id) from job j where j.id = any(gone)), '[]'));
   delete from idempotency k where k.id = any(gone);
   get diagnostics keys = row_count;
+  delete from unique_job u where u.id = any(gone);
   delete from result r where r.id = any(gone);
   delete from checkpoint c where c.id = any(gone);
   delete from journal j where j.id = any(gone);

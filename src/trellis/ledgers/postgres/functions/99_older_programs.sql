@@ -50,9 +50,36 @@ create or replace function submit_keyed(
   p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[], p_chosen smallint[])
 returns table (outcome text, job_id text)
 language sql set search_path from current as $$
-  select * from submit_keyed(p_actor, p_lifecycles, p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays,
-                             p_run_ats, p_deadlines, p_correlations, p_traces, p_parents, p_compensates, p_ckeys, p_caps, p_scopes,
-                             p_keys, p_fingerprints, p_repeat, p_given, p_waiting_max, p_chosen, null)
+  select s.outcome, s.job_id
+    from submit_keyed(p_actor, p_lifecycles, p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats,
+                      p_deadlines, p_correlations, p_traces, p_parents, p_compensates, p_ckeys, p_caps, p_scopes, p_keys, p_fingerprints,
+                      p_repeat, p_given, p_waiting_max, p_chosen, null, null, null) s
+$$;
+
+-- Until version 33: without unique keys. What a type declares about them holds for these submits too.
+create or replace function submit_keyed(
+  p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
+  p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
+  p_correlations text[], p_traces text[], p_parents text[], p_compensates text[], p_ckeys text[], p_caps int[], p_scopes text[],
+  p_keys text[], p_fingerprints bytea[], p_repeat boolean, p_given boolean[], p_waiting_max int[], p_chosen smallint[],
+  p_key text[])
+returns table (outcome text, job_id text)
+language sql set search_path from current as $$
+  select s.outcome, s.job_id
+    from submit_keyed(p_actor, p_lifecycles, p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats,
+                      p_deadlines, p_correlations, p_traces, p_parents, p_compensates, p_ckeys, p_caps, p_scopes, p_keys, p_fingerprints,
+                      p_repeat, p_given, p_waiting_max, p_chosen, p_key, null, null) s
+$$;
+
+-- Until version 33: what a type declares about uniqueness stays as it is.
+create or replace function declare_types(
+  p_actor int, p_only_new boolean, p_lifecycles smallint[], p_types text[], p_prios smallint[], p_max_attempts int[],
+  p_max_deaths smallint[], p_deadlines float8[], p_limits int[], p_keyed boolean[], p_compensations text[]) returns void
+language sql set search_path from current as $$
+  select declare_types(p_actor, p_only_new, p_lifecycles, p_types, p_prios, p_max_attempts, p_max_deaths, p_deadlines, p_limits, p_keyed,
+                       p_compensations, array(
+    select o.unique_rule from unnest(p_lifecycles, p_types) with ordinality u(lifecycle, name, n)
+      left join job_type t on t.name = u.name left join type_options o on o.lifecycle = u.lifecycle and o.type = t.id order by u.n))
 $$;
 
 -- Until version 24: stores a new key and returns no row, or returns what is stored. The row stays locked until the transaction ends, so

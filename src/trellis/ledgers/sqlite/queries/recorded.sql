@@ -10,9 +10,9 @@ CROSS JOIN trellis_job j ON j.id = s.id CROSS JOIN trellis_job_type t ON t.id = 
 -- other source for them may have changed since.
 -- name: submissions
 SELECT s.job_id, t.name, j.prio, s.max_attempts, s.max_deaths, s.payload, s.deadline, k.name, coalesce(s.key_limit, 1), s.trace, s.parent,
-  s.compensates
+  s.compensates, u.scope, u.key, u.unfinished, u.until, u.first_at
 FROM json_each(?) w CROSS JOIN trellis_submission s ON s.job_id = w.value CROSS JOIN trellis_job j ON j.id = s.id
-JOIN trellis_job_type t ON t.id = j.type LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey;
+JOIN trellis_job_type t ON t.id = j.type LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_unique_job u ON u.job = j.id;
 
 -- The keys of the original submit. A key that was bound later is not part of the request.
 -- name: idempotency_keys

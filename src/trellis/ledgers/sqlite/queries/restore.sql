@@ -28,6 +28,13 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: add_key
 INSERT INTO trellis_idempotency (scope, key, job, fingerprint, at) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
+-- A job that has ended holds its key for its window alone. A key that another job holds stays with that job.
+-- name: add_unique_key
+INSERT INTO trellis_unique_job (job, type, scope, key, unfinished, until, first_at, holds)
+SELECT :job, :type, :scope, :key, :unfinished, :until, :first_at, (j.place < 5 OR coalesce(:until > :now, 0)) AND NOT EXISTS (
+  SELECT 1 FROM trellis_unique_job u WHERE u.type = :type AND u.scope = :scope AND u.key = :key AND u.holds = 1)
+FROM trellis_job j WHERE j.id = :job;
+
 -- name: add_journal
 INSERT INTO trellis_journal (job, entry, epoch, at, body) VALUES (?, ?, ?, ?, ?);
 
