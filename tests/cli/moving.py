@@ -60,6 +60,16 @@ async def fill(url: str, nlm_path: Path | None = None, *, lifecycles: Iterable[s
         await other.close()
 
 
+async def _wait_for_a_child(rig: Rig) -> None:
+    """A suspended job with a child and a signal."""
+    waits = await rig.running(type="waits")
+    child = rig.new_job(type="child", parent_id=waits.lease.job_id)
+    await rig.ledger.spawn(WORKER, waits.lease, [child], "children", b"[]", abandoned=frozenset())
+    await rig.ledger.send_signal(SUBMITTER, waits.lease.job_id, "hint", b'"early"', signal_key="once")
+    wait = Wait(children=(child.job_id,), signal="go", timeout_s=9e5)
+    await rig.pull(waits, "suspend", wait=wait, spare_attempt=True)
+
+
 async def _fill(rig: Rig, lifecycles: Iterable[str]) -> None:
     ledger = rig.ledger
     await ledger.declare_types(ADMIN, [TypeOptions(type="work", deadline_s=1.5e6, compensation="undo", keyed=True)])
@@ -98,12 +108,7 @@ async def _fill(rig: Rig, lifecycles: Iterable[str]) -> None:
     await ledger.signal(held.lease, [("job_heartbeat", b'{"done":0.5}'), ("job_log", b'{"line":"\xd1\x85"}')])
     await ledger.renew(WORKER, [held.lease])
     await rig.cancel(held.lease.job_id, CancelMode.SOFT, cause="too late")
-    waits = await rig.running(type="waits")
-    child = rig.new_job(type="child", parent_id=waits.lease.job_id)
-    await ledger.spawn(WORKER, waits.lease, [child], "children", b"[]", abandoned=frozenset())
-    await ledger.send_signal(SUBMITTER, waits.lease.job_id, "hint", b'"early"', signal_key="once")
-    wait = Wait(children=(child.job_id,), signal="go", timeout_s=9e5)
-    await rig.pull(waits, "suspend", wait=wait, spare_attempt=True)
+    await _wait_for_a_child(rig)
     done = await rig.running(type="done")
     await rig.pull(done, "complete", result=b"42", result_ttl_s=1e6, data=b'{"took":3}')
     dead = await rig.running(type="dies")
