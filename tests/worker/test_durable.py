@@ -90,7 +90,7 @@ async def test_a_sleeping_job_holds_nothing_and_goes_on_in_time(stand: Stand, sh
     handle = await stand.submit("reminder")
     await stand.run_until_idle(shop.app)
     job = await stand.job(handle)
-    assert (job.state, job.lease) == ("suspended", None) if hasattr(job, "lease") else job.state == "suspended"
+    assert (job.state, job.lease_expires_at) == ("suspended", None)
     assert shop.effects == {"first": 1}
     stand.clock.advance(3599)
     await stand.sweep()

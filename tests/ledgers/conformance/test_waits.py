@@ -1,6 +1,7 @@
 """Suspended jobs: they hold no lease, and go on in the transaction in which what they wait for has happened."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -236,7 +237,7 @@ async def test_a_lost_lease_spawns_nothing(rig: Rig):
 
 
 @pytest.mark.parametrize("options", [{"delay_s": 60.0}, {"concurrency_key": "k"}, {"priority": 0}])
-async def test_children_of_every_kind_are_awaited(rig: Rig, options: dict[str, object]):
+async def test_children_of_every_kind_are_awaited(rig: Rig, options: dict[str, Any]):
     parent = await rig.running()
     children = await spawn(rig, parent, 2, **options)
     await suspend(rig, parent, Wait(children=tuple(children)))

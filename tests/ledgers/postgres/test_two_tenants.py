@@ -185,6 +185,24 @@ async def test_a_login_moves_nothing_of_another(tenants: Tenants):
     assert await tenants.acme.fetchval(moves, SUBMITTER, job_id) == "moved"
 
 
+@pytest.mark.requirement("D62")
+async def test_a_login_sends_no_signal_to_a_job_of_another_and_spawns_nothing_for_it(tenants: Tenants):
+    job_id = await tenants.submit()
+    send = "SELECT outcome FROM trellis.send_signal(trellis.register_actor('x', $1::smallint), $2, 'go', '1', null, 9, null, false)"
+    assert await tenants.rival.fetchval(send, SUBMITTER, job_id) == "missing"
+    assert await tenants.acme.fetchval(send, SUBMITTER, job_id) == "sent"
+    assert [len(await login.fetch("SELECT * FROM trellis.job_signal")) for login in (tenants.acme, tenants.rival)] == [
+        1,
+        0,
+    ]
+    await worked(tenants, end=False)
+    number = await tenants.acme.fetchval("SELECT id FROM trellis.job WHERE job_id = $1", job_id)
+    epoch = await tenants.acme.fetchval("SELECT epoch FROM trellis.job_status WHERE job_id = $1", job_id)
+    assert await tenants.rival.fetchval("SELECT trellis.begin_spawn($1, $2, 'e', '1')", number, epoch) == 0
+    with pytest.raises(asyncpg.PostgresError, match="is not held under epoch"):
+        await tenants.rival.execute("SELECT trellis.link_children($1, $2, '{}', '{}')", number, epoch)
+
+
 @pytest.mark.requirement("D62", "D46")
 async def test_a_login_cannot_write_another_name_into_the_history(tenants: Tenants):
     for name in ("anna", f"sql:{ACME}", f"db:{ACME}:sql:{ACME}"):
