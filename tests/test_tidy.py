@@ -42,6 +42,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "worker/payloads.py": "whatever the application's serializer raises says that the value does not fit",
     "worker/process_child.py": "whatever user code raises is the outcome of its job",
     "worker/resources.py": "whatever a resource raises stops the start, or is told in the log when it is closed",
+    "worker/durable.py": "whatever a step raises is the outcome of the step",
     "worker/threads.py": "whatever user code raises is the outcome of its job",
     "worker/app.py": "whatever the application's key function raises is named in the refusal of the submit",
     "cli/metrics_export.py": "whatever the exporter raises is told in the log, and the process goes on",

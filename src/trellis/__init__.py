@@ -52,7 +52,14 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.engine.retry_policy import RetryPolicy
     from trellis.worker.app import App
     from trellis.worker.context import Context, Item, SyncContext
-    from trellis.worker.durable import ChildFailed, ChildHandle, FirstChild, ReplayMismatch, SignalTimeout
+    from trellis.worker.durable import (
+        ChildFailed,
+        ChildHandle,
+        DurableStepFailed,
+        FirstChild,
+        ReplayMismatch,
+        SignalTimeout,
+    )
     from trellis.worker.middleware import CallNext
     from trellis.worker.options import WorkerOptions
     from trellis.worker.outcomes import Snooze
@@ -68,6 +75,7 @@ __all__ = [
     "ConcurrencyKeyMissing",
     "Context",
     "DeadLetter",
+    "DurableStepFailed",
     "Event",
     "FeedPage",
     "FirstChild",
@@ -173,7 +181,14 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "trellis.app.wiring": ("connect", "connect_sync", "run_worker"),
         "trellis.worker.app": ("App",),
         "trellis.worker.context": ("Context", "Item", "SyncContext"),
-        "trellis.worker.durable": ("ChildFailed", "ChildHandle", "FirstChild", "ReplayMismatch", "SignalTimeout"),
+        "trellis.worker.durable": (
+            "ChildFailed",
+            "ChildHandle",
+            "FirstChild",
+            "ReplayMismatch",
+            "SignalTimeout",
+            "DurableStepFailed",
+        ),
         "trellis.worker.middleware": ("CallNext",),
         "trellis.worker.options": ("WorkerOptions",),
         "trellis.worker.outcomes": ("Snooze",),

@@ -49,6 +49,7 @@ ALONE = {
     "count_failed",
     "document",
     "execute",
+    "check_executable",
     "find",
     "history_page",
     "page",

@@ -59,6 +59,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/jobs/{job_id}"): REFUSED,
     ("POST", "/jobs/{job_id}/approval"): REFUSED,
     ("POST", "/jobs/{job_id}/cancel"): REFUSED,
+    ("POST", "/jobs/{job_id}/signals"): REFUSED,
     ("GET", "/jobs/{job_id}/context"): REFUSED,
     ("GET", "/jobs/{job_id}/context/{epoch}"): REFUSED,
     ("GET", "/jobs/{job_id}/events"): REFUSED,

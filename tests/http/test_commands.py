@@ -115,7 +115,7 @@ def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as
     assert [one["data"]["event"] for one in remote["signals"]] == ["baking"]
     assert "the oven is cold" in remote["traceback"]
     ((remote, local),) = both(shell, place, "job", "explain", job_id)
-    assert remote == local
+    assert SINCE.sub("?", json.dumps(remote)) == SINCE.sub("?", json.dumps(local))
     assert "ValueError: the oven is cold" in remote["traceback"]
     told = shell(*asked, "--wait", "5s", code=1)
     assert f"job {job_id} ended as dead_lettered: " in told

@@ -1,5 +1,6 @@
 """Durable functions: steps, waits and children of a handler, which survive every restart of it."""
 
+import asyncio
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.worker.conftest import Stand
-from trellis.engine.errors import OptionInvalid, TransientError
-from trellis.engine.jobs import Actor, JobId
+from trellis.engine.errors import OptionInvalid, PermanentError, TransientError
+from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.engine.retry_policy import RetryPolicy
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.context import Context, SyncContext
-from trellis.worker.durable import ChildFailed, ChildHandle, SignalTimeout
+from trellis.worker.durable import ChildFailed, ChildHandle, DurableStepFailed, SignalTimeout
 
 SUBMITTER = Actor(role=Role.SUBMITTER, name="test")
 AT_ONCE = RetryPolicy(base_s=0.0, max_s=0.0)
@@ -169,8 +170,6 @@ async def test_an_uncaught_failure_of_a_child_fails_its_parent_until_both_are_re
     luck["part"] = 1
     (child,) = (await stand.ledger.children(JobId(handle.id), since=None, limit=9)).job_ids
     admin = Actor(role=Role.CONTROL_PLANE, name="operator")
-    from trellis.engine.jobs import RequestId
-
     for n, job_id in enumerate((child, JobId(handle.id))):
         await stand.ledger.requeue(admin, [job_id], RequestId(f"r{n}"), limit=1, cause="repaired")
     await stand.run_until_idle(shop.app)
@@ -252,8 +251,6 @@ async def test_a_changed_handler_is_told_apart_and_repaired_by_a_requeue(stand: 
     ):
         await handle.result()
     code["second"] = "ship"
-    from trellis.engine.jobs import RequestId
-
     admin = Actor(role=Role.CONTROL_PLANE, name="operator")
     await stand.ledger.requeue(admin, [JobId(handle.id)], RequestId("r"), limit=1, cause="repaired")
     await stand.run_until_idle(shop.app)
@@ -381,3 +378,233 @@ async def test_spawned_children_are_submitted_when_the_handler_just_returns(stan
     await stand.run_until_idle(shop.app)
     (outcome,) = await stand.ledger.outcomes([JobId(await handle.result())])
     assert (outcome.state, shop.effects["part 9"]) == ("succeeded", 1)
+
+
+async def requeue(stand: Stand, *job_ids: str) -> None:
+    admin = Actor(role=Role.CONTROL_PLANE, name="operator")
+    for job_id in job_ids:
+        await stand.ledger.requeue(admin, [JobId(job_id)], RequestId(f"requeue {job_id}"), limit=1, cause="repaired")
+
+
+async def test_a_failed_step_that_is_caught_is_the_outcome_of_the_step(stand: Stand, shop: Shop):
+    """It is not made again when the handler is repeated, and the handler goes the same way."""
+
+    @shop.app.job("pay")
+    async def pay(ctx: Context) -> list[str]:
+        def charge() -> str:
+            shop.effects["charge"] += 1
+            if shop.effects["charge"] == 1:
+                raise ValueError("declined")
+            return "paid"
+
+        told = []
+        try:
+            told.append(await ctx.step("charge", charge))
+        except DurableStepFailed as failure:
+            told.append(f"{failure.type}: {failure.message}")
+        await ctx.sleep(3600)
+        return [*told, await ctx.step("then", lambda: "done")]
+
+    handle = await stand.submit("pay")
+    await stand.run_until_idle(shop.app)
+    stand.clock.advance(3601)
+    await stand.sweep()
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == ["ValueError: declined", "done"]
+    assert shop.effects == {"charge": 1}
+
+
+async def test_an_uncaught_error_of_a_step_is_that_of_the_attempt(stand: Stand, shop: Shop):
+    @shop.app.job("flaky", retry=AT_ONCE, max_attempts=3)
+    async def flaky(ctx: Context) -> str:
+        def call() -> str:
+            shop.effects["call"] += 1
+            raise PermanentError("no") if shop.effects["call"] > 1 else TransientError("later")
+
+        return await ctx.step("call", call)
+
+    handle = await stand.submit("flaky")
+    await stand.run_until_idle(shop.app)
+    job = await stand.job(handle)
+    assert (job.state, shop.effects["call"]) == ("failed", 2), "transient, then permanent"
+
+
+async def test_two_durable_calls_at_once_are_refused(stand: Stand, shop: Shop):
+    @shop.app.job("both")
+    async def both(ctx: Context) -> Any:
+        async def slow() -> int:
+            await asyncio.sleep(0)
+            return 1
+
+        return await asyncio.gather(ctx.step("a", slow), ctx.step("b", slow))
+
+    @shop.app.job("nested")
+    async def nested(ctx: Context) -> Any:
+        return await ctx.step("outer", lambda: ctx.step("inner", lambda: 1))
+
+    for type_ in ("both", "nested"):
+        handle = await stand.submit(type_)
+        await stand.run_until_idle(shop.app)
+        (outcome,) = await stand.ledger.outcomes([JobId(handle.id)])
+        assert (outcome.state, "one durable call at a time" in (outcome.error or "")) == ("failed", True), type_
+
+
+async def test_a_failed_parent_is_repaired_with_the_children_that_went_on(stand: Stand, shop: Shop):
+    luck = {"good": False}
+
+    @shop.app.job("unlucky", max_attempts=1)
+    async def unlucky(ctx: Context) -> str:
+        if not luck["good"]:
+            raise ValueError("no luck")
+        return "lucky"
+
+    @shop.app.job("whole")
+    async def whole(ctx: Context) -> list[Any]:
+        late = ctx.spawn("part", 5, delay_s=1000.0)
+        return await ctx.gather(ctx.spawn("unlucky"), late)
+
+    handle = await stand.submit("whole")
+    await stand.run_until_idle(shop.app)
+    assert (await stand.job(handle)).state == "failed"
+    await stand.sweep()
+    luck["good"] = True
+    children = (await stand.ledger.children(JobId(handle.id), since=None, limit=9)).job_ids
+    failed = [one.job_id for one in await stand.ledger.outcomes(children) if one.has_ended]
+    await requeue(stand, *failed, handle.id)
+    await stand.run_until_idle(shop.app)
+    assert (await stand.job(handle)).state == "suspended", "it waits for the other child"
+    stand.clock.advance(1001)
+    await stand.sweep()
+    await stand.run_until_idle(shop.app)
+    lucky, part = await handle.result()
+    assert (lucky, part["twice"]) == ("lucky", 10)
+
+
+async def test_first_is_repaired_and_a_caught_failure_is_not_asked_again(stand: Stand, shop: Shop):
+    luck = {"good": False}
+
+    @shop.app.job("unlucky", max_attempts=1)
+    async def unlucky(ctx: Context) -> str:
+        if not luck["good"]:
+            raise ValueError("no luck")
+        return "lucky"
+
+    @shop.app.job("race", retry=AT_ONCE)
+    async def race(ctx: Context) -> list[Any]:
+        caught = "no"
+        try:
+            await ctx.gather(ctx.spawn("unlucky"))
+        except ChildFailed:
+            caught = await ctx.step("note", lambda: "yes")
+        winner = await ctx.first(ctx.spawn("unlucky"))
+        return [caught, winner.value]
+
+    handle = await stand.submit("race")
+    await stand.run_until_idle(shop.app)
+    assert (await stand.job(handle)).state == "failed"
+    luck["good"] = True
+    children = (await stand.ledger.children(JobId(handle.id), since=None, limit=9)).job_ids
+    await requeue(stand, *children)
+    await stand.run_until_idle(shop.app)
+    await requeue(stand, handle.id)
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == ["yes", "lucky"]
+
+
+async def test_a_mismatch_that_is_caught_still_fails_the_job(stand: Stand, shop: Shop):
+    code = {"step": "a"}
+
+    @shop.app.job("greedy")
+    async def greedy(ctx: Context) -> str:
+        with suppress(Exception):
+            await ctx.step(code["step"], lambda: 1)
+        await ctx.wait_signal("go")
+        return "done"
+
+    handle = await stand.submit("greedy")
+    await stand.run_until_idle(shop.app)
+    code["step"] = "b"
+    await signal(stand, handle.id, "go")
+    await stand.run_until_idle(shop.app)
+    (outcome,) = await stand.ledger.outcomes([JobId(handle.id)])
+    assert (outcome.state, "when this job ran before" in (outcome.error or "")) == ("failed", True)
+
+
+async def test_a_version_in_a_loop_is_the_same_in_every_round(stand: Stand, shop: Shop):
+    code = {"new": False}
+
+    @shop.app.job("loop")
+    async def loop(ctx: Context) -> list[int]:
+        rounds = []
+        for _ in range(3):
+            version = await ctx.version("change") if code["new"] else 0
+            rounds.append(version)
+            if version:
+                await ctx.step("new", lambda: 1)
+            await ctx.wait_signal("next")
+        return rounds
+
+    handle = await stand.submit("loop")
+    await stand.run_until_idle(shop.app)
+    code["new"] = True
+    for _ in range(3):
+        await signal(stand, handle.id, "next")
+        await stand.run_until_idle(shop.app)
+    assert await handle.result() == [0, 0, 0]
+
+
+async def test_waits_that_cannot_be_stored_fail_the_job_with_the_reason(stand: Stand, shop: Shop):
+    others: list[Any] = []
+
+    @shop.app.job("name")
+    async def name(ctx: Context) -> None:
+        await ctx.wait_signal("x" * 201)
+
+    @shop.app.job("foreign")
+    async def foreign(ctx: Context) -> None:
+        others.append(ctx.spawn("part", 1))
+        if len(others) > 1:
+            await ctx.gather(others[0])
+
+    @shop.app.job("entry")
+    async def entry(ctx: Context) -> None:
+        await ctx.journal("@input", lambda: 1)
+
+    await stand.submit("foreign")
+    await stand.run_until_idle(shop.app)
+    for type_, wrong in (("name", "1 to 200 characters"), ("foreign", "of another handler"), ("entry", "begin with @")):
+        handle = await stand.submit(type_, max_attempts=1)
+        await stand.run_until_idle(shop.app)
+        (outcome,) = await stand.ledger.outcomes([JobId(handle.id)])
+        assert (outcome.has_ended, wrong in (outcome.error or "")) == (True, True), (type_, outcome)
+
+
+async def test_an_uncaught_timeout_of_a_signal_is_not_tried_again(stand: Stand, shop: Shop):
+    @shop.app.job("late")
+    async def late(ctx: Context) -> None:
+        shop.attempts += 1
+        await ctx.wait_signal("go", timeout_s=60)
+
+    handle = await stand.submit("late")
+    await stand.run_until_idle(shop.app)
+    stand.clock.advance(61)
+    await stand.sweep()
+    await stand.run_until_idle(shop.app)
+    assert ((await stand.job(handle)).state, shop.attempts) == ("failed", 2)
+
+
+async def test_the_bounds_of_a_journal_hold_for_waits(stand: Stand, shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("trellis.worker.durable.JOURNAL_ENTRIES_MAX", 3)
+
+    @shop.app.job("sleepy")
+    async def sleepy(ctx: Context) -> None:
+        for _ in range(10):
+            await ctx.sleep(1)
+
+    handle = await stand.submit("sleepy")
+    for _ in range(6):
+        await stand.run_until_idle(shop.app)
+        stand.clock.advance(2)
+        await stand.sweep()
+    (outcome,) = await stand.ledger.outcomes([JobId(handle.id)])
+    assert (outcome.state, "ctx.continue_as_new" in (outcome.error or "")) == ("failed", True)

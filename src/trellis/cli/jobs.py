@@ -53,7 +53,7 @@ def add_to(program: typer.Typer) -> None:
         program,
         "job",
         section=SECTION,
-        help_="Show, explain, signal, cancel, dead-letter, requeue, approve or deny one job.",
+        help_="Show, explain, signal, cancel, requeue or decide about one job.",
     )
     command(job, "show", gateway=True)(show)
     command(job, "result", gateway=True)(result)

@@ -33,7 +33,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "jobs": ("jobs", "Jobs", "List jobs, newest first."),
         "events": ("events", "Jobs", "Show events, of one job or of all, oldest first."),
         "schedules": ("schedules", "Jobs", "When agents run and jobs are submitted by themselves."),
-        "job": ("jobs", "Jobs", "Show, explain, signal, cancel, dead-letter, requeue, approve or deny one job."),
+        "job": ("jobs", "Jobs", "Show, explain, signal, cancel, requeue or decide about one job."),
         "policy": ("policy", "Jobs", "The safety policy: check, explain, simulate."),
         "queues": ("queues", "Queues", "Depth of each job type; pause and resume one."),
         "dlq": ("dlq", "Queues", "Dead letters: list, show, requeue."),

@@ -140,6 +140,12 @@ class JobNotFound(InputError):
     code = "NOT_FOUND"
 
 
+class ChildExists(InputError):
+    """Job {job_id} exists and is no child of {parent_id}, which would give its child this id; nothing was spawned."""
+
+    code = "CONFLICT"
+
+
 class SignalRefused(InputError):
     """The signal {name!r} cannot be sent to job {job_id}: {reason}"""
 

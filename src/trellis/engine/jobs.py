@@ -55,7 +55,7 @@ LEASE_S_DEFAULT = 60.0
 HEARTBEAT_S_DEFAULT = 15.0
 CANCEL_GRACE_S_DEFAULT = 30.0
 ORPHAN_GRACE_S = CANCEL_GRACE_S_DEFAULT
-"""How long a held child may take to stop after its parent ended without success."""
+"""How long a held child may take to stop after its parent was cancelled."""
 JOB_SIGNALS_MAX = 1_000
 """The most signals that can be sent to one job."""
 SIGNAL_NAME_CHARS_MAX = 200

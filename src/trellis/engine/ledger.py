@@ -198,8 +198,8 @@ class Ledger(Protocol):
         """Submit children of a held job and record them in its journal, in one transaction.
 
         Every job names the holder's job as its parent, and has an id that the holder derives: a repeated call submits
-        nothing again. Returns the stored entry. When the parent ends without success, its children that have not ended
-        are cancelled, except those in `abandoned`.
+        nothing again. Returns the stored entry. When the parent is cancelled, its children that have not ended are
+        cancelled, too, except those in `abandoned`. Raises ChildExists when another job has the id of a child.
         """
         ...
 

@@ -137,7 +137,7 @@ def _place_after(lifecycle: Lifecycle, last: RecordedEvent, now: datetime) -> tu
         return JobPlace.READY, None
     if any(t.target == state.name and t.trigger == Trigger.SUSPEND for t in lifecycle.transitions):
         # What it waits for is recorded nowhere but in its journal: it goes on, and waits again if it has to.
-        return JobPlace.SCHEDULED, last.due_at or now
+        return JobPlace.SCHEDULED, now
     return JobPlace.SCHEDULED, last.due_at
 
 

@@ -118,7 +118,7 @@ class Cause(StrEnum):
     SIGNAL_ARRIVED = "signal %s arrived"
     """`%s` is the name of the signal."""
     BEGINS_ANEW = "its handler begins anew with another input"
-    PARENT_ENDED = "its parent ended without success"
+    PARENT_ENDED = "its parent was cancelled"
     COMPENSATED = "compensated by %s"
     """`%s` is the id of the compensating job."""
     REPLACED = "replaced by %s"

@@ -217,6 +217,10 @@ class Context(AttemptContext):
         """
         if self._steps is None:
             self._steps = set()
+        if name.startswith("@"):
+            raise PermanentError(
+                f"ctx.journal cannot have a step {name!r}: names that begin with @ are those of durable calls"
+            )
         if name in self._steps:
             raise PermanentError(
                 f"ctx.journal has the step {name!r} twice in one attempt: give each step its own name, such as {name}-2"
@@ -262,8 +266,9 @@ class Context(AttemptContext):
         """Run `call(*args, **kwargs)` once and store its result as JSON. Later attempts get the stored result.
 
         `call` may be async. The JSON value comes back, in the first attempt too: a dict for a dataclass, text for a
-        datetime. A call that raises stores nothing, and is made again by the next attempt. Raises ReplayMismatch if the
-        handler made another durable call at this place before, or one with other arguments.
+        datetime. A call that raises makes this raise DurableStepFailed. Uncaught, the attempt fails with the error itself, and
+        the next one makes the call again. Caught, the failure is the outcome of the step, for every repetition. Raises
+        ReplayMismatch if the handler made another durable call at this place before, or one with other arguments.
         """
         arguments = [args, kwargs] if args or kwargs else None
         return await self.durable_calls().step(name, lambda: call(*args, **kwargs), arguments)
@@ -283,8 +288,8 @@ class Context(AttemptContext):
     ) -> ChildHandle[Any]:
         """Submit a child job once, however often this handler is repeated. Await the handle for its result.
 
-        The child is submitted with the next durable call, or when the handler returns. It is cancelled when this job
-        ends without success, unless `abandon` is true.
+        The child is submitted with the next durable call, or when the handler returns. It is cancelled when this job is
+        cancelled, unless `abandon` is true.
         """
         return self.durable_calls().spawn(type_, payload, settings, abandon=abandon)
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from inspect import isawaitable
@@ -17,10 +18,11 @@ from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 import pydantic_core
 
-from trellis.engine.errors import OptionInvalid, PermanentError
+from trellis.engine.errors import LeaseConflictError, OptionInvalid, PermanentError
 from trellis.engine.jobs import (
     CLAIM_MAX,
     DELAY_S_MAX,
+    ERROR_CHARS_MAX,
     RESTART_ENTRY,
     Actor,
     JobId,
@@ -32,6 +34,9 @@ from trellis.engine.jobs import (
     WaitMode,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.text import error_message
+from trellis.ledgers.refusals import check_wait
+from trellis.worker.outcomes import Snooze
 from trellis.worker.payloads import within_payload_limit
 from trellis.worker.requests import SubmitSettings
 
@@ -44,6 +49,8 @@ SPAWN_MAX = 1_000
 """The most children that one journal entry names."""
 OUTCOMES_BYTES = 512 * 1024
 """Results of children that are stored together in one journal entry."""
+ERROR = "error"
+"""The entry of a step whose error the handler caught."""
 STEP, SLEEP, SPAWN, GATHER, FIRST, SIGNAL = "step", "sleep", "spawn", "gather", "first", "wait_signal"
 WAITS = "waits"
 """The entry of a call that has begun to wait. It is stored with the wait, and shows that the handler was there."""
@@ -62,6 +69,18 @@ class ReplayMismatch(PermanentError):
     """
 
 
+class DurableStepFailed(PermanentError):
+    """A step raised an error, which is its `__cause__` when it happens and its text when the handler is repeated.
+
+    An uncaught one fails the attempt as its cause does: a transient error is tried again. One that the handler catches is
+    the outcome of the step, and is raised again by each repetition of the handler.
+    """
+
+    def __init__(self, step: str, type_: str, message: str) -> None:
+        self.step, self.type, self.message = step, type_, message
+        super().__init__(f"step {step!r}: {type_}: {message}")
+
+
 class ChildFailed(PermanentError):
     """A child that the job waited for ended without success."""
 
@@ -70,7 +89,7 @@ class ChildFailed(PermanentError):
         super().__init__(f"child {job_id} ({type_}) ended as {state}: {error or 'no error was recorded'}")
 
 
-class SignalTimeout(TimeoutError):
+class SignalTimeout(PermanentError, TimeoutError):
     """No signal arrived in time."""
 
 
@@ -185,6 +204,10 @@ class DurableCalls:
         self._replay: JournalReplay | None = None
         self._number = 0
         self._pending: list[tuple[int, NewJob, str, bool]] = []
+        self._failure: tuple[int, str, DurableStepFailed] | None = None
+        """A step that raised, while nobody knows whether the handler catches it."""
+        self._busy: str | None = None
+        self._mismatch: ReplayMismatch | None = None
         self.suspension: Wait | None = None
         """What the job waits for, once a call has suspended it."""
 
@@ -205,6 +228,8 @@ class DurableCalls:
 
     async def finish(self) -> None:
         """The handler has returned: submit children that no call has submitted, and check that no call is missing."""
+        if self._mismatch is not None:
+            raise self._mismatch
         await self._flush()
         if self._replay is not None and self._replay.last > self._number:
             (entry, *_) = self._replay.at(self._replay.last)
@@ -214,34 +239,59 @@ class DurableCalls:
             )
 
     def _begin(self, kind: str, label: str) -> int:
-        """The number of the next call. Raises Suspended after a wait has begun, and ReplayMismatch."""
-        if self.suspension is not None:
-            raise Suspended
+        """The number of the next call. Raises ReplayMismatch."""
         self._number += 1
         if self._replay is not None:
-            _check_fit(self._replay, self._number, kind, label)
+            self._check_fit(self._replay, self._number, kind, label)
         return self._number
+
+    def _check_alone(self, kind: str) -> None:
+        """Check that a call may begin. Raises Suspended, ReplayMismatch, and PermanentError beside another call."""
+        if self.suspension is not None:
+            raise Suspended
+        if self._mismatch is not None:  # also for a handler that caught it
+            raise self._mismatch
+        if self._busy is not None:
+            raise PermanentError(
+                f"ctx.{kind} was called while ctx.{self._busy} had not returned: a handler makes one durable call at a time. "
+                "Use ctx.spawn and ctx.gather for what shall run in parallel"
+            )
+
+    @contextmanager
+    def _alone(self, kind: str) -> Generator[None]:
+        """Marks that a durable call is being made."""
+        self._check_alone(kind)
+        self._busy = kind
+        try:
+            yield
+        finally:
+            self._busy = None
+
+    def _check_fit(self, replay: JournalReplay, number: int, kind: str, label: str) -> None:
+        """Check that the journal has no other call under this number. Raises ReplayMismatch, from here on always."""
+        for entry in replay.at(number):
+            if not _fits(kind, label, entry):
+                self._mismatch = ReplayMismatch(
+                    f"durable call {number} of this handler is {_call_text(kind, label)}; when this job ran before, it was "
+                    f"{_call_text(entry.kind, entry.label)}"
+                )
+                raise self._mismatch
 
     async def _stored(self, number: int, kind: str) -> bytes | None:
         return next((entry.body for entry in (await self.load()).at(number) if entry.kind == kind), None)
 
     async def _record(self, number: int, kind: str, label: str, body: bytes) -> bytes:
         name = _entry_name(number, kind, label)
-        await self._refuse_full(len(body))
+        _refuse_full(await self.load(), len(body))
         stored: bytes = self._fenced(await self._worker.ledger.journal(self._lease, name, body))
         (await self.load()).add(name, stored)
         return stored
 
-    async def _refuse_full(self, more: int) -> None:
-        replay = await self.load()
-        if replay.entries >= JOURNAL_ENTRIES_MAX or replay.bytes + more > JOURNAL_BYTES_MAX:
-            raise PermanentError(
-                f"the journal of this job has {replay.entries} entries of {replay.bytes} bytes, and may have "
-                f"{JOURNAL_ENTRIES_MAX} of {JOURNAL_BYTES_MAX}: let the handler begin anew with ctx.continue_as_new"
-            )
-
     def _suspended(self, wait: Wait) -> Suspended:
-        """What to raise so that the job waits."""
+        """What to raise so that the job waits. Raises OptionInvalid and PermanentError for a wait that cannot be stored."""
+        check_wait(wait)
+        if wait.entry is not None and self._replay is not None:
+            _refuse_full(self._replay, len(wait.entry[1]))
         self.suspension = wait
         return Suspended()
 
@@ -249,19 +299,38 @@ class DurableCalls:
 
     async def step(self, name: str, call: Callable[[], Awaitable[Any] | Any], arguments: Any) -> Any:
         """Run a call once; later attempts get its stored result."""
-        await self.load()
-        label = f"{name}#{_mark(arguments)}"
-        number = self._begin(STEP, label)
-        body = await self._stored(number, STEP)
-        if body is None:
-            await self._flush()
+        with self._alone(STEP):
+            await self.load()
+            label = f"{name}#{_mark(arguments)}"
+            number = self._begin(STEP, label)
+            failed = await self._stored(number, ERROR)
+            if failed is not None:
+                raise DurableStepFailed(name, *json.loads(failed))
+            body = await self._stored(number, STEP)
+            if body is None:
+                await self._flush()
+                result = await self._result(number, name, label, call)
+                body = await self._record(number, STEP, label, result)
+            return json.loads(body)
+
+    async def _result(self, number: int, name: str, label: str, call: Callable[[], Awaitable[Any] | Any]) -> bytes:
+        """The result of a step as JSON. Its error is noted: if the handler catches it, the next call journals it."""
+        try:
             value = call()
-            result = within_payload_limit(pydantic_core.to_json(await value if isawaitable(value) else value))
-            body = await self._record(number, STEP, label, result)
-        return json.loads(body)
+            return within_payload_limit(pydantic_core.to_json(await value if isawaitable(value) else value))
+        except (Snooze, LeaseConflictError):
+            raise
+        except Exception as error:
+            failure = DurableStepFailed(name, type(error).__name__, error_message(error)[:ERROR_CHARS_MAX])
+            self._failure = (number, label, failure)
+            raise failure from error
 
     async def sleep(self, seconds: float | None, until: datetime | None) -> None:
         """Wait for a time, by the ledger's clock."""
+        with self._alone(SLEEP):
+            await self._sleep(seconds, until)
+
+    async def _sleep(self, seconds: float | None, until: datetime | None) -> None:
         replay = await self.load()
         number = self._begin(SLEEP, "")
         stored = await self._stored(number, SLEEP)
@@ -280,24 +349,28 @@ class DurableCalls:
 
     async def version(self, change: str, latest: int) -> int:
         """The version of a change that this job began with."""
+        with self._alone("version"):
+            return await self._version(change, latest)
+
+    async def _version(self, change: str, latest: int) -> int:
         replay, name = await self.load(), f"@version:{change}"
-        if self.suspension is not None:
-            raise Suspended
+        if name not in replay.named and replay.last > self._number:
+            replay.named[name] = b"0"  # for this attempt: the next one comes to the same answer
         if name not in replay.named:
-            if replay.last > self._number:
-                return 0
             await self._flush()
             body = json.dumps(latest).encode()
+            _refuse_full(replay, len(body))
             replay.add(name, self._fenced(await self._worker.ledger.journal(self._lease, name, body)))
         return json.loads(replay.named[name])
 
     async def continue_as_new(self, body: bytes) -> NoReturn:
         """Empty the journal and begin the handler anew with this payload."""
-        await self._flush()
-        replay = await self.load()
-        before = json.loads(replay.named.get(RESTART_ENTRY, b'{"n": 0}'))
-        anew = {"n": before["n"] + 1, "payload": json.loads(body), "signals": self._signals_read(replay)}
-        raise self._suspended(Wait(restart_with=json.dumps(anew).encode()))
+        with self._alone("continue_as_new"):
+            await self._flush()
+            replay = await self.load()
+            before = json.loads(replay.named.get(RESTART_ENTRY, b'{"n": 0}'))
+            anew = {"n": before["n"] + 1, "payload": json.loads(body), "signals": self._signals_read(replay)}
+            raise self._suspended(Wait(restart_with=json.dumps(anew).encode()))
 
     # --- children ------------------------------------------------------------------------------------------------
 
@@ -306,6 +379,7 @@ class DurableCalls:
         if wrong := settings.keys() & OWN_SETTINGS:
             expected = "a spawned job gets its id and parent from the job that spawns it; use ctx.submit for others"
             raise OptionInvalid(option=min(wrong), value="set", expected=expected)
+        self._check_alone(SPAWN)
         job = self._worker.request(type_, payload, {**self._family(), **settings})
         mark = _digest(job.payload)
         number = self._begin(SPAWN, f"{type_}#{mark}")
@@ -317,18 +391,22 @@ class DurableCalls:
         return ChildHandle(job_id, type_, self, is_new)
 
     async def _flush(self) -> None:
-        """Submit the children that were spawned since the last call."""
+        """Journal an error that the handler caught, and submit the children that were spawned since the last call."""
         replay = await self.load()
+        if self._failure is not None:
+            number, label, failure = self._failure
+            self._failure = None
+            await self._record(number, ERROR, label, json.dumps([failure.type, failure.message]).encode())
         while self._pending:
             part, self._pending = self._pending[:SPAWN_MAX], self._pending[SPAWN_MAX:]
             for number, job, mark, _ in part:  # the journal may not have been read when they were spawned
-                _check_fit(replay, number, SPAWN, f"{job.type}#{mark}")
+                self._check_fit(replay, number, SPAWN, f"{job.type}#{mark}")
             part = [one for one in part if not replay.at(one[0])]
             if not part:
                 continue
             first = part[0][0]
             body = json.dumps([[job.type, mark] for _, job, mark, _ in part]).encode()
-            await self._refuse_full(len(body))
+            _refuse_full(replay, len(body))
             jobs = [job for _, job, _, _ in part]
             left = frozenset(job.job_id for _, job, _, abandon in part if abandon)
             name = _entry_name(first, SPAWN, str(len(part)))
@@ -341,6 +419,11 @@ class DurableCalls:
         """The results of children, in their order."""
         if not handles:
             return []
+        self._check_handles(handles)
+        with self._alone(GATHER):
+            return await self._gather(handles, return_exceptions=return_exceptions)
+
+    async def _gather(self, handles: Sequence[ChildHandle[Any]], *, return_exceptions: bool) -> list[Any]:
         await self.load()
         number = self._begin(GATHER, str(len(handles)))
         outcomes = await self._gathered(number, len(handles))
@@ -360,20 +443,39 @@ class DurableCalls:
         """The child that ended first."""
         if not handles:
             raise OptionInvalid(option="handles", value="none", expected="at least one child to wait for")
-        await self.load()
+        self._check_handles(handles)
+        with self._alone(FIRST):
+            return await self._first(handles)
+
+    async def _first(self, handles: Sequence[ChildHandle[Any]]) -> FirstChild:
+        replay = await self.load()
         number = self._begin(FIRST, str(len(handles)))
-        body = await self._stored(number, FIRST)
+        body = next(
+            (entry.body for entry in replay.at(number) if entry.kind == FIRST and self._counts(number, entry)), None
+        )
         if body is None:
             by_id = await self._ended(number, FIRST, handles, WaitMode.ANY)
             ended = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
             place, outcome = next((n, outcome) for n, outcome in enumerate(ended) if outcome is not None)
-            body = await self._record(number, FIRST, str(len(handles)), json.dumps([place, outcome]).encode())
+            label = f"{len(handles)}.0.{self._generation}.{int('failed' in outcome)}"
+            body = await self._record(number, FIRST, label, json.dumps([place, outcome]).encode())
         chosen: tuple[int, Any] = tuple(json.loads(body))
         place, outcome = chosen
         value = self._value(handles[place], outcome)
         if isinstance(value, ChildFailed):
             raise value
         return FirstChild(handles[place], value)
+
+    def _check_handles(self, handles: Sequence[ChildHandle[Any]]) -> None:
+        if any(handle.calls is not self for handle in handles):
+            expected = "a child that this attempt of this handler has spawned"
+            raise OptionInvalid(option="handle", value="of another handler", expected=expected)
+
+    def _counts(self, number: int, entry: JournalEntry) -> bool:
+        """Whether the outcomes of an entry still count. After a requeue, failures that ended the handler are asked again."""
+        _, _, generation, failed = entry.label.split(".")
+        assert self._replay is not None
+        return not int(failed) or int(generation) == self._generation or number < self._replay.last
 
     async def _ended(
         self, number: int, kind: str, handles: Sequence[ChildHandle[Any]], mode: WaitMode
@@ -409,9 +511,8 @@ class DurableCalls:
         for entry in (await self.load()).at(number):
             if entry.kind == WAITS:
                 continue
-            _, part, generation, failed = entry.label.split(".")
-            if not int(failed) or int(generation) == self._generation:
-                parts[int(part)] = json.loads(entry.body)
+            if self._counts(number, entry):
+                parts[int(entry.label.split(".")[1])] = json.loads(entry.body)
         outcomes = [outcome for part in sorted(parts) for outcome in parts[part]]
         return outcomes if len(outcomes) == count else None
 
@@ -440,6 +541,10 @@ class DurableCalls:
 
     async def wait_signal(self, name: str, timeout_s: float | None) -> Any:
         """The next signal of this name."""
+        with self._alone(SIGNAL):
+            return await self._wait_signal(name, timeout_s)
+
+    async def _wait_signal(self, name: str, timeout_s: float | None) -> Any:
         replay = await self.load()
         number = self._begin(SIGNAL, name)
         stored = await self._stored(number, SIGNAL)
@@ -480,6 +585,20 @@ class DurableCalls:
         return read
 
 
+def error_of_step(error: BaseException) -> BaseException:
+    """The error with which an attempt fails: that of the step, if the handler did not catch the failure of a step."""
+    return error.__cause__ if isinstance(error, DurableStepFailed) and error.__cause__ is not None else error
+
+
+def _refuse_full(replay: JournalReplay, more: int) -> None:
+    """Check that the journal may get another entry of this size. Raises PermanentError."""
+    if replay.entries >= JOURNAL_ENTRIES_MAX or replay.bytes + more > JOURNAL_BYTES_MAX:
+        raise PermanentError(
+            f"the journal of this job has {replay.entries} entries of {replay.bytes} bytes, and may have "
+            f"{JOURNAL_ENTRIES_MAX} of {JOURNAL_BYTES_MAX}: let the handler begin anew with ctx.continue_as_new"
+        )
+
+
 def _entry_name(number: int, kind: str, label: str) -> str:
     return f"@{number}:{kind}:{label}"
 
@@ -489,23 +608,13 @@ def _begun(number: int, kind: str, label: str, until: str | None = None) -> tupl
     return _entry_name(number, WAITS, f"{kind}:{label}"), json.dumps(until).encode()
 
 
-def _check_fit(replay: JournalReplay, number: int, kind: str, label: str) -> None:
-    """Check that the journal has no other call under this number. Raises ReplayMismatch."""
-    for entry in replay.at(number):
-        if not _fits(kind, label, entry):
-            raise ReplayMismatch(
-                f"durable call {number} of this handler is {_call_text(kind, label)}; when this job ran before, it was "
-                f"{_call_text(entry.kind, entry.label)}"
-            )
-
-
 def _fits(kind: str, label: str, entry: JournalEntry) -> bool:
     """Whether a call can have written this entry."""
     if entry.kind == WAITS:
         return f"{kind}:{label}" == entry.label
-    if kind != entry.kind:
+    if kind != entry.kind and (kind, entry.kind) != (STEP, ERROR):
         return False
-    if kind == GATHER:
+    if kind in {GATHER, FIRST}:
         return label == entry.label.partition(".")[0]
     if kind in {STEP, SPAWN}:
         name, _, mark = label.rpartition("#")
@@ -518,10 +627,13 @@ def _call_text(kind: str, label: str) -> str:
     """A call in the words of an error message."""
     if kind == WAITS:
         kind, _, label = label.partition(":")
+    kind = STEP if kind == ERROR else kind
     name, _, mark = label.rpartition("#") if kind in {STEP, SPAWN} else (label, "", "")
-    what = {GATHER: f"of {label.partition('.')[0]} children", FIRST: f"of {label} children", SLEEP: ""}.get(
-        kind, repr(name)
-    )
+    what = {
+        GATHER: f"of {label.partition('.')[0]} children",
+        FIRST: f"of {label.partition('.')[0]} children",
+        SLEEP: "",
+    }.get(kind, repr(name))
     return " ".join(filter(None, (f"ctx.{kind}", what, f"with arguments {mark}" if mark else "")))
 
 

@@ -15,7 +15,7 @@ from trellis.engine.logs import log_of
 from trellis.engine.retry_policy import error_text
 from trellis.worker.app import HandlerKind
 from trellis.worker.context import Context, Item, SyncContext, WorkerServices
-from trellis.worker.durable import Suspended
+from trellis.worker.durable import Suspended, error_of_step
 from trellis.worker.handlers import Handlers
 from trellis.worker.held import HeldJob, HeldJobs, StopCause
 from trellis.worker.outcomes import (
@@ -212,8 +212,8 @@ class Runners:
             # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
             # handler.
             except BaseException as problem:  # noqa: BLE001
-                error = problem
-                _describe_failure(span, problem)
+                error = error_of_step(problem)
+                _describe_failure(span, error)
         self._handler_ended(held, error)
         if held.progress is not None or held.logs is not None:
             await self._flush(held)
@@ -228,10 +228,10 @@ class Runners:
         """Read the journal before the handler begins again, and the payload with which it began anew."""
         body = await context.durable_calls().restarted_payload()
         if body is not None:
-            payload = held.spec.codec.read_payload(body)
-            if isinstance(payload, UnreadablePayload):
-                raise PermanentError(f"the input with which this job began anew cannot be read: {payload.detail}")
-            held.payload = payload
+            anew = held.spec.codec.read_payload(body)
+            if isinstance(anew, UnreadablePayload):
+                raise PermanentError(f"the input with which this job began anew cannot be read: {anew.detail}")
+            held.payload = anew
 
     async def _run_batch(self, first: HeldJob, now: float, task: asyncio.Task[None] | None) -> None:
         batch = [held for held in (first, *self._mates(first)) if self._readable(held)]
@@ -324,6 +324,8 @@ class Runners:
         if held.wait is not None and may_suspend(held):
             # Whatever the handler has made of it: it begins again when what it waits for has happened.
             return suspend_advance(held, held.wait)
+        if held.wait is not None and error is None:
+            error = Suspended()  # it returned all the same: that is no result
         step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
         if isinstance(error, Exception) and not isinstance(error, Snooze):
             _note_failure(held, step.trigger, error)

@@ -1,16 +1,21 @@
 """Suspended jobs: they hold no lease, and go on in the transaction in which what they wait for has happened."""
 
 import asyncio
+import json
 from typing import Any
 
+import asyncpg
 import pytest
 
-from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, actor
-from trellis.engine.errors import InvalidTransition, JobNotFound, NotAllowed, OptionInvalid, SignalRefused
+from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, WORKER, Rig, actor
+from tests.ledgers.conformance.test_restore import lost_and_restored
+from trellis.engine.errors import ChildExists, InvalidTransition, JobNotFound, NotAllowed, OptionInvalid, SignalRefused
 from trellis.engine.jobs import (
     JOB_SIGNALS_MAX,
     ORPHAN_GRACE_S,
     WAIT_CHILDREN_MAX,
+    Advance,
+    CancelMode,
     CancelRequested,
     Claimed,
     JobId,
@@ -18,6 +23,7 @@ from trellis.engine.jobs import (
     LeaseLost,
     NewJob,
     StepApplied,
+    Turn,
     Wait,
     WaitMode,
 )
@@ -128,7 +134,7 @@ async def test_a_child_may_end_in_any_way(rig: Rig):
         if end == "cancel":
             await rig.cancel(child)
         elif end == "dead_letter":
-            await rig.move(child, "dead_lettered", by=ADMIN, death=_death())
+            await rig.move(child, "dead_lettered", by=ADMIN, death=DEATH)
         elif end == "deaths":
             await rig.claim_one(types=("child",), only=child)
             await rig.lose_lease()
@@ -207,11 +213,9 @@ async def test_signals_are_refused_clearly(rig: Rig):
         await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1")
 
 
-async def test_a_job_takes_a_bounded_number_of_signals(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    for module in ("trellis.ledgers.sqlite.waits", "trellis.ledgers.postgres.ledger"):
-        monkeypatch.setattr(f"{module}.JOB_SIGNALS_MAX", 3)
+async def test_a_job_takes_a_bounded_number_of_signals(rig: Rig):
     job_id = await rig.submit_one()
-    for n in range(3):
+    for n in range(JOB_SIGNALS_MAX):
         await rig.ledger.send_signal(SUBMITTER, job_id, f"s{n}", b"1")
     with pytest.raises(SignalRefused, match=f"{JOB_SIGNALS_MAX} signals"):
         await rig.ledger.send_signal(SUBMITTER, job_id, "s4", b"1")
@@ -254,7 +258,7 @@ async def test_spawn_takes_only_children_of_the_held_job(rig: Rig):
             await rig.ledger.spawn(WORKER, parent.lease, [wrong], "e", b"1", abandoned=frozenset())
 
 
-async def test_children_of_a_job_that_ends_without_success_are_cancelled(rig: Rig):
+async def test_children_of_a_cancelled_job_are_cancelled(rig: Rig):
     parent = await rig.running()
     held_id, waiting_id = await spawn(rig, parent, 2)
     (kept,) = await spawn(rig, parent, 1, entry="more", abandoned=[JobId("later")])
@@ -271,16 +275,19 @@ async def test_children_of_a_job_that_ends_without_success_are_cancelled(rig: Ri
     assert ORPHAN_GRACE_S > 0
 
 
-async def test_abandoned_children_and_those_of_a_succeeded_job_go_on(rig: Rig):
-    failing = await rig.running()
-    job = child_of(rig, failing)
-    await rig.ledger.spawn(WORKER, failing.lease, [job], "e", b"1", abandoned=frozenset({job.job_id}))
-    await rig.pull(failing, "fail")
-    happy = await rig.running()
-    (child,) = await spawn(rig, happy, 1)
-    await rig.pull(happy, "complete")
+async def test_abandoned_children_and_those_of_a_job_that_ended_otherwise_go_on(rig: Rig):
+    """A job that failed may be requeued, and needs its children then."""
+    cancelled = await rig.running()
+    job = child_of(rig, cancelled)
+    await rig.ledger.spawn(WORKER, cancelled.lease, [job], "e", b"1", abandoned=frozenset({job.job_id}))
+    await rig.cancel(cancelled.lease.job_id)
+    children = [job.job_id]
+    for trigger in ("complete", "fail", "reject"):
+        parent = await rig.running()
+        children += await spawn(rig, parent, 1)
+        await rig.pull(parent, trigger, death=DEATH if trigger == "reject" else None)
     await rig.sweep()
-    assert {await rig.state(job.job_id), await rig.state(child)} == {"queued"}
+    assert {await rig.state(job_id) for job_id in children} == {"queued"}
 
 
 async def test_a_requeued_child_is_awaited_again(rig: Rig):
@@ -301,7 +308,7 @@ async def test_a_suspended_job_is_cancelled_dead_lettered_and_ends_by_its_deadli
         if end == "cancel":
             assert not isinstance(await rig.cancel(held.lease.job_id), CancelRequested)
         elif end == "dead_letter":
-            await rig.move(held.lease.job_id, "dead_lettered", by=ADMIN, death=_death())
+            await rig.move(held.lease.job_id, "dead_lettered", by=ADMIN, death=DEATH)
         else:
             await rig.pass_time(110)
         assert await rig.state(held.lease.job_id) == ("cancelled" if end == "cancel" else "dead_lettered")
@@ -317,8 +324,6 @@ async def test_nobody_else_resumes_a_suspended_job(rig: Rig):
 
 
 async def test_a_cancel_request_ends_the_job_instead_of_suspending_it(rig: Rig):
-    from trellis.engine.jobs import CancelMode
-
     held = await rig.running()
     await rig.cancel(held.lease.job_id, CancelMode.SOFT)
     await rig.pull(held, SUSPEND, wait=FOREVER, spare_attempt=True)
@@ -382,8 +387,6 @@ async def test_many_children_that_end_at_once_resume_their_parents_once(rig: Rig
     interleaved = sorted(held, key=lambda one: hash(one.lease.job_id) % 7)
 
     async def end(n: int, part: list[Claimed]) -> None:
-        from trellis.engine.jobs import Advance, Turn
-
         advances = tuple(Advance(one.lease, "running", "complete" if n % 3 else "fail") for one in part)
         await ledgers[n % 2].turn(Turn(actor=WORKER, advances=advances))
 
@@ -402,12 +405,6 @@ async def test_signals_leave_with_their_job(rig: Rig):
     assert await rig.ledger.job_signals(job_id, "go", after=0, limit=10) == []
 
 
-def _death():
-    from tests.ledgers.conformance.rig import DEATH
-
-    return DEATH
-
-
 async def test_a_wait_stores_its_journal_entry_and_a_new_beginning_empties_the_journal(rig: Rig):
     held = await rig.running()
     job_id = held.lease.job_id
@@ -419,3 +416,103 @@ async def test_a_wait_stores_its_journal_entry_and_a_new_beginning_empties_the_j
     assert await rig.ledger.read_journal(job_id) == {"@input": b'"anew"'}
     event = await rig.last_event(job_id)
     assert (event.type, event.cause) == ("job_resumed", Cause.BEGINS_ANEW)
+
+
+async def test_a_child_whose_id_another_job_has_is_not_spawned(rig: Rig):
+    """Ids of children can be computed: whoever takes one first keeps the child away, and cannot answer for it."""
+    parent = await rig.running()
+    job = child_of(rig, parent)
+    await rig.offer(NewJob(job_id=job.job_id, type="child"))
+    with pytest.raises(ChildExists):
+        await rig.ledger.spawn(WORKER, parent.lease, [job], "e", b"1", abandoned=frozenset())
+    assert await rig.ledger.read_journal(parent.lease.job_id) == {}
+
+
+@pytest.mark.only("postgres")
+@pytest.mark.parametrize(
+    "mode, trigger", [(WaitMode.ALL_OR_FAILURE, "fail"), (WaitMode.ANY, "complete"), (WaitMode.ALL, "complete")]
+)
+async def test_children_of_the_same_parents_that_end_in_two_turns_do_not_deadlock(
+    rig: Rig, mode: WaitMode, trigger: str
+):
+    families = [await waiting_parent(rig, 2, mode) for _ in range(120)]
+    held = [[await rig.claim_one(types=("child",), only=ids[n]) for _, ids in families] for n in range(2)]
+    other, before = await rig.open_another(), await _deadlocks(rig)
+    turns = [
+        Turn(actor=WORKER, advances=tuple(Advance(one.lease, "running", trigger) for one in part)) for part in held
+    ]
+    await asyncio.gather(rig.ledger.turn(turns[0]), other.turn(turns[1]))
+    assert await _deadlocks(rig) == before
+    assert {await rig.state(parent) for parent, _ in families} == {"queued"}
+
+
+@pytest.mark.only("postgres")
+async def test_a_sweep_waits_for_no_relative_of_a_job_that_it_ends(rig: Rig):
+    """A turn has the child's row when the sweep comes to its lease: the sweep leaves the job to the next one."""
+    parent = await rig.running()
+    (child,) = await spawn(rig, parent, 1, max_attempts=1)
+    held = await rig.claim_one(types=("child",), only=child)
+    await suspend(rig, parent, Wait(children=(child,)))
+    for _ in range(3):
+        await rig.advance(8.0)
+        await rig.sweep()
+    assert rig.admin_url is not None
+    turn = await asyncpg.connect(rig.admin_url)
+    await turn.execute("BEGIN; SELECT FROM trellis.spawned FOR UPDATE")
+    await rig.advance(8.0)
+    report = await rig.sweep()
+    assert (report.expired, report.exhausted, await rig.state(child)) == (0, 0, "running")
+    await turn.execute("ROLLBACK")
+    await turn.close()
+    await rig.sweep()
+    assert await rig.state(child) == "dead_lettered"
+    assert await rig.state(parent.lease.job_id) == "queued"
+    assert isinstance(await rig.pull(held, "complete"), LeaseLost)
+
+
+async def test_a_restored_job_gets_signals_again(rig: Rig):
+    """What it waited for is lost: it is resumed at once, and signals have higher numbers than those it has read."""
+    held = await rig.running(type="waits")
+    job_id = held.lease.job_id
+    for _ in range(4):
+        await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1")
+    sent = await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"1")
+    await suspend(rig, held, Wait(signal="go", after=sent.number, timeout_s=86_400.0))
+    await lost_and_restored(rig)
+    await rig.advance(1)
+    await rig.sweep()
+    again = await rig.claim_one(types=("waits",))
+    await suspend(rig, again, Wait(signal="go", after=sent.number))
+    assert await rig.state(job_id) == "suspended"
+    await rig.ledger.send_signal(SUBMITTER, job_id, "go", b"2")
+    assert await rig.state(job_id) == "queued"
+    assert [one.body for one in await rig.ledger.job_signals(job_id, "go", after=sent.number, limit=9)] == [b"2"]
+
+
+@pytest.mark.only("postgres")
+async def test_sql_callers_send_bounded_json(rig: Rig):
+    job_id = await rig.submit_one()
+    connection = await asyncpg.connect(rig.app_url)
+    send = "SELECT outcome FROM trellis.send_signal(trellis.register_actor('x', $1::smallint), $2, $3, $4, null, null, false)"
+    for name, body, wrong in (("go", b"not json", "is JSON"), ("", b"1", "1 to 200"), ("go", b"\xff", "is JSON")):
+        with pytest.raises(asyncpg.PostgresError, match=wrong):
+            await connection.fetchval(send, Role.CONTROL_PLANE.code, job_id, name, body)
+    assert await connection.fetchval(send, Role.CONTROL_PLANE.code, job_id, "go", b"1") == "sent"
+    await connection.close()
+
+
+async def test_a_new_beginning_drops_the_signals_that_were_read(rig: Rig):
+    held = await rig.running()
+    job_id = held.lease.job_id
+    numbers = [(await rig.ledger.send_signal(SUBMITTER, job_id, name, b"1")).number for name in ("go", "go", "other")]
+    anew = json.dumps({"n": 1, "payload": None, "signals": {"go": numbers[0]}}).encode()
+    await suspend(rig, held, Wait(restart_with=anew))
+    left = [await rig.ledger.job_signals(job_id, name, after=0, limit=9) for name in ("go", "other")]
+    assert [[one.number for one in each] for each in left] == [[numbers[1]], [numbers[2]]]
+
+
+async def _deadlocks(rig: Rig) -> int:
+    assert rig.admin_sql is not None
+    await rig.admin_sql("SELECT pg_stat_force_next_flush()")
+    rows = await rig.admin_sql("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+    return rows[0][0]

@@ -16,14 +16,13 @@ from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, thi
 from trellis.engine.alerts import AlertChange, AlertRound
 from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
-    JobNotFound,
+    ChildExists,
     LedgerUnavailable,
     NotAllowed,
     OptionInvalid,
     OutcomeUnknown,
 )
 from trellis.engine.jobs import (
-    JOB_SIGNALS_MAX,
     REMARKS_MAX,
     RESTORE_MAX,
     SUBMIT_MAX,
@@ -91,7 +90,6 @@ from trellis.ledgers.refusals import (
     check_next_head,
     check_retention,
     check_signals,
-    signal_refused,
 )
 from trellis.ledgers.retention_plan import PlannedGroup, planned_removals, stored_ages
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
@@ -424,11 +422,16 @@ class PostgresLedger(PostgresReads):
                 return (
                     await connection.fetch("select body from journal where id = $1 and entry = $2", lease.key, entry)
                 )[0][0]
+            there = await connection.fetch(
+                "select job_id from job where job_id = any($1)", [job.job_id for job in jobs]
+            )
+            if there:
+                raise ChildExists(job_id=there[0][0], parent_id=lease.job_id)
             plain = [job for job in jobs if submit.is_plain(job)]
             keyed = [job for job in jobs if not submit.is_plain(job)]
             await submit.lock_waiting(connection, keyed)
             groups = ({actor: plain} if plain else {}), ({actor: keyed} if keyed else {})
-            await self._submit_groups(connection, *groups, {}, repeat=True)
+            await self._submit_groups(connection, *groups, {}, repeat=False)
             await connection.execute(
                 "select link_children($1, $2, $3, $4)",
                 *held,
@@ -450,11 +453,11 @@ class PostgresLedger(PostgresReads):
         require(actor, "send_signal")
         check_job_signal(name, body, signal_key)
         number = await self._actor(actor)
-        arguments = (number, job_id, name, body, signal_key, JOB_SIGNALS_MAX, request_keys.key_argument(key))
+        arguments = (number, job_id, name, body, signal_key, request_keys.key_argument(key))
 
         async def send(connection: PostgresConnection, *, repeat: bool) -> SignalSent | None:
-            sql = "select * from send_signal($1, $2, $3, $4, $5, $6, $7, $8)"
-            return self._signal_sent(job_id, name, await connection.fetch(sql, *arguments, repeat))
+            sql = "select * from send_signal($1, $2, $3, $4, $5, $6, $7)"
+            return moves.signal_sent(job_id, name, await connection.fetch(sql, *arguments, repeat))
 
         sent = await self._note_lane.call(
             "send_signal",
@@ -463,22 +466,6 @@ class PostgresLedger(PostgresReads):
         )
         self._notifier.notify()
         return sent
-
-    @staticmethod
-    def _signal_sent(job_id: JobId, name: str, rows: Sequence[PostgresRow]) -> SignalSent | None:
-        row = rows[0]
-        if row["outcome"] == "answered":
-            return None
-        if row["outcome"] == "missing":
-            raise JobNotFound(job_id=job_id)
-        if row["number"] is None:
-            raise signal_refused(name, job_id, row["state"])
-        return SignalSent(
-            job_id=job_id,
-            number=row["number"],
-            state=row["state"],
-            repeated=row["outcome"] == "repeated",
-        )
 
     async def annotate(self, actor: Actor, job_id: JobId, type_: str, body: bytes) -> bool:
         require(actor, "remark")

@@ -22,6 +22,7 @@ from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
 from trellis.engine.jobs import (
     DERIVING_ROLES,
+    JOB_SIGNALS_MAX,
     ORPHAN_GRACE_S,
     REPORT_ID_PATTERN,
     REPORTING_ROLE,
@@ -320,6 +321,7 @@ def _constants() -> LiteralString:
         .replace("{company_deaths_max}", str(SHARED_DEATHS_MAX))
         .replace("{key_s}", str(KEY_S_MIN))
         .replace("{orphan_grace_s}", str(ORPHAN_GRACE_S))
+        .replace("{job_signals_max}", str(JOB_SIGNALS_MAX))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
     return cast("LiteralString", text)

@@ -15,6 +15,7 @@ from trellis.engine.jobs import (
     NotMoved,
     RequestId,
     RequestKey,
+    SignalSent,
 )
 from trellis.engine.records import JobFilter
 from trellis.engine.text import storable
@@ -209,3 +210,20 @@ async def _requeueable(
         STORED_PLACES[where.place],
     )
     return [JobId(row["job_id"]) for row in rows]
+
+
+def signal_sent(job_id: JobId, name: str, rows: Sequence[PostgresRow]) -> SignalSent | None:
+    """The answer of the function `send_signal`; None when an answer is stored with the key of the request."""
+    row = rows[0]
+    if row["outcome"] == "answered":
+        return None
+    if row["outcome"] == "missing":
+        raise JobNotFound(job_id=job_id)
+    if row["number"] is None:
+        raise refusals.signal_refused(name, job_id, row["state"])
+    return SignalSent(
+        job_id=job_id,
+        number=row["number"],
+        state=row["state"],
+        repeated=row["outcome"] == "repeated",
+    )

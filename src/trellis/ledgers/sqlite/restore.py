@@ -50,6 +50,8 @@ def restore(tx: Transaction, actor: Actor, jobs: Sequence[JobToRestore]) -> list
             there[job.job_id] = number
             _put_back(tx, keys, job, lifecycle, number, there)
     tx.db.execute(_RESTORE_QUERIES.end_restoring)
+    tx.db.execute(_RESTORE_QUERIES.begin_numbers_of_signals)
+    tx.db.execute(_RESTORE_QUERIES.raise_numbers_of_signals, (tx.now,))
     keys.set_back()
     return answers
 
@@ -125,6 +127,8 @@ def _unique_key(type_: str, unique: UniqueKey, number: int, now: int) -> dict[st
 
 def _settle(tx: Transaction, last: RecordedEvent, now: RestoredPlace, number: int, *, keyed: bool) -> None:
     tx.db.execute(_RESTORE_QUERIES.comes_back, {"job": number, "epoch": now.epoch, "deaths": now.deaths, "now": tx.now})
+    if now.place is JobPlace.SCHEDULED and now.due_at is not None and now.due_at != last.due_at:
+        tx.db.execute(_RESTORE_QUERIES.due_at, (rows.microseconds(now.due_at), number))
     if now.place is JobPlace.READY:
         if last.due_at is not None:
             tx.db.execute(_RESTORE_QUERIES.rest_is_over, {"job": number, "place": PARKED if keyed else READY})

@@ -107,11 +107,13 @@ class StepBatch:
 
 # Waits of suspended jobs: a job that ends resumes the job that waits for it, in the same transaction.
 
+CANCELLING = frozenset({Trigger.CANCEL, "stop"})
+"""The triggers that cancel a job. The children of a cancelled job are cancelled; those of a failed one may be needed again."""
 WAIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/waits.sql")
 
 
 def children_array(children: Iterable[JobId], abandoned: frozenset[JobId] = frozenset()) -> str:
-    """Children as the statements read them: each with whether it is cancelled when its parent ends without success."""
+    """Children as the statements read them: each with whether it is cancelled with its parent."""
     return json.dumps([[child, int(child not in abandoned)] for child in children])
 
 
@@ -126,7 +128,7 @@ def _settle_waits(tx: Transaction, batch: StepBatch) -> None:
                 cause = Cause.CHILDREN_ENDED if batch.ended[child].success else Cause.CHILD_FAILED
                 causes.setdefault(parent, set()).add(cause)
         for key, step in batch.ended.items():
-            if not step.success:
+            if step.trigger in CANCELLING:
                 tx.db.execute(WAIT_QUERIES.orphan_children, (key,))
     for key, wait in batch.waits:
         causes[key] = _begin_wait(tx, key, wait)
@@ -140,12 +142,14 @@ def _begin_wait(tx: Transaction, key: JobKey, wait: Wait) -> set[Cause]:
     happened: set[Cause] = set()
     if wait.restart_with is not None:
         tx.db.execute(WAIT_QUERIES.empty_journal, (key,))
+        tx.db.execute(WAIT_QUERIES.drop_signals, {"job": key, "input": wait.restart_with.decode()})
         happened.add(Cause.BEGINS_ANEW)
     entry = wait.entry if wait.restart_with is None else (RESTART_ENTRY, wait.restart_with)
     if entry is not None:
         tx.db.execute(WAIT_QUERIES.put_entry, {"job": key, "entry": entry[0], "body": entry[1], "now": tx.now})
     if wait.children:
-        values = {"parent": key, "children": children_array(wait.children)}
+        # A child that runs again after it had ended is nobody's to cancel but the operator's who requeued it.
+        values = {"parent": key, "children": children_array(wait.children, frozenset(wait.children))}
         tx.db.execute(WAIT_QUERIES.link_children, values)
         unfinished = len(tx.db.execute(WAIT_QUERIES.await_children, values).fetchall())
         if unfinished < len(wait.children):

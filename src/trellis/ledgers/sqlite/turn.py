@@ -7,7 +7,7 @@ changes nothing.
 from collections.abc import Sequence
 
 from trellis.engine.decide import Occasion
-from trellis.engine.errors import InvalidTransition, UnknownLifecycle
+from trellis.engine.errors import ChildExists, InvalidTransition, UnknownLifecycle
 from trellis.engine.jobs import (
     REMARKS_MAX,
     Actor,
@@ -16,6 +16,7 @@ from trellis.engine.jobs import (
     JobKey,
     Lease,
     LeaseLost,
+    Mismatch,
     NewJob,
     Renewed,
     StepApplied,
@@ -113,7 +114,9 @@ def spawn(
     rows = tx.db.execute(_HOLDER_QUERIES.journal_entry, (lease.key, entry)).fetchall()
     if rows:
         return rows[0][0]
-    submit(tx, actor, jobs)
+    for answer in submit(tx, actor, jobs):
+        if isinstance(answer, Mismatch) or not answer.created:
+            raise ChildExists(job_id=answer.job_id, parent_id=lease.job_id)
     tx.db.execute(_HOLDER_QUERIES.put_journal, (lease.key, entry, lease.epoch, tx.now, body))
     children = children_array((job.job_id for job in jobs), abandoned)
     tx.db.execute(WAIT_QUERIES.link_children, {"parent": lease.key, "children": children})

@@ -1,4 +1,4 @@
-"""Signals to jobs, and the children of jobs that ended without success."""
+"""Signals to jobs, and the children of cancelled jobs."""
 
 from trellis.engine.admin_acts import SIGNALLED, NewAct
 from trellis.engine.jobs import JOB_SIGNALS_MAX, ORPHAN_GRACE_S, Actor, JobId, RequestKey, SignalSent
@@ -50,7 +50,7 @@ def _send_signal(tx: Transaction, actor: Actor, job_id: JobId, name: str, body: 
 
 
 def cancel_orphans(tx: Transaction, actor: Actor, limit: int) -> int:
-    """Cancel the children of jobs that ended without success: at once while they wait, by a request while they run."""
+    """Cancel the children of cancelled jobs: at once while they wait, by a request while they run."""
     keys = [key for (key,) in tx.db.execute(WAIT_QUERIES.orphans, (limit,))]
     if not keys:
         return 0

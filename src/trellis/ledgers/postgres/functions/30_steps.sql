@@ -178,11 +178,6 @@ create or replace function _is_timed(p_lifecycle smallint, p_state smallint) ret
   select exists (select from transition r where r.lifecycle = p_lifecycle and r.source = p_state and r.trigger in ('due', 'exhaust'))
 $$;
 
--- Whether jobs in this state wait for children, a signal or a time without a holder.
-create or replace function _is_suspended(p_lifecycle smallint, p_state smallint) returns boolean language sql stable set search_path from current as $$
-  select exists (select from transition r where r.lifecycle = p_lifecycle and r.target = p_state and r.trigger = 'suspend')
-$$;
-
 -- Puts a waiting job where its state and delay say. A null delay means now in a claimable state, and "until moved"
 -- elsewhere.
 create or replace function _put_waiting(t token, p_claimable boolean, p_due timestamptz, p_now timestamptz) returns void
@@ -289,7 +284,7 @@ begin
     raise exception 'job %: role % may not %', t.id, p_role, x.trigger using errcode = 'TR001';
   end if;
   select n.* into s from state n where n.lifecycle = x.lifecycle and n.state = x.target;
-  if x.source <> 0 and _is_suspended(x.lifecycle, x.source) then perform _wait_over(t.id); end if;
+  if x.trigger in ('due', 'cancel', 'dead_letter', 'deadline') then delete from suspension w where w.id = t.id; end if;
   t.version := t.version + 1;
   t.state := x.target;
   if s.phase = 0 and not s.claimable and p_due is not null and not _is_timed(x.lifecycle, x.target) then p_due := null; end if;
@@ -341,8 +336,8 @@ begin
     insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
     values (t.id, p_now, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle);
     if s.success and t.flags & 1 = 1 then perform _compensated(t.id, p_actor, p_role, p_now, p_batch); end if;
-    perform _child_ended(array[t.id], p_batch, s.success);
-    if not s.success then perform _parent_ended(t.id); end if;
+    if exists (select from spawned c where c.id = t.id) then perform _child_ended(array[t.id], p_batch, s.success); end if;
+    if x.trigger in ('cancel', 'stop') then update spawned c set orphaned = true where c.parent = t.id and c.cancels and not c.orphaned; end if;
   end if;
   if t.ckey is not null and s.phase <> 1 then perform _free_slots(array[t.id], array[t.ckey], false); end if;
   return t;

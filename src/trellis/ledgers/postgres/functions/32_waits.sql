@@ -2,38 +2,36 @@
 -- transaction.
 --
 -- Locks are taken in one order, so that two transactions cannot wait for each other: first rows of `spawned`, by child
--- (`_lock_family`), at the end rows of suspended jobs, by number (`_wake`).
+-- (`_lock_family`), at the end rows of suspended jobs, by number (`_wake`). The sweep comes to jobs in another order, and so
+-- waits for no row of `spawned` (`_may_end`).
 
 -- What a wait needs: all children ended (1), all ended or one without success (2), one of them ended (3).
 
-create or replace function _lock_family(p_ids bigint[]) returns void language sql set search_path from current
-set enable_seqscan = off as $$
+create or replace function _lock_family(p_ids bigint[]) returns void language sql set search_path from current as $$
   select from spawned s where s.id = any(p_ids) or s.parent = any(p_ids) order by s.id for update
 $$;
 
+-- Whether the sweep may end this job now. False while another transaction has it or a relative: the next sweep tries again.
+create or replace function _may_end(p_id bigint) returns boolean language plpgsql set search_path from current as $$
+begin
+  if exists (select from spawned s where s.id = p_id) or exists (select from spawned s where s.parent = p_id) then
+    perform from spawned s where s.id = p_id or s.parent = p_id order by s.id for update nowait;
+  end if;
+  return true;
+exception when lock_not_available then return false;
+end $$;
+
 -- A child has ended: it leaves `spawned`. A job that waits for it is looked at when this transaction ends.
 create or replace function _child_ended(p_ids bigint[], p_batch bigint, p_success boolean) returns void language sql
-set search_path from current set enable_seqscan = off as $$
+set search_path from current as $$
   with gone as (delete from spawned s where s.id = any(p_ids) returning s.parent, s.awaited)
   insert into wake (batch, id, reason)
   select distinct p_batch, g.parent, case when p_success then 'children_ended' else 'child_failed' end from gone g where g.awaited
 $$;
 
--- The children of a job that ends without success are cancelled by the next sweep, unless they were spawned to go on.
-create or replace function _parent_ended(p_id bigint) returns void language sql set search_path from current set enable_seqscan = off as $$
-  update spawned s set orphaned = true where s.parent = p_id and s.cancels and not s.orphaned
-$$;
-
--- A job leaves its wait, for whatever reason.
-create or replace function _wait_over(p_id bigint) returns void language plpgsql set search_path from current set enable_seqscan = off as $$
-begin
-  delete from suspension w where w.id = p_id;
-  if found then update spawned s set awaited = false where s.parent = p_id and s.awaited; end if;
-end $$;
-
 -- Children that run again after they had ended (a requeue) or that were put back (a restore) have no row in `spawned`.
 create or replace function _link_again(p_parent bigint, p_children bigint[]) returns void language plpgsql
-set search_path from current set enable_seqscan = off as $$
+set search_path from current as $$
 declare
   one bigint;
   k record;
@@ -42,7 +40,7 @@ begin
                 and not exists (select from ended e where e.id = c.id) order by c.id loop
     k := _find(one);
     if k.place <> 'ended' then
-      insert into spawned (id, parent, cancels) values (one, p_parent, true) on conflict do nothing;
+      insert into spawned (id, parent, cancels) values (one, p_parent, false) on conflict do nothing;
     end if;
   end loop;
 end $$;
@@ -51,7 +49,7 @@ end $$;
 -- transaction ends. p_wait: {"mode": …, "children": [job ids], "signal": name, "after": number of the last signal read,
 -- "entry" and "body": a journal entry to store, "restart": the input of a handler that begins anew}.
 create or replace function _begin_wait(p_id bigint, p_epoch int, p_wait jsonb, p_batch bigint) returns void language plpgsql
-set search_path from current set enable_seqscan = off as $$
+set search_path from current as $$
 declare
   kind smallint := coalesce((p_wait ->> 'mode')::smallint, 1);
   children bigint[] := array(
@@ -61,10 +59,14 @@ declare
   open_children int;
   reason text;
 begin
+  -- What an earlier wait of this job left. Its caller has locked these rows.
+  update spawned s set awaited = false where s.parent = p_id and s.awaited;
   insert into suspension (id, mode, signal, after)
   values (p_id, kind, p_wait ->> 'signal', coalesce((p_wait ->> 'after')::bigint, 0));
   if p_wait ->> 'restart' is not null then
     delete from journal o where o.id = p_id;
+    delete from job_signal g using json_each_text(convert_from(decode(p_wait ->> 'restart', 'base64'), 'UTF8')::json -> 'signals') r(name, no)
+     where g.id = p_id and g.name = r.name and g.no <= r.no::bigint;
     insert into journal (id, entry, at, epoch, body) values (p_id, '@input', trellis.now(), p_epoch, decode(p_wait ->> 'restart', 'base64'));
     reason := 'begins_anew';
   elsif p_wait ->> 'entry' is not null then
@@ -93,7 +95,7 @@ end $$;
 -- Resumes the suspended jobs of `wake` whose wait is over. With p_batch: those of one transaction, which waits for locked
 -- rows. Without: those that other transactions left, as far as their rows are not locked. Returns how many were resumed.
 create or replace function _wake(p_batch bigint, p_actor int, p_now timestamptz, p_new_batch bigint) returns int language plpgsql
-set search_path from current set enable_seqscan = off as $$
+set search_path from current as $$
 declare
   ids bigint[];
   r resting;
@@ -140,7 +142,7 @@ end $$;
 
 -- Sends a signal to a job that has not ended. A repeated key is answered like the first. Outcome: 'sent', 'repeated',
 -- 'ended', 'full' or 'missing'; 'answered' when an answer is stored with the key of the request (72_request_keys.sql).
-create or replace function send_signal(p_actor int, p_job_id text, p_name text, p_body bytea, p_key text, p_most int, p_request text[],
+create or replace function send_signal(p_actor int, p_job_id text, p_name text, p_body bytea, p_key text, p_request text[],
                                        p_repeat boolean)
 returns table (outcome text, state text, number bigint) language plpgsql security definer set search_path from current as $$
 #variable_conflict use_column
@@ -153,6 +155,14 @@ declare
   new_no bigint;
 begin
   perform _require(a.role, 'send_signal');
+  if length(p_name) not between 1 and 200 or octet_length(p_body) > 1048576 or length(p_key) not between 1 and 200 then
+    raise exception 'a signal has a name of 1 to 200 characters, a key of as many, and at most 1 MiB' using errcode = 'TR004';
+  end if;
+  begin
+    perform convert_from(p_body, 'UTF8')::json;
+  exception when data_exception then
+    raise exception 'the body of a signal is JSON in UTF-8' using errcode = 'TR004';
+  end;
   select j.id into of_job from job j where j.job_id = p_job_id;
   if not found or not _within_reach(a.role, of_job) then
     return query select 'missing', null::text, null::bigint;
@@ -177,7 +187,7 @@ begin
   if k.place = 'ended' then
     return query select 'ended', n.name, null::bigint from state n where n.lifecycle = (k.t).lifecycle and n.state = (k.t).state;
     return;
-  elsif (select count(*) from job_signal g where g.id = of_job) >= p_most then
+  elsif (select count(*) from job_signal g where g.id = of_job) >= _job_signals_max() then
     return query select 'full', null::text, null::bigint;
     return;
   end if;
@@ -191,7 +201,7 @@ begin
   return query select 'sent', n.name, new_no from state n where n.lifecycle = (k.t).lifecycle and n.state = (k.t).state;
 end $$;
 
--- Cancels the children of jobs that ended without success: at once while they wait, by a request while they are held.
+-- Cancels the children of cancelled jobs: at once while they wait, by a request while they are held.
 create or replace function _sweep_orphans(p_actor int, p_now timestamptz, p_batch bigint, p_limit int) returns int
 language plpgsql set search_path from current as $$
 declare
@@ -200,6 +210,7 @@ declare
   done int := 0;
 begin
   for d in select s.id from spawned s where s.orphaned order by s.id limit p_limit for update skip locked loop
+    continue when not _may_end(d.id);
     begin
       update spawned s set orphaned = false where s.id = d.id;
       k := _find(d.id);
@@ -213,7 +224,7 @@ begin
         perform _cancel_now(d.id, p_actor, p_now, p_batch, _cause('parent_ended'));
       end if;
       done := done + 1;
-    exception when others then raise warning 'trellis: the child % of an ended job could not be cancelled: %', d.id, sqlerrm;
+    exception when others then raise warning 'trellis: the child % of a cancelled job could not be cancelled: %', d.id, sqlerrm;
     end;
   end loop;
   return done;

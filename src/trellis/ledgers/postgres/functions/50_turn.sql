@@ -197,14 +197,17 @@ declare
   keyed bigint[];
   keys bigint[];
   compensations bigint[];
+  woke boolean := false;
   one bigint;
   told record;
   c claimed;
 begin
   select f.* into l from lifecycle f where f.lifecycle = p_lifecycle;
   perform _check_holder(a.role, coalesce(p_starts, '{}') || coalesce(p_done, '{}'));
-  if p_done is not null or p_others is not null then
+  if p_others is not null then
     perform _lock_family(coalesce(p_done, '{}') || array(select (u.step ->> 'id')::bigint from jsonb_array_elements(p_others) u(step)));
+  elsif p_done is not null then
+    perform from spawned s where s.id = any(p_done) order by s.id for update;
   end if;
   if p_starts is not null then
     batch_no := coalesce(batch_no, _open_batch());
@@ -272,7 +275,9 @@ begin
            array_agg(x.ckey) filter (where x.ckey is not null), array_agg(x.id) filter (where x.flags & 1 = 1)
       into got, got_versions, keyed, keys, compensations from x;
     if keyed is not null then perform _free_slots(keyed, keys, true); end if;
-    if got is not null then perform _child_ended(got, batch_no, true); end if;
+    with gone as (delete from spawned s where s.id = any(got) returning s.parent, s.awaited)
+    insert into wake (batch, id, reason) select distinct batch_no, g.parent, 'children_ended' from gone g where g.awaited;
+    woke := found;
     if compensations is not null then
       foreach one in array compensations loop perform _compensated(one, p_actor, a.role, now_at, batch_no); end loop;
     end if;
@@ -298,7 +303,7 @@ begin
       return next;
     end loop;
   end if;
-  if batch_no is not null and _wake(batch_no, p_actor, now_at, batch_no) > 0 then
+  if (woke or p_others is not null) and _wake(batch_no, p_actor, now_at, batch_no) > 0 then
     kind := 5; part := null; id := null; version := null;
     return next;
   end if;

@@ -101,6 +101,7 @@ begin
   due := 0; exhausted := 0;
   for d in select r.id from resting r join transition x on x.lifecycle = r.lifecycle and x.source = r.state and x.trigger = 'due'
             where r.due_at <= p_now order by r.due_at limit p_limit for update of r skip locked loop
+    continue when not _may_end(d.id);
     begin
       spent := _ring(d.id, p_actor, p_now, p_batch, p_windows);
       due := due + (spent is false)::int;
@@ -151,6 +152,7 @@ begin
              left join decision r on r.lifecycle = s.lifecycle and r.state = s.state and r.occasion = 'deadline'
             where o.at <= p_now and (r.occasion is not null or s.place = 'ended') order by o.at limit p_limit
               for update of o skip locked loop
+    continue when not _may_end(d.id);
     begin
       k := _find(d.id);
       t := k.t;
@@ -179,6 +181,7 @@ declare
 begin
   for d in select l.id, l.lifecycle, l.state from lease l where l.cancel_at <= p_now order by l.id limit p_limit
               for update skip locked loop
+    continue when not _may_end(d.id);
     begin
       perform _cancel_now(d.id, p_actor, p_now, p_batch, ((_decide(d.lifecycle, d.state, 'cancel_grace_over', 0)).d).cause);
       done := done + 1;
@@ -263,6 +266,7 @@ begin
     batch_no := _open_batch();
     cancelled := _sweep_cancels(p_actor, now_at, batch_no, p_limit);
     for l in select d.* from lease d where d.until <= now_at order by d.id limit p_limit for update skip locked loop
+      continue when not _may_end(l.id);
       -- A job whose lease cannot be ended must not block the others.
       begin
         what := _reap(l, p_actor, now_at, batch_no);

@@ -52,6 +52,9 @@ begin
   perform _make_partition(_partition_of(first)), _make_partition(_partition_of(first + p_count) + 1);
   perform _make_partition(_partition_of(first + p_count));
   if coalesce(pg_sequence_last_value(numbers), 0) < first then perform setval(numbers, first); end if;
+  -- The journals that come back name signals of the lost ledger as read: new ones have higher numbers.
+  perform setval(pg_get_serial_sequence('job_signal', 'no'),
+                 greatest(first, coalesce(pg_sequence_last_value(pg_get_serial_sequence('job_signal', 'no')), 0)));
   return array(select nextval(numbers) from generate_series(1, p_count));
 end $$;
 

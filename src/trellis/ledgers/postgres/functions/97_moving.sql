@@ -42,7 +42,7 @@ create or replace function _clear_moved() returns void language plpgsql set sear
 declare part text;
 begin
   foreach part in array array['event', 'feed', 'batch', 'ready', 'resting', 'parked', 'lease', 'ended', 'deadline', 'slot', 'dead_letter',
-                              'idempotency', 'unique_job', 'result', 'checkpoint', 'journal', 'signal', 'job_signal', 'spawned', 'suspension',
+                              'idempotency', 'unique_job', 'result', 'checkpoint', 'journal', 'signal', 'job_signal', 'spawned', 'suspension', 'wake',
                               'renewal', 'wish', 'job', 'type_options',
                               'concurrency_key', 'worker', 'follower', 'request_key', 'alert', 'schedule', 'audit_head', 'job_type'] loop
     execute format('delete from %I', part);

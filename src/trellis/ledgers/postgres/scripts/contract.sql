@@ -43,7 +43,9 @@ $f$;
 create or replace function trellis._action(p_verb text) returns text language sql immutable as $f$
   select case p_verb {actions} end
 $f$;
--- How long the child of a job that ended without success may take to stop (engine/jobs.py).
+-- The most signals that one job keeps (engine/jobs.py).
+create or replace function trellis._job_signals_max() returns int language sql immutable as $f$ select {job_signals_max} $f$;
+-- How long the child of a cancelled job may take to stop (engine/jobs.py).
 create or replace function trellis._orphan_grace() returns interval language sql immutable as $f$
   select interval '{orphan_grace_s} s'
 $f$;

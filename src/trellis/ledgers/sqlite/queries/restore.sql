@@ -35,6 +35,17 @@ SELECT :job, :type, :scope, :key, :unfinished, :until, :first_at, (j.place < 5 O
   SELECT 1 FROM trellis_unique_job u WHERE u.type = :type AND u.scope = :scope AND u.key = :key AND u.holds = 1)
 FROM trellis_job j WHERE j.id = :job;
 
+-- The journals that come back name signals of the lost ledger as read: new ones have higher numbers.
+-- name: begin_numbers_of_signals
+INSERT INTO sqlite_sequence (name, seq) SELECT 'trellis_job_signal', 0
+WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'trellis_job_signal');
+
+-- name: raise_numbers_of_signals
+UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'trellis_job_signal';
+
+-- name: due_at
+UPDATE trellis_job SET due_at = ? WHERE id = ?;
+
 -- name: add_journal
 INSERT INTO trellis_journal (job, entry, epoch, at, body) VALUES (?, ?, ?, ?, ?);
 

@@ -20,6 +20,10 @@ DELETE FROM trellis_journal WHERE job = ?;
 INSERT INTO trellis_journal (job, entry, epoch, at, body)
 SELECT :job, :entry, j.epoch, :now, :body FROM trellis_job j WHERE j.id = :job ON CONFLICT DO NOTHING;
 
+-- name: drop_signals
+DELETE FROM trellis_job_signal WHERE job = :job
+  AND no <= (SELECT r.value FROM json_each(:input, '$.signals') r WHERE r.key = trellis_job_signal.name);
+
 -- name: drop_suspension
 DELETE FROM trellis_suspension WHERE job = ? RETURNING job;
 
@@ -29,7 +33,7 @@ UPDATE trellis_spawned SET awaited = 0 WHERE parent = ? AND awaited = 1;
 -- Children of a job that have not ended, by their ids. A child may have run again after it had ended.
 -- name: link_children
 INSERT INTO trellis_spawned (child, parent, cancels)
-SELECT c.id, :parent, coalesce(json_extract(w.value, '$[1]'), 1)
+SELECT c.id, :parent, coalesce(json_extract(w.value, '$[1]'), 0)
 FROM json_each(:children) AS w JOIN trellis_submission c ON c.job_id = json_extract(w.value, '$[0]')
 JOIN trellis_job j ON j.id = c.id
 WHERE j.place < 5 AND c.parent = (SELECT p.job_id FROM trellis_submission p WHERE p.id = :parent) ON CONFLICT DO NOTHING;
