@@ -41,6 +41,8 @@ begin
     k := _find(one);
     if k.place <> 'ended' then
       insert into spawned (id, parent, cancels) values (one, p_parent, false) on conflict do nothing;
+      -- A turn that ends the child, and saw no row for it before it came to the lease, sees this.
+      update lease l set flags = l.flags | 2 where l.id = one;
     end if;
   end loop;
 end $$;

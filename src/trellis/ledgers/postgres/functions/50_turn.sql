@@ -198,6 +198,8 @@ declare
   keys bigint[];
   compensations bigint[];
   woke boolean := false;
+  has_family boolean := false;
+  linked boolean := false;
   one bigint;
   told record;
   c claimed;
@@ -206,8 +208,10 @@ begin
   perform _check_holder(a.role, coalesce(p_starts, '{}') || coalesce(p_done, '{}'));
   if p_others is not null then
     perform _lock_family(coalesce(p_done, '{}') || array(select (u.step ->> 'id')::bigint from jsonb_array_elements(p_others) u(step)));
+    has_family := true;
   elsif p_done is not null then
     perform from spawned s where s.id = any(p_done) order by s.id for update;
+    has_family := found;
   end if;
   if p_starts is not null then
     batch_no := coalesce(batch_no, _open_batch());
@@ -272,12 +276,15 @@ begin
              case when x.cancel_at is not null then _with_cancel_request(null, x.id, x.epoch) end from x
     )
     select array_agg(x.id), array_agg(x.version), array_agg(x.id) filter (where x.ckey is not null),
-           array_agg(x.ckey) filter (where x.ckey is not null), array_agg(x.id) filter (where x.flags & 1 = 1)
-      into got, got_versions, keyed, keys, compensations from x;
+           array_agg(x.ckey) filter (where x.ckey is not null), array_agg(x.id) filter (where x.flags & 1 = 1),
+           coalesce(bool_or(x.flags & 2 = 2), false)
+      into got, got_versions, keyed, keys, compensations, linked from x;
     if keyed is not null then perform _free_slots(keyed, keys, true); end if;
-    with gone as (delete from spawned s where s.id = any(got) returning s.parent, s.awaited)
-    insert into wake (batch, id, reason) select distinct batch_no, g.parent, 'children_ended' from gone g where g.awaited;
-    woke := found;
+    if has_family or linked then
+      with gone as (delete from spawned s where s.id = any(got) returning s.parent, s.awaited)
+      insert into wake (batch, id, reason) select distinct batch_no, g.parent, 'children_ended' from gone g where g.awaited;
+      woke := found;
+    end if;
     if compensations is not null then
       foreach one in array compensations loop perform _compensated(one, p_actor, a.role, now_at, batch_no); end loop;
     end if;

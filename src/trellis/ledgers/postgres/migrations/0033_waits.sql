@@ -29,3 +29,4 @@ begin
     execute format('create policy own on %I for select using ((select reads_all()) or owns(id))', of_jobs);
   end loop;
 end $$;
+comment on column token.flags is '1: a compensation of another job; 2: a job waits for it again, after it was requeued or put back';
