@@ -188,7 +188,7 @@ async def test_a_login_moves_nothing_of_another(tenants: Tenants):
 @pytest.mark.requirement("D62")
 async def test_a_login_sends_no_signal_to_a_job_of_another_and_spawns_nothing_for_it(tenants: Tenants):
     job_id = await tenants.submit()
-    send = "SELECT outcome FROM trellis.send_signal(trellis.register_actor('x', $1::smallint), $2, 'go', '1', null, 9, null, false)"
+    send = "SELECT outcome FROM trellis.send_signal(trellis.register_actor('x', $1::smallint), $2, 'go', '1', null, null, false)"
     assert await tenants.rival.fetchval(send, SUBMITTER, job_id) == "missing"
     assert await tenants.acme.fetchval(send, SUBMITTER, job_id) == "sent"
     assert [len(await login.fetch("SELECT * FROM trellis.job_signal")) for login in (tenants.acme, tenants.rival)] == [
