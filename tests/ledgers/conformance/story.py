@@ -65,6 +65,7 @@ TOLD_MAX = 40
 """How many of the last steps a difference is shown with."""
 LIVES = (*["leased-job"] * 8, "bus-job", "queue-job", "run", "nlm-job", "proposal")
 KEYS = (None, None, None, "k1", "k2")
+STARTED_BECAUSE = "the holder says why it starts"
 HAPPENS = {
     *(
         *(Cause.CANCEL_LET_GO, Cause.CANCEL_HOLDER_GONE, Cause.ATTEMPTS_SPENT, Cause.WORKER_DIED % 2),
@@ -77,6 +78,7 @@ HAPPENS = {
         "job_released",
     ),
     *("job_lease_expired", "job_dead_lettered", "job_cancelled", "job_requeued", "job_suspended", "job_resumed"),
+    STARTED_BECAUSE,
     *(Cause.CHILDREN_ENDED, Cause.CHILD_FAILED, Cause.SIGNAL_ARRIVED % "go", Cause.PARENT_ENDED, Cause.BEGINS_ANEW),
     *(
         "a soft cancel is carried out",
@@ -227,8 +229,9 @@ class Story:
                     ),
                 )
                 await self._do(*await self._sweep())
-            case _:  # A handler begins anew.
-                await self._opening_claim()
+            case _:  # A job is started, and its holder says why; then its handler begins anew.
+                await self._opening_claim(start=0)
+                await self._opening_step("assigned", Trigger.START, cause=STARTED_BECAUSE)
                 await self._opening_step("running", Trigger.SUSPEND, wait=Wait(restart_with=b"1"))
 
     async def _opening_claim(
@@ -296,10 +299,10 @@ class Story:
         return ids
 
     async def _opening_step(
-        self, source: str, trigger: str, *, by: Role = Role.WORKER, wait: Wait | None = None
+        self, source: str, trigger: str, *, by: Role = Role.WORKER, wait: Wait | None = None, cause: str | None = None
     ) -> None:
         def act(player: Player) -> Awaitable[object]:
-            step = Advance(lease=player.leases[-1], source=source, trigger=trigger, delay_s=7.0, wait=wait)
+            step = Advance(lease=player.leases[-1], source=source, trigger=trigger, delay_s=7.0, wait=wait, cause=cause)
             return player.rig.ledger.turn(Turn(actor=actor(by, "w1"), advances=(step,)))
 
         await self._do(f"{trigger} the job claimed last", act)

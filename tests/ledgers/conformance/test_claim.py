@@ -372,3 +372,17 @@ async def test_waiting_for_work_ends_with_a_hint_or_in_time(rig: Rig):
         await rig.submit_one()
         await asyncio.wait({waiting}, timeout=0.1)
     await waiting
+
+
+@pytest.mark.only("postgres")
+@pytest.mark.requirement("D49")
+async def test_jobs_come_in_the_order_of_the_claim_whatever_plan_the_server_chooses(rig: Rig):
+    """With few jobs the planner may begin with their rows, which come in the order of their numbers."""
+    lost, waiting = await rig.submit_one(), await rig.submit_one()
+    assert (await rig.claim_one()).lease.job_id == lost
+    await rig.lose_lease()
+    assert rig.admin_sql is not None
+    rig.used_up = True
+    for (function,) in await rig.admin_sql("SELECT oid::regprocedure::text FROM pg_proc WHERE proname = '_claim'"):
+        await rig.admin_sql(f"ALTER FUNCTION {function} SET enable_nestloop = off SET enable_mergejoin = on")
+    assert [one.lease.job_id for one in await rig.claim(2)] == [waiting, lost]

@@ -155,7 +155,7 @@ begin
   with taken as (
     delete from ready r using unnest(picked) with ordinality u(place, n) where r.ctid = u.place
     returning r.id, r.ckey, r.type, r.version, r.epoch + 1 as epoch, r.generation, r.attempt, r.max_attempts, r.deaths, r.prio,
-              r.flags, r.pos, r.state, claim_to[r.state] as claimed_state, array_position(p_types, r.type) as k,
+              r.flags, r.pos, r.state, u.n, claim_to[r.state] as claimed_state, array_position(p_types, r.type) as k,
               -- A job that must run alone is not started here: the other jobs of its worker may have to end first, and
               -- may kill it.
               case when u.n <= p_start and start_roles[claim_to[r.state]] & (1 << p_role::int) <> 0
@@ -178,12 +178,15 @@ begin
     select t.id, p_batch, p_now, t.version + 2, p_actor, t.epoch, start_event[t.claimed_state], l.lifecycle, t.claimed_state,
            t.started_state, t.generation, t.attempt, p_role from taken t where t.started_state is not null
   )
-  select array_agg(t.id), array_agg(t.epoch), array_agg(coalesce(t.started_state, t.claimed_state, t.state)), array_agg(t.type),
-         array_agg(t.attempt), array_agg(t.generation), array_agg(t.max_attempts), array_agg(t.deaths), array_agg(j.job_id),
-         array_agg(case when octet_length(j.payload) <= inline then j.payload end), array_agg(j.correlation_id), array_agg(t.prio),
-         array_agg(t.pos),
-         array_agg(t.id) filter (where t.epoch > 1 or t.flags <> 0 or j.trace is not null or j.parent_id is not null
-                                       or j.deadline_at is not null or octet_length(j.payload) > inline)
+  -- In the order of the claim, whichever way the server joins.
+  select array_agg(t.id order by t.n), array_agg(t.epoch order by t.n),
+         array_agg(coalesce(t.started_state, t.claimed_state, t.state) order by t.n), array_agg(t.type order by t.n),
+         array_agg(t.attempt order by t.n), array_agg(t.generation order by t.n), array_agg(t.max_attempts order by t.n),
+         array_agg(t.deaths order by t.n), array_agg(j.job_id order by t.n),
+         array_agg(case when octet_length(j.payload) <= inline then j.payload end order by t.n),
+         array_agg(j.correlation_id order by t.n), array_agg(t.prio order by t.n), array_agg(t.pos order by t.n),
+         array_agg(t.id order by t.n) filter (where t.epoch > 1 or t.flags <> 0 or j.trace is not null or j.parent_id is not null
+                                                or j.deadline_at is not null or octet_length(j.payload) > inline)
     into c from taken t join job j on j.id = t.id;
   return c;
 end $$;
