@@ -122,6 +122,29 @@ def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as
     assert "the oven is cold" in told
 
 
+def test_a_signal_says_what_its_job_waits_for(shell: Shell, place: Place):
+    """Through a gateway as on a ledger. A name that the job does not wait for is stored, and told apart."""
+    app = App(testing=True)
+
+    @app.job("flow")
+    async def flow(ctx: Context) -> str:
+        return await ctx.wait_signal("approved")
+
+    job_id = shell("submit", "flow").strip()
+    asyncio.run(work(place.ledger, app))
+    assert "its handler waits for the signal 'approved'" in shell("job", "explain", job_id)
+    refused = shell("job", "signal", job_id, "approved", "--payload", '{"by": }', code=2)
+    assert "--payload is '{\"by\": }': JSON as text, @file or -" in refused
+    assert "trellis submit" not in refused
+    assert "it goes on waiting for the signal 'approved'" in shell("job", "signal", job_id, "aproved")
+    sent = shell("job", "signal", job_id, "approved", "--payload", '"ada"')
+    assert f"signal approved is sent to {job_id}, which was suspended" in sent
+    assert "goes on waiting" not in sent
+    asyncio.run(work(place.ledger, app))
+    assert "ada" in shell("job", "show", job_id)
+    assert "it ended as succeeded" in shell("job", "signal", job_id, "approved", code=1)
+
+
 SINCE = re.compile(r"\b[0-9.]+ ?(ms|min|s|m|h|d)\b")
 LISTINGS = (
     *(("jobs",), ("events", "--type", "job_queued"), ("queues",), ("dlq",)),

@@ -27,7 +27,7 @@ from trellis.lifecycles.leased_job import LEASED_JOB, SUSPENDED_STATE
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import HOLD_PHRASES, duration, rate_phrase, timer_phrase, waits_for
+from trellis.operations.explain import HOLD_PHRASES, awaited_signal, duration, rate_phrase, timer_phrase, waits_for
 from trellis.worker.payloads import any_json_bytes
 from trellis.worker.requests import KEY_NAMESPACE
 
@@ -296,7 +296,15 @@ class LocalJobs:
         sent = await ledger.send_signal(
             actor, job.job_id, name, any_json_bytes(payload, f"the signal {name}"), key=request.change(job.job_id)
         )
-        return SignalReceipt(job_id=job.job_id, name=name, status=sent.state, created=not sent.repeated)
+        events = (await ledger.events_of([job.job_id], last=1)).get(job.job_id, [])
+        other = awaited_signal(events[-1]) if events else None
+        return SignalReceipt(
+            job_id=job.job_id,
+            name=name,
+            status=sent.state,
+            created=not sent.repeated,
+            waits_for=None if other == name else other,
+        )
 
     async def _not_cancelled(self, job_id: str, answer: NotMoved, actor: Actor) -> InvalidTransition:
         """The error for a job that cannot be cancelled. It tells since when the job has ended, and what followed."""
@@ -452,8 +460,10 @@ def _waits_for(job: Job, now: datetime) -> str:
     match job.place:
         case JobPlace.SCHEDULED:
             left, who = None if job.due_at is None else (job.due_at - now).total_seconds(), waits_for(job)
+            if job.state == SUSPENDED_STATE and who is None:
+                who = "what its handler waits for"
             if left is None:
-                return who or ("its children or a signal" if job.state == SUSPENDED_STATE else "")
+                return who or ""
             if who is not None and left > 0:
                 return f"{who}, for {duration(left)}"
             return f"its time, in {duration(left)}" if left > 0 else "the sweep"

@@ -19,7 +19,7 @@ from trellis.cli.output import ListingColumn, age_column, as_record, event_recor
 from trellis.cli.places import PROGRAM
 from trellis.engine.attempts import attempts_made, has_attempts
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
-from trellis.engine.errors import InvalidTransition
+from trellis.engine.errors import InvalidTransition, OptionInvalid, PayloadInvalid
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, Signal
@@ -483,10 +483,17 @@ async def signal(
     payload: Annotated[str, typer.Option("--payload", metavar="JSON", help="What the handler gets.")] = "null",
 ) -> None:
     """Send a signal to a job that has not ended: `ctx.wait_signal` of its handler returns the payload."""
-    value = values.payload(name, payload)
+    try:
+        value = values.payload(name, payload)
+    except PayloadInvalid as error:
+        expected = (
+            f"JSON as text, @file or - (standard input), such as --payload '{{\"n\": 1}}': {error.data['detail']}"
+        )
+        raise OptionInvalid(option="--payload", value=payload[:40], expected=expected) from error
     async with cli.api() as api:
         sent = await api.jobs.signal(id_, name, value)
-    cli.out.answer(sent.model_dump(), f"signal {name} is sent to {sent.job_id}, which was {sent.status}")
+    other = "" if sent.waits_for is None else f"; it goes on waiting for the signal {sent.waits_for!r}"
+    cli.out.answer(sent.model_dump(), f"signal {name} is sent to {sent.job_id}, which was {sent.status}{other}")
 
 
 async def dead_letter(

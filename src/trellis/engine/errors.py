@@ -146,7 +146,7 @@ class ChildExists(InputError):
     code = "CONFLICT"
 
 
-class SignalRefused(InputError):
+class SignalRefused(TrellisError):
     """The signal {name!r} cannot be sent to job {job_id}: {reason}"""
 
     code = "CONFLICT"

@@ -772,6 +772,8 @@ class SignalReceipt(pydantic.BaseModel):
     name: str
     status: str
     created: bool
+    waits_for: str | None = None
+    """The signal that the job waits for, if it is another one."""
 
 
 class SignalShape(pydantic.BaseModel):

@@ -366,6 +366,12 @@ def wait_phrase(suspended: Event) -> str:
     return " or ".join(parts) or "its time"
 
 
+def awaited_signal(last: Event) -> str | None:
+    """The signal that a job waits for after this event; None if it waits for none."""
+    signal = _wait(last).get("signal") if last.type == SUSPENDED else None
+    return None if signal is None else str(signal)
+
+
 def _wait(suspended: Event) -> dict[str, Any]:
     data: Any = json.loads(suspended.data) if suspended.data else None
     wait: Any = cast("dict[str, Any]", data).get("waits_for") if isinstance(data, dict) else None
@@ -676,9 +682,9 @@ def _you_can(
         yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
-    signal = _wait(last).get("signal") if last is not None and last.type == SUSPENDED else None
+    signal = None if last is None else awaited_signal(last)
     if signal and job.place is JobPlace.SCHEDULED:
-        yield f"trellis job signal {job.job_id} {shlex.quote(str(signal))} --payload JSON\tsend what it waits for"
+        yield f"trellis job signal {job.job_id} {shlex.quote(signal)} --payload JSON\tsend what it waits for"
     if job.place is JobPlace.SCHEDULED and job.due_at is None and waits_for(job) not in {None, "a person"}:
         yield "trellis up\tstart what moves it, if nothing does"
     elif job.place is JobPlace.READY and _taker(job) is not None:

@@ -141,6 +141,18 @@ class JournalEntry(NamedTuple):
     body: bytes
 
 
+class PendingChild(NamedTuple):
+    """A child that was spawned and is not submitted yet."""
+
+    number: int
+    """The number of the call that spawned it."""
+    job: NewJob
+    mark: str
+    """A digest of its payload."""
+    abandon: bool
+    """It goes on when its parent is cancelled."""
+
+
 class JournalReplay:
     """The journal of a job, by the numbers of its durable calls."""
 
@@ -151,6 +163,10 @@ class JournalReplay:
         """The highest number of a call that has an entry."""
         self.named: dict[str, bytes] = {}
         """Entries without a number: versions, and the input of a job that began anew."""
+        self.times_restarted = 0
+        """How often the job began anew."""
+        self.signals_read: dict[str, int] = {}
+        """The number of the last signal of each name that the job has read."""
         self._by_number: dict[int, list[JournalEntry]] = {}
         for name, body in entries.items():
             self.add(name, body, stored=True)
@@ -163,14 +179,24 @@ class JournalReplay:
         number, _, rest = name.removeprefix("@").partition(":")
         if not name.startswith("@") or not number.isdigit():
             self.named[name] = body
+            if name == RESTART_ENTRY:
+                restart = json.loads(body)
+                self.times_restarted = restart["n"]
+                self._note_signals(restart["signals"])
             return
         kind, _, label = rest.partition(":")
+        if kind == SIGNAL:
+            self._note_signals({label: json.loads(body)["number"] or 0})
         entries = (
             _spawn_entries(int(number), body) if kind == SPAWN else [(int(number), JournalEntry(kind, label, body))]
         )
         for at, entry in entries:
             self._by_number.setdefault(at, []).append(entry)
             self.last = max(self.last, at)
+
+    def _note_signals(self, read: dict[str, int]) -> None:
+        for name, number in read.items():
+            self.signals_read[name] = max(self.signals_read.get(name, 0), number)
 
     def at(self, number: int) -> list[JournalEntry]:
         """The entries of one call."""
@@ -203,7 +229,7 @@ class DurableCalls:
         self._generation = generation
         self._replay: JournalReplay | None = None
         self._number = 0
-        self._pending: list[tuple[int, NewJob, str, bool]] = []
+        self._pending: list[PendingChild] = []
         self._failure: tuple[int, str, DurableStepFailed] | None = None
         """A step that raised, while nobody knows whether the handler catches it."""
         self._busy: str | None = None
@@ -368,8 +394,7 @@ class DurableCalls:
         with self._alone("continue_as_new"):
             await self._flush()
             replay = await self.load()
-            before = json.loads(replay.named.get(RESTART_ENTRY, b'{"n": 0}'))
-            anew = {"n": before["n"] + 1, "payload": json.loads(body), "signals": self._signals_read(replay)}
+            anew = {"n": replay.times_restarted + 1, "payload": json.loads(body), "signals": replay.signals_read}
             raise self._suspended(Wait(restart_with=json.dumps(anew).encode()))
 
     # --- children ------------------------------------------------------------------------------------------------
@@ -383,11 +408,11 @@ class DurableCalls:
         job = self._worker.request(type_, payload, {**self._family(), **settings})
         mark = _digest(job.payload)
         number = self._begin(SPAWN, f"{type_}#{mark}")
-        began = 0 if self._replay is None else json.loads(self._replay.named.get(RESTART_ENTRY, b'{"n": 0}'))["n"]
-        job_id = JobId(str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self._lease.job_id} {began} {number}")))
+        restarts = 0 if self._replay is None else self._replay.times_restarted
+        job_id = JobId(str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self._lease.job_id} {restarts} {number}")))
         is_new = self._replay is None or not self._replay.at(number)
         if is_new:
-            self._pending.append((number, replace(job, job_id=job_id), mark, abandon))
+            self._pending.append(PendingChild(number, replace(job, job_id=job_id), mark, abandon))
         return ChildHandle(job_id, type_, self, is_new)
 
     async def _flush(self) -> None:
@@ -399,17 +424,16 @@ class DurableCalls:
             await self._record(number, ERROR, label, json.dumps([failure.type, failure.message]).encode())
         while self._pending:
             part, self._pending = self._pending[:SPAWN_MAX], self._pending[SPAWN_MAX:]
-            for number, job, mark, _ in part:  # the journal may not have been read when they were spawned
-                self._check_fit(replay, number, SPAWN, f"{job.type}#{mark}")
-            part = [one for one in part if not replay.at(one[0])]
+            for child in part:  # the journal may not have been read when they were spawned
+                self._check_fit(replay, child.number, SPAWN, f"{child.job.type}#{child.mark}")
+            part = [child for child in part if not replay.at(child.number)]
             if not part:
                 continue
-            first = part[0][0]
-            body = json.dumps([[job.type, mark] for _, job, mark, _ in part]).encode()
+            body = json.dumps([[child.job.type, child.mark] for child in part]).encode()
             _refuse_full(replay, len(body))
-            jobs = [job for _, job, _, _ in part]
-            left = frozenset(job.job_id for _, job, _, abandon in part if abandon)
-            name = _entry_name(first, SPAWN, str(len(part)))
+            jobs = [child.job for child in part]
+            left = frozenset(child.job.job_id for child in part if child.abandon)
+            name = _entry_name(part[0].number, SPAWN, str(len(part)))
             stored = self._fenced(
                 await self._worker.ledger.spawn(self._worker.actor, self._lease, jobs, name, body, abandoned=left)
             )
@@ -457,7 +481,7 @@ class DurableCalls:
             by_id = await self._ended(number, FIRST, handles, WaitMode.ANY)
             ended = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
             place, outcome = next((n, outcome) for n, outcome in enumerate(ended) if outcome is not None)
-            label = f"{len(handles)}.0.{self._generation}.{int('failed' in outcome)}"
+            label = self._outcomes_label(len(handles), 0, failed="failed" in outcome)
             body = await self._record(number, FIRST, label, json.dumps([place, outcome]).encode())
         chosen: tuple[int, Any] = tuple(json.loads(body))
         place, outcome = chosen
@@ -470,6 +494,10 @@ class DurableCalls:
         if any(handle.calls is not self for handle in handles):
             expected = "a child that this attempt of this handler has spawned"
             raise OptionInvalid(option="handle", value="of another handler", expected=expected)
+
+    def _outcomes_label(self, count: int, part: int, *, failed: bool) -> str:
+        """The label of an entry with outcomes of children. `_counts` and `_fits` read it."""
+        return f"{count}.{part}.{self._generation}.{int(failed)}"
 
     def _counts(self, number: int, entry: JournalEntry) -> bool:
         """Whether the outcomes of an entry still count. After a requeue, failures that ended the handler are asked again."""
@@ -517,7 +545,7 @@ class DurableCalls:
         return outcomes if len(outcomes) == count else None
 
     async def _record_outcomes(self, number: int, outcomes: list[Any]) -> None:
-        failed = int(any(outcome is None or "failed" in outcome for outcome in outcomes))
+        failed = any(outcome is None or "failed" in outcome for outcome in outcomes)
         part: list[str] = []
         size = parts = 0
         for n, outcome in enumerate(outcomes):
@@ -525,7 +553,7 @@ class DurableCalls:
             part.append(text)
             size += len(text)
             if size >= OUTCOMES_BYTES or n == len(outcomes) - 1:
-                label = f"{len(outcomes)}.{parts}.{self._generation}.{failed}"
+                label = self._outcomes_label(len(outcomes), parts, failed=failed)
                 await self._record(number, GATHER, label, f"[{','.join(part)}]".encode())
                 part, size, parts = [], 0, parts + 1
 
@@ -557,7 +585,7 @@ class DurableCalls:
 
     async def _next_signal(self, replay: JournalReplay, number: int, name: str, timeout_s: float | None) -> bytes:
         await self._flush()
-        after = self._signals_read(replay).get(name, 0)
+        after = replay.signals_read.get(name, 0)
         signals = await self._worker.ledger.job_signals(self._lease.job_id, name, after=after, limit=1)
         if signals:
             body = json.dumps({"number": signals[0].number, "value": json.loads(signals[0].body)}).encode()
@@ -574,15 +602,6 @@ class DurableCalls:
             return await self._record(number, SIGNAL, name, json.dumps({"number": None}).encode())
         entry = _begun(number, SIGNAL, name, until)
         raise self._suspended(Wait(signal=name, after=after, timeout_s=left_s, entry=entry))
-
-    def _signals_read(self, replay: JournalReplay) -> dict[str, int]:
-        """The number of the last signal of each name that the job has read."""
-        read: dict[str, int] = json.loads(replay.named.get(RESTART_ENTRY, b"{}")).get("signals", {})
-        for number in range(1, self._number + 1):
-            for entry in replay.at(number):
-                if entry.kind == SIGNAL:
-                    read[entry.label] = max(read.get(entry.label, 0), json.loads(entry.body)["number"] or 0)
-        return read
 
 
 def error_of_step(error: BaseException) -> BaseException:
