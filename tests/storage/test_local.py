@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.servers.ready_python import ready_python
 from tests.storage.test_keys import legal_keys
 from tests.storage.test_store import keys_of
-from trellis.storage.objects import folders
+from trellis.storage.objects import folders, local
 from trellis.storage.objects.folders import FOLDER_SETTLED_NS
 from trellis.storage.objects.local import LocalObjects
 from trellis.storage.objects.open import open_objects, random_name
@@ -75,6 +75,47 @@ async def test_a_remembered_hash_is_used_only_while_the_file_is_the_same(tmp_pat
             assert after is not None
             assert found is not None
             assert after.etag == found.etag != before.etag
+
+
+@pytest.fixture
+def file_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of every file that was read."""
+    reads: list[int] = []
+    read = local._read  # pyright: ignore[reportPrivateUsage]
+
+    def counted(fd: int, size: int, most: int) -> bytes:
+        reads.append(size)
+        return read(fd, size, most)
+
+    monkeypatch.setattr(local, "_read", counted)
+    return reads
+
+
+async def test_an_object_read_again_is_as_its_file_is_now(tmp_path: Path, file_reads: list[int]):
+    file = tmp_path / "k.txt"
+    async with opened(tmp_path, now_ns=lambda: file.stat().st_ctime_ns + FOLDER_SETTLED_NS + 1) as store:
+        await store.put("k.txt", b"one")
+        first = await store.get("k.txt")
+        assert first is not None
+        assert (first.body, await store.get("k.txt"), file_reads) == (b"one", first, [3])
+        was = file.stat()
+        file.write_bytes(b"two")
+        while file.stat().st_ctime_ns == was.st_ctime_ns:
+            os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
+        second = await store.get("k.txt")
+        assert second is not None
+        assert second.body == b"two"
+        file.rename(tmp_path / "other.txt")
+        assert await store.get("k.txt") is None
+
+
+async def test_an_object_written_a_moment_ago_is_read_each_time(tmp_path: Path, file_reads: list[int]):
+    file = tmp_path / "k.txt"
+    async with opened(tmp_path, now_ns=lambda: file.stat().st_ctime_ns + FOLDER_SETTLED_NS) as store:
+        await store.put("k.txt", b"one")
+        for _ in range(3):
+            await store.get("k.txt")
+        assert file_reads == [3, 3, 3]
 
 
 async def test_local_store_leaves_foreign_files_alone(tmp_path: Path):

@@ -5,12 +5,13 @@ import contextlib
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trellis.documents import ids
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.run_documents import Publication
 from trellis.engine.clock import Clock, sleep_or_stop
+from trellis.engine.recent_entries import LruCache
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
 
 # Writing: readers never see a document go back to an older version (RUN-3, D14).
@@ -143,6 +144,19 @@ WAIT_S_HEARING = 1.0
 """Polling interval for a run that this process publishes: another process may have taken over."""
 
 
+POLLED_MAX = 2_048
+"""How many runs that were polled lately are kept with their status."""
+
+
+class PublishedStatus(NamedTuple):
+    """status.json of a run: the object's etag, the run's version and status, and the whole document as JSON."""
+
+    etag: str
+    version: int
+    status: str
+    body: bytes
+
+
 class PublishedRuns:
     """The documents of runs, as readers see them."""
 
@@ -150,11 +164,25 @@ class PublishedRuns:
         self._objects = objects
         self._clock = clock
         self._publisher = publisher or DocumentPublisher(objects)
+        self._polled = LruCache[str, PublishedStatus](POLLED_MAX)
 
     async def status(self, slug: str, run_id: str) -> dict[str, Any] | None:
         """The run's status.json; None if it does not exist yet."""
         stored = await self._objects.get(ids.status_key(slug, run_id))
         return None if stored is None else json.loads(stored.body)
+
+    async def polled_status(self, slug: str, run_id: str) -> "PublishedStatus | None":
+        """The run's status.json for whoever polls it; None if it does not exist yet. It is parsed once per version."""
+        stored = await self._objects.get(ids.status_key(slug, run_id))
+        if stored is None:
+            return None
+        known = self._polled.get(stored.key)
+        if known is None or known.etag != stored.etag:
+            document = json.loads(stored.body)
+            body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+            known = PublishedStatus(stored.etag, document["version"], document["status"], body)
+            self._polled[stored.key] = known
+        return known
 
     async def reached(self, slug: str, run_id: str, version: int) -> None:
         """Return when status.json has this version or a later one. Has no time limit of its own."""

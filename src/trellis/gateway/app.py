@@ -126,6 +126,7 @@ def create_app(
         now=now,
     )
     app.state.slugs = LruCache[JobId, str]()
+    app.state.published = instance.published
     app.state.callbacks = nlm.CallbackKeys(secrets=callback_secrets, now=now)
     app.state.bodies = BodiesUnderWay()
     settings = instance.settings

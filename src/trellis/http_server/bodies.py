@@ -28,6 +28,7 @@ from fastapi.routing import APIRoute
 from trellis.engine.text import is_storable
 from trellis.http_server.problems import Problem
 from trellis.http_server.query_parameters import declared_names, unknown_parameters
+from trellis.http_server.request_plan import request_plan
 from trellis.net.targets import one_sender
 
 BODY_BYTES_MAX = 1024 * 1024
@@ -204,7 +205,7 @@ class StrictRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's own handler, given a `StrictRequest`."""
-        handle, takes_body = super().get_route_handler(), self.body_field is not None
+        handle, takes_body, plan = super().get_route_handler(), self.body_field is not None, request_plan(self)
         rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, AdmissionCheck)]
 
         parameters = frozenset(declared_names(self.dependant))
@@ -218,10 +219,16 @@ class StrictRoute(APIRoute):
             if problem is not None:
                 raise problem
             try:
-                if takes_body and (body := await strict.body()):
+                value: Any = None
+                body = await strict.body() if takes_body else b""
+                if body:
                     value = await strict.json()  # parsed here, because FastAPI would hide what is wrong with it
                     if len(body) > INLINE_BYTES_MAX:
                         await asyncio.to_thread(self._check_errors, value)
+                if plan is not None and takes_body is bool(body):
+                    response = await plan.respond(strict, value)
+                    if response is not None:
+                        return response
                 return await handle(strict)
             finally:
                 strict.release()

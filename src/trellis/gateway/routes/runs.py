@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
 
 from trellis.api.runs import ENDED, READ, ReadableRun, manifest_file, step_files
 from trellis.auth.ownership import sees_all
+from trellis.documents.publisher import PublishedRuns
 from trellis.engine.jobs import CORRELATION_PATTERN, CancelMode, JobId
 from trellis.engine.recent_entries import LruCache
 from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
@@ -101,6 +101,10 @@ async def _slugs(request: Request) -> LruCache[JobId, str]:
     return request.app.state.slugs
 
 
+async def _published(request: Request) -> PublishedRuns:
+    return request.app.state.published
+
+
 async def _readable_run(
     run_id: RunId,
     instance: InstanceOf,
@@ -128,21 +132,21 @@ async def _readable_run(
 )
 async def status(
     run: Annotated[ReadableRun, Depends(_readable_run)],
-    instance: InstanceOf,
+    runs: Annotated[PublishedRuns, Depends(_published)],
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Get status.json as last published. Its ETag is the run's version; `Retry-After` says when to poll again."""
-    document = await instance.published.status(run.agent_slug, run.run_id)
-    if document is None:
+    published = await runs.polled_status(run.agent_slug, run.run_id)
+    if published is None:
         raise Problem(
             "NOT_FOUND", f"{run.run_id} is written down and not published yet; ask again.", headers={"Retry-After": "1"}
         )
-    headers = {"ETag": etag(document["version"]), "Cache-Control": "no-cache"}
-    if document["status"] not in ENDED:
+    headers = {"ETag": etag(published.version), "Cache-Control": "no-cache"}
+    if published.status not in ENDED:
         headers["Retry-After"] = str(POLL_S)
-    if is_known(if_none_match, document["version"]):
+    if is_known(if_none_match, published.version):
         return Response(status_code=304, headers=headers)
-    return JSONResponse(document, headers=headers)
+    return Response(published.body, headers=headers, media_type="application/json")
 
 
 @router.get("/runs/{run_id}/steps", response_model=Page[StepFile], responses=PROBLEMS)

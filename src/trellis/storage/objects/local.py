@@ -15,12 +15,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TypeVar
 
+from trellis.engine.recent_entries import LruCache
 from trellis.storage.objects.folders import FOLDER_SETTLED_NS, Folders, FolderWalk, WalkEntry
 from trellis.storage.objects.keys import checked_key, checked_page, file_path, is_key
 from trellis.storage.objects.probe import prove_conditional_writes
@@ -46,6 +48,10 @@ from trellis.storage.objects.store import (
 THREADS = 4
 PLACE_TRIES = 16
 ETAGS_KEPT = 20_000
+RECENT_MAX = 2_048
+"""How many small objects that were read lately are kept."""
+RECENT_BYTES_MAX = 16 * 1024
+"""A larger object is not kept."""
 READ_AT_ONCE_MAX = 1024 * 1024
 """A larger file is hashed in chunks."""
 
@@ -81,6 +87,8 @@ class LocalObjects:
         self._bytes_max = object_bytes_max
         self._etags = _Etags(now_ns)
         self._walk = FolderWalk(self._folders, now_ns)
+        self._root = os.fsencode(path.absolute())
+        self._recent = LruCache[str, _RecentObject](RECENT_MAX)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
         self._url = path.absolute().as_uri()
 
@@ -89,7 +97,17 @@ class LocalObjects:
         return self._url
 
     async def get(self, key: str) -> StoredObject | None:
-        return await self._run("get", checked_key(key), partial(self._get, key))
+        kept = self._recent.get(key)
+        if kept is not None and kept.is_unchanged():
+            return kept.stored
+        read = await self._run("get", checked_key(key), partial(self._get, key))
+        if read is None:
+            return None
+        stored, file_status = read
+        if stored.size <= RECENT_BYTES_MAX and self._etags.is_settled(file_status):
+            path = b"/".join((self._root, *file_path(key)))
+            self._recent[key] = _RecentObject(stored, path, _identity(file_status))
+        return stored
 
     async def head(self, key: str) -> ObjectInfo | None:
         return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
@@ -124,7 +142,7 @@ class LocalObjects:
 
     # -- in a thread ---------------------------------------------------------------------------------------------
 
-    def _get(self, key: str) -> StoredObject | None:
+    def _get(self, key: str) -> tuple[StoredObject, os.stat_result] | None:
         path = file_path(key)
         try:
             with self._folders.folder(path[:-1]) as folder:
@@ -139,7 +157,8 @@ class LocalObjects:
             os.close(fd)
         if len(body) > self._bytes_max:  # the file has grown since
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
-        return StoredObject(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(file_status))
+        stored = StoredObject(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(file_status))
+        return stored, file_status
 
     def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
         try:
@@ -248,6 +267,26 @@ class LocalObjects:
         return ObjectInfo(key=file.key, etag=etag, size=file_status.st_size, modified_at=_time(file_status))
 
 
+@dataclass(frozen=True, slots=True)
+class _RecentObject:
+    """An object as it was read, and the file that had its bytes."""
+
+    stored: StoredObject
+    path: bytes
+    identity: tuple[int, ...]
+
+    def is_unchanged(self) -> bool:
+        """Whether the file is still the same.
+
+        One system call in the thread of the caller: that costs a tenth of a read in another thread.
+        """
+        try:
+            file_status = os.stat(self.path, follow_symlinks=False)  # noqa: PTH116 - a path in bytes
+            return _identity(file_status) == self.identity
+        except OSError:
+            return False
+
+
 class _Etags:
     """Caches the hash of a file while its inode, size and times stay the same."""
 
@@ -264,12 +303,16 @@ class _Etags:
                 self._kept.move_to_end(identity)
             return self._kept.get(identity)
 
+    def is_settled(self, status: os.stat_result) -> bool:
+        """Whether the file's times say whether it was changed since: not if it was written a moment ago."""
+        return self._now_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > FOLDER_SETTLED_NS
+
     def of(self, fd: int, status: os.stat_result) -> str:
         """The etag of an open file."""
         known = self.known(status)
         if known is not None:
             return known
-        settled = self._now_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > FOLDER_SETTLED_NS
+        settled = self.is_settled(status)
         etag = _digest_of(fd, status.st_size)
         if settled:
             with self._lock:
