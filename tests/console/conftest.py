@@ -23,7 +23,6 @@ from playwright.async_api import Error as PlaywrightError
 
 from tests.gateway.serving import Served, serving
 from tests.gateway.world import proposal
-from tests.known_routes import share_routes
 from tools.browser import NEEDED, browser_path
 from trellis import connect_sync
 from trellis.app.settings import Settings
@@ -49,7 +48,6 @@ from trellis.gateway.sign_in import SignInCodes
 from trellis.lifecycles import Role
 from trellis.runs.agent_status import run_key
 
-share_routes()
 expect.set_options(timeout=30_000)
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,6 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
-from tests.known_routes import share_routes
 from trellis.app.instance import Instance, storage_locations
 from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock, new_id
@@ -31,8 +30,6 @@ from trellis.nlm.open import open_provider
 from trellis.storage.memory.repository import open_memory
 from trellis.storage.objects.open import open_objects
 from trellis.testing import FakeClock
-
-share_routes()
 
 VIOLIN = "archivist-violin"
 KEY = symmetric_key(b"for the tests of the gateway, and for nothing else", issuer="trellis")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from tests.known_routes import description
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import Settings, read_settings
 from trellis.app.wiring import new_id
@@ -20,9 +19,6 @@ from trellis.gateway import GatewayOptions, create_app
 from trellis.http_server.server import ServerOptions, listen, serve_gateway
 
 PATIENCE_S = 60.0
-_BUILDING = threading.Lock()
-"""FastAPI makes its routes ready when they are first asked for, and cannot do that on two threads at once.
-`description()` makes them ready for every application of this process."""
 LOOPBACK = ServerOptions(host="127.0.0.1", port=0)
 
 
@@ -85,8 +81,6 @@ class _Stage:
         try:
             async with open_instance(self.settings, self.ledger_url) as instance:
                 app = create_app(instance, self.keys, monotonic=time.monotonic, new_id=new_id, options=self.options)
-                with _BUILDING:
-                    description()
                 place = listen(replace(LOOPBACK, port=self.port), key_configured=True)
                 if self.send_buffer is not None:
                     place.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)

@@ -15,8 +15,8 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
+from tests.gateway.description import description
 from tests.gateway.door import KEY, Door, opened, token
-from tests.known_routes import description
 from trellis.auth.tokens import (
     AUDIENCE,
     Identity,

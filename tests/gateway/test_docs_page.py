@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.conftest import VIOLIN, Gateway
-from tests.known_routes import description
+from tests.gateway.description import description
 from trellis.cli import reference as cli_reference
 from trellis.gateway.docs_page import curl, render
 

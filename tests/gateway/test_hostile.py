@@ -15,9 +15,9 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
+from tests.gateway.description import description
 from tests.gateway.door import KEY, Door, opened, token
 from tests.gateway.serving import serving
-from tests.known_routes import description
 from trellis.agents.catalog import agent_key
 from trellis.app.settings import Settings
 from trellis.documents import ids

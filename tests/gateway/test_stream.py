@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
+from tests.gateway.description import description
 from tests.gateway.stand import BEGINNING, ORCHESTRATOR, Stand, standing
-from tests.known_routes import description
 from trellis.app.wiring import SystemClock, new_id
 from trellis.artifacts.registry import ArtifactRegistry
 from trellis.artifacts.rows import project_id

@@ -151,7 +151,7 @@ def serve(folder: Path) -> None:
 def _import_everything() -> None:
     from pydantic_ai.messages import ModelMessagesTypeAdapter
 
-    from tests.known_routes import description
+    from tests.gateway.description import description
     from trellis.cli.program import LISTED, commands_of
     from trellis.net.guard import system_authorities
 

@@ -153,8 +153,8 @@ def _routes() -> FastAPI:
     )
     problems.install(app)
     app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
-    for module in ROUTES:
-        app.include_router(module.router)
+    for module in ROUTES:  # as they are: an included router matches each path twice, and once more for every route
+        app.router.routes.extend(module.router.routes)
     docs_page.install(app)
     console.install(app)
     return app

@@ -12,6 +12,7 @@ Invariants:
 """
 
 import asyncio
+import functools
 import json
 import math
 import re
@@ -205,7 +206,8 @@ class StrictRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's own handler, given a `StrictRequest`."""
-        handle, takes_body, plan = super().get_route_handler(), self.body_field is not None, request_plan(self)
+        handle, takes_body = super().get_route_handler(), self.body_field is not None
+        plan_of_route = functools.cache(functools.partial(request_plan, self))  # made at the first request
         rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, AdmissionCheck)]
 
         parameters = frozenset(declared_names(self.dependant))
@@ -225,7 +227,8 @@ class StrictRoute(APIRoute):
                     value = await strict.json()  # parsed here, because FastAPI would hide what is wrong with it
                     if len(body) > INLINE_BYTES_MAX:
                         await asyncio.to_thread(self._check_errors, value)
-                if plan is not None and takes_body is bool(body):
+                plan = plan_of_route() if takes_body is bool(body) else None
+                if plan is not None:
                     response = await plan.respond(strict, value)
                     if response is not None:
                         return response

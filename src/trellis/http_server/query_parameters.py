@@ -18,6 +18,8 @@ def declared_names(dependant: Dependant) -> Iterator[str]:
 
 def unknown_parameters(request: Request, declared: Iterable[str]) -> Problem | None:
     """The problem with the query of this request; None if it has declared parameters only."""
+    if not request.scope["query_string"]:
+        return None
     known = sorted(set(declared))
     unknown = [name for name in request.query_params if name not in known][:ERRORS_MAX]
     if not unknown:
