@@ -20,30 +20,55 @@ select s.*, j.payload, t.name as type_name, a.name as owner_name,
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select j.id, j.type, j.ckey from job j
-         where j.id < $1 and ($3::smallint is null or j.lifecycle = $3) and ($4::int is null or j.type = $4)
-           and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
-           and ($6::text is null or j.ckey = hashtextextended($6, 42))
-         order by j.id desc limit $2) j
+  from (select j.id, j.type from job j where j.id < $1 and ($3::int is null or j.type = $3) order by j.id desc limit $2) j
   join job_status s on s.id = j.id join job_type t on t.id = j.type
   left join actor a on a.id = s.owner
  order by s.id desc
 
+-- The next three are driven by an index on what names a few jobs: their parent, their correlation id, their key.
 -- name: jobs_of_parent
--- driven by the index on parent_id
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
- where s.id = any(array(select j.id from job j
-         where j.parent_id = $3 and j.id < $1 and ($4::smallint is null or j.lifecycle = $4) and ($5::int is null or j.type = $5)
-           and ($6::text is null or j.correlation_id = $6 or j.job_id = $6)
-           and ($7::text is null or j.ckey = hashtextextended($7, 42))
-         order by j.id desc))
+ where s.id = any(array(select j.id from job j where j.parent_id = $3 and j.id < $1))
+   and ($4::smallint is null or s.lifecycle = $4) and ($5::int is null or s.type = $5)
+   and ($6::text is null or s.correlation_id = $6 or s.job_id = $6)
+   and ($7::text is null or s.ckey = hashtextextended($7, 42))
    and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
    and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
    and ($11::text is null or s.place = $11)
  order by s.id desc limit $2
+
+-- name: jobs_correlated
+select s.*, t.name as type_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where s.id = any(array(select j.id from job j where j.correlation_id = $6 and j.id < $1 union
+                        select j.id from job j where j.job_id = $6 and j.id < $1))
+   and ($3::text is null or s.parent_id = $3)
+   and ($4::smallint is null or s.lifecycle = $4) and ($5::int is null or s.type = $5)
+   and ($7::text is null or s.ckey = hashtextextended($7, 42))
+   and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
+   and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
+   and ($11::text is null or s.place = $11)
+ order by s.id desc limit $2
+
+-- name: jobs_of_key
+-- A key may have many jobs: their numbers are put in order, and the rest is read of as many as the page needs.
+select s.*, t.name as type_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from (select j.id from job j where j.ckey = hashtextextended($7, 42) and j.id < $1 order by j.id desc) o
+  join job_status s on s.id = o.id join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where ($3::text is null or s.parent_id = $3)
+   and ($4::smallint is null or s.lifecycle = $4) and ($5::int is null or s.type = $5)
+   and ($6::text is null or s.correlation_id = $6 or s.job_id = $6)
+   and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
+   and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
+   and ($11::text is null or s.place = $11)
+ order by o.id desc limit $2
 
 -- name: children
 -- Whether those below a number are still the same, and in the same row and snapshot each of those above it; one row at least.
@@ -53,41 +78,69 @@ select o.many, o.total, a.id, a.job_id
  order by a.id
 
 -- name: jobs_ended
--- driven by the index on (lifecycle, state, id)
+-- For each state, a walk down the index on (lifecycle, state, id), whatever the planner knows; as far as the page needs.
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select n.id from ended n join job j on j.id = n.id
-         where n.id < $1 and (n.lifecycle, n.state) in (select * from unnest($3::smallint[], $7::smallint[])) and ($4::int is null or j.type = $4)
-           and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
-           and ($6::text is null or j.ckey = hashtextextended($6, 42))
-           and ($8::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $8))
-         order by n.id desc limit $2) n
+  from (select w.id from unnest($3::smallint[], $5::smallint[]) p(lifecycle, state) cross join lateral (
+          select n.id from ended n
+           where n.lifecycle = p.lifecycle and n.state = p.state and n.id < $1
+             and ($4::int is null or exists (select from job j where j.id = n.id and j.type = $4))
+           order by n.lifecycle desc, n.state desc, n.id desc limit $2) w
+         order by w.id desc limit $2) n
+  join job_status s on s.id = n.id join job_type t on t.id = s.type
+  left join actor a on a.id = s.owner
+ order by s.id desc
+
+-- name: jobs_buried
+-- driven by the open dead letters of one reason
+select s.*, t.name as type_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from (select n.id from dead_letter d join ended n on n.id = d.id
+         where d.requeued_at is null and d.reason_code = $6 and d.id < $1
+           and (n.lifecycle, n.state) in (select * from unnest($3::smallint[], $5::smallint[]))
+           and ($4::int is null or exists (select from job j where j.id = n.id and j.type = $4))
+         order by d.id desc limit $2) n
   join job_status s on s.id = n.id join job_type t on t.id = s.type
   left join actor a on a.id = s.owner
  order by s.id desc
 
 -- name: jobs_open
--- driven by the places of jobs that have not ended; where jobs rest, by the index on (lifecycle, state, -id). $8 is false for states
--- in which jobs only rest.
+-- Of each place of jobs that have not ended, the newest; where jobs rest, by the index on (lifecycle, state, -id). $5 is false for states
+-- in which jobs only rest. If few of the ready jobs have the type and a lifecycle that are wanted, the claim's index finds them all;
+-- else a walk by number meets enough of them soon.
+with c as materialized (
+  select array(select o.id from (select distinct l.lifecycle from unnest($3::smallint[]) l(lifecycle)) l cross join job_type t
+                 cross join lateral (select o.id from ready o where o.type = t.id and o.lifecycle = l.lifecycle limit 2001) o
+                where $5::boolean and ($4::int is null or t.id = $4) limit 2001) as ids)
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select u.id from (
-          select o.id from (select 'ready' as place, id, lifecycle, state, type, ckey from ready union all
-                            select 'parked', id, lifecycle, state, type, ckey from parked union all
-                            select 'held', id, lifecycle, state, type, ckey from lease) o
-           where $8::boolean and ($9::text is null or o.place = $9) and o.id < $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[]))
-             and ($4::int is null or o.type = $4)
-             and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
-             and ($6::text is null or o.ckey = hashtextextended($6, 42))
+          (select o.id from c join ready o on o.id = any(c.ids)
+            where cardinality(c.ids) <= 2000 and ($7::text is null or $7 = 'ready') and o.id < $1 and ($4::int is null or o.type = $4)
+              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
+            order by o.id desc limit $2)
           union all
-          select r.id from unnest($3::smallint[], $7::smallint[]) w(lifecycle, state) cross join lateral (
+          (select o.id from ready o
+            where (select cardinality(c.ids) > 2000 from c) and ($7::text is null or $7 = 'ready') and o.id < $1 and ($4::int is null or o.type = $4)
+              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
+            order by o.id desc limit $2)
+          union all
+          (select o.id from parked o
+            where $5::boolean and ($7::text is null or $7 = 'parked') and o.id < $1 and ($4::int is null or o.type = $4)
+              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
+            order by o.id desc limit $2)
+          union all
+          (select o.id from lease o
+            where $5::boolean and ($7::text is null or $7 = 'held') and o.id < $1 and ($4::int is null or o.type = $4)
+              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
+            order by o.id desc limit $2)
+          union all
+          select r.id from unnest($3::smallint[], $6::smallint[]) w(lifecycle, state) cross join lateral (
             select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id > -$1::bigint
-               and ($9::text is null or $9 = 'resting')
-               and ($4::int is null or o.type = $4)
-               and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
-               and ($6::text is null or o.ckey = hashtextextended($6, 42))
+               and ($7::text is null or $7 = 'resting') and ($4::int is null or o.type = $4)
              order by -o.id limit $2) r) u
          order by u.id desc limit $2) n
   join job_status s on s.id = n.id join job_type t on t.id = s.type
@@ -96,24 +149,47 @@ select s.*, t.name as type_name, a.name as owner_name,
 
 -- name: jobs_oldest
 -- jobs_open, from its head
+with c as materialized (
+  select array(select o.id from (select distinct l.lifecycle from unnest($3::smallint[]) l(lifecycle)) l cross join job_type t
+                 cross join lateral (select o.id from ready o where o.type = t.id and o.lifecycle = l.lifecycle limit 2001) o
+                where $5::boolean and ($4::int is null or t.id = $4) limit 2001) as ids)
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from (select u.id from (
-          select o.id from (select 'ready' as place, id, lifecycle, state, type, ckey from ready union all
-                            select 'parked', id, lifecycle, state, type, ckey from parked union all
-                            select 'held', id, lifecycle, state, type, ckey from lease) o
-           where $8::boolean and ($9::text is null or o.place = $9) and o.id > $1 and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $7::smallint[]))
-             and ($4::int is null or o.type = $4)
-             and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
-             and ($6::text is null or o.ckey = hashtextextended($6, 42))
+          (select o.id from c join ready o on o.id = any(c.ids)
+            where cardinality(c.ids) <= 2000 and ($7::text is null or $7 = 'ready') and o.id > $1 and ($4::int is null or o.type = $4)
+              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
+              and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+              and ($9::text is null or o.ckey = hashtextextended($9, 42))
+            order by o.id limit $2)
           union all
-          select r.id from unnest($3::smallint[], $7::smallint[]) w(lifecycle, state) cross join lateral (
+          (select o.id from ready o
+            where (select cardinality(c.ids) > 2000 from c) and ($7::text is null or $7 = 'ready') and o.id > $1 and ($4::int is null or o.type = $4)
+              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
+              and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+              and ($9::text is null or o.ckey = hashtextextended($9, 42))
+            order by o.id limit $2)
+          union all
+          (select o.id from parked o
+            where $5::boolean and ($7::text is null or $7 = 'parked') and o.id > $1 and ($4::int is null or o.type = $4)
+              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
+              and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+              and ($9::text is null or o.ckey = hashtextextended($9, 42))
+            order by o.id limit $2)
+          union all
+          (select o.id from lease o
+            where $5::boolean and ($7::text is null or $7 = 'held') and o.id > $1 and ($4::int is null or o.type = $4)
+              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
+              and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+              and ($9::text is null or o.ckey = hashtextextended($9, 42))
+            order by o.id limit $2)
+          union all
+          select r.id from unnest($3::smallint[], $6::smallint[]) w(lifecycle, state) cross join lateral (
             select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id < -$1::bigint
-               and ($9::text is null or $9 = 'resting')
-               and ($4::int is null or o.type = $4)
-               and ($5::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $5 or j.job_id = $5)))
-               and ($6::text is null or o.ckey = hashtextextended($6, 42))
+               and ($7::text is null or $7 = 'resting') and ($4::int is null or o.type = $4)
+               and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+               and ($9::text is null or o.ckey = hashtextextended($9, 42))
              order by -o.id desc limit $2) r) u
          order by u.id limit $2) n
   join job_status s on s.id = n.id join job_type t on t.id = s.type

@@ -241,20 +241,16 @@ class PostgresReads:
     ) -> JobPage:
         if oldest_first:
             return await self._oldest_jobs(where, limit, cursor)
-        before = _cursor(cursor)
-        lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
-        type_id = await self._type_of(where)
+        before, type_id = _cursor(cursor), await self._type_of(where)
         if type_id == 0:
             return JobPage()
         pairs = state_pairs(where)
-        if where.parent_id is not None:
-            return _page(await self._jobs_of_parent(where, pairs, before, limit, lifecycle, type_id), limit)
-        if pairs is None and (where.reason_code is not None or where.place is not None):
+        if where.parent_id is not None or where.correlation_id is not None or where.concurrency_key is not None:
+            return _page(await self._related_jobs(where, pairs, before, limit, type_id), limit)
+        if pairs is None and (where.reason_code or where.place or where.lifecycle):
             pairs = _states_by_place(where)
         if pairs is None:
-            listed = await self.fetch(
-                READ_QUERIES.jobs_any, before, limit, lifecycle, type_id, where.correlation_id, where.concurrency_key
-            )
+            listed = await self.fetch(READ_QUERIES.jobs_any, before, limit, type_id)
         else:
             listed = await self._jobs_in(pairs, before, limit, type_id, where)
         return _page(listed, limit)
@@ -264,34 +260,39 @@ class PostgresReads:
         if pairs is None or not where.of_open_state:
             raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
         after, type_id = 0 if cursor is None else _cursor(cursor), await self._type_of(where)
-        lifecycles, states = [lc.code for lc, _ in pairs], [code for _, code in pairs]
-        arguments = (
+        listed = await self.fetch(
+            READ_QUERIES.jobs_oldest,
             after,
             limit,
-            lifecycles,
+            [lc.code for lc, _ in pairs],
             type_id,
+            _move(pairs),
+            [code for _, code in pairs],
+            rows.STORED_PLACES[where.place],
             where.correlation_id,
             where.concurrency_key,
-            states,
-            _move(pairs),
         )
-        return _page(await self.fetch(READ_QUERIES.jobs_oldest, *arguments, rows.STORED_PLACES[where.place]), limit)
+        return _page(listed, limit)
 
-    async def _jobs_of_parent(
+    async def _related_jobs(
         self,
         where: JobFilter,
         pairs: list[tuple[Lifecycle, int]] | None,
         before: int,
         limit: int,
-        lifecycle: int | None,
         type_id: int | None,
     ) -> list[PostgresRow]:
+        """Jobs of a parent, a correlation id or a concurrency key. Each has an index, so no other job is read."""
+        if where.parent_id is not None:
+            query = READ_QUERIES.jobs_of_parent
+        else:
+            query = READ_QUERIES.jobs_correlated if where.correlation_id is not None else READ_QUERIES.jobs_of_key
         return await self.fetch(
-            READ_QUERIES.jobs_of_parent,
+            query,
             before,
             limit,
             where.parent_id,
-            lifecycle,
+            lifecycle_named(where.lifecycle).code if where.lifecycle else None,
             type_id,
             where.correlation_id,
             where.concurrency_key,
@@ -311,20 +312,15 @@ class PostgresReads:
             elsewhere = where.place is not None and (where.place is JobPlace.ENDED) is not ended
             if not of or elsewhere or (not ended and where.reason_code is not None):
                 continue
-            args = [
-                before,
-                limit,
-                [lc.code for lc, _ in of],
-                type_id,
-                where.correlation_id,
-                where.concurrency_key,
-                [c for _, c in of],
-            ]
-            listed += await (
-                self.fetch(READ_QUERIES.jobs_ended, *args, where.reason_code)
-                if ended
-                else self.fetch(READ_QUERIES.jobs_open, *args, _move(of), rows.STORED_PLACES[where.place])
-            )
+            states = [code for _, code in of]
+            page = (before, limit, [lc.code for lc, _ in of], type_id)
+            if not ended:
+                place = rows.STORED_PLACES[where.place]
+                listed += await self.fetch(READ_QUERIES.jobs_open, *page, _move(of), states, place)
+            elif where.reason_code is not None:
+                listed += await self.fetch(READ_QUERIES.jobs_buried, *page, states, where.reason_code)
+            else:
+                listed += await self.fetch(READ_QUERIES.jobs_ended, *page, states)
         return sorted(listed, key=lambda row: row["id"], reverse=True)[:limit]
 
     async def _type_of(self, where: JobFilter) -> int | None:
@@ -688,12 +684,16 @@ def state_at(events: list[Event], version: int) -> str:
 def _states_by_place(where: JobFilter) -> list[tuple[Lifecycle, int]]:
     """The states that a filter without a state name selects.
 
-    Those are end states for ended jobs and dead letters, else the others.
+    Those are end states for ended jobs and dead letters, the others for another place, and all for any place.
     """
     ended = where.reason_code is not None or where.place is JobPlace.ENDED
+    is_any = where.reason_code is None and where.place is None
     among = [lifecycle_named(where.lifecycle)] if where.lifecycle else list(LIFECYCLES.values())
     return [
-        (lc, lc.code_of(state.name)) for lc in among for state in lc.states if (state.phase is Phase.ENDED) is ended
+        (lc, lc.code_of(state.name))
+        for lc in among
+        for state in lc.states
+        if is_any or (state.phase is Phase.ENDED) is ended
     ]
 
 
