@@ -53,15 +53,18 @@ UPDATE trellis_job SET place = ?, pos = ?, due_at = NULL WHERE id = ?;
 -- name: rests_on
 UPDATE trellis_job SET due_at = NULL WHERE id = ?;
 
+-- Keys that wait for a token are looked at when it is due.
 -- name: keys_with_parked
-SELECT DISTINCT ckey FROM trellis_job WHERE place = 3 AND ckey > ? ORDER BY ckey LIMIT ?;
+SELECT DISTINCT ckey FROM trellis_job WHERE place = 3 AND ckey > ?
+  AND NOT EXISTS (SELECT 1 FROM trellis_concurrency_key k WHERE k.id = ckey AND k.due_at > ?) ORDER BY ckey LIMIT ?;
 
 -- name: next_due
 SELECT min(at) FROM (
   SELECT min(until) AS at FROM trellis_job WHERE place = 4
   UNION ALL SELECT min(due_at) FROM trellis_job WHERE place = 2 AND due_at IS NOT NULL
   UNION ALL SELECT min(cancel_at) FROM trellis_job WHERE place = 4 AND cancel_at IS NOT NULL
-  UNION ALL SELECT min(deadline_at) FROM trellis_job WHERE deadline_at > ? AND deadline_at IS NOT NULL AND place < 5);
+  UNION ALL SELECT min(deadline_at) FROM trellis_job WHERE deadline_at > ? AND deadline_at IS NOT NULL AND place < 5
+  UNION ALL SELECT max(min(due_at), ?) FROM trellis_concurrency_key WHERE due_at IS NOT NULL);
 
 -- name: healed_up_to
 SELECT value FROM trellis_meta WHERE key = 'healed_up_to';
