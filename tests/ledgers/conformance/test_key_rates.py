@@ -224,13 +224,13 @@ async def test_types_that_share_a_key_each_keep_to_their_own_rate(rig: Rig):
     strict, lax = KeyRate(per_second=1.0, burst=1), KeyRate(per_second=4.0, burst=3)
     await declare(rig, strict.per_second, strict.burst, "strict")
     await declare(rig, lax.per_second, lax.burst, "lax")
-    ids = {"strict": [], "lax": [], "free": []}
+    types = ("strict", "lax", "free")
     for n in range(12):
-        for type_, jobs in ids.items():
-            jobs += await submit(rig, 1, "shared", type=type_, priority=Priority(n % 3))
+        for type_ in types:
+            await submit(rig, 1, "shared", type=type_, priority=Priority(n % 3))
     claimed: list[Claimed] = []
     for n in range(60):
-        claimed += await rig.claim(2 + n % 4, types=tuple(ids))
+        claimed += await rig.claim(2 + n % 4, types=types)
         await rig.advance(0.13 + 0.07 * (n % 3))
     for type_, rate in (("strict", strict), ("lax", lax)):
         own = [job.lease.job_id for job in claimed if job.type == type_]
@@ -270,7 +270,7 @@ async def test_a_submit_without_a_key_is_refused_by_a_type_with_a_rate_per_key(r
 
 
 @pytest.mark.parametrize(
-    ("rate", "option"),
+    "rate, option",
     [
         (KeyRate(per_second=0.0, burst=1), "rate_per_key"),
         (KeyRate(per_second=float("nan"), burst=1), "rate_per_key"),

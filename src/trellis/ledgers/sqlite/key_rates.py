@@ -5,7 +5,7 @@ never stand in the way of others, however many they are. A trigger of the databa
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trellis.engine.jobs import JobKey
 from trellis.engine.key_rates import UNCLAIMED_WAIT_S, KeyRate
@@ -36,12 +36,11 @@ def any_rate(tx: Transaction) -> bool:
 
 def key_heads(tx: Transaction, key: int) -> list[KeyHead]:
     """The first parked job of each type of a key, in the order in which they become ready."""
-    return sorted(_key_head(tx.now, *row) for row in tx.db.execute(RATE_QUERIES.heads, {"key": key}).fetchall())
+    return sorted(_key_head(tx.now, row) for row in tx.db.execute(RATE_QUERIES.heads, {"key": key}).fetchall())
 
 
-def _key_head(
-    now: int, prio: int, pos: int, id_: JobKey, type_: int, token: int | None, burst: int, used_until: int, ready: int
-) -> KeyHead:
+def _key_head(now: int, row: Sequence[Any]) -> KeyHead:
+    prio, pos, id_, type_, token, burst, used_until, ready = row
     if token is None:
         return KeyHead(prio, pos, id_, type_, None, None)
     use = max(used_until, now) + ready * token

@@ -297,7 +297,7 @@ begin
     select min(d.until) as at from lease d where d.until > now_at union all
     select min(d.cancel_at) from lease d where d.cancel_at > now_at union all
     select min(r.due_at) from resting r where r.due_at > now_at union all select min(o.at) from deadline o where o.at > now_at union all
-    select greatest(min(k.due_at), now_at + _token_wait()) from concurrency_key k where k.due_at is not null) w;
+    select greatest(min(k.due_at), now_at + _token_wait()) from concurrency_key k where k.due_at is not null having count(*) > 0) w;
   if greatest(expired + exhausted, due, deadlines, cancelled) >= p_limit then next_due_s := 0; end if;
   return next;
 end $$;
