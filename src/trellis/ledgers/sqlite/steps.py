@@ -234,7 +234,7 @@ def promote_due(tx: Transaction, limit: int) -> int:
 
 
 def _promote_one(tx: Transaction, key: int, *, rated: bool) -> int:
-    limit: int = tx.db.execute(STEP_QUERIES.key_limit, (key,)).fetchall()[0][0]
+    limit, due_at = tx.db.execute(STEP_QUERIES.key_limit, (key,)).fetchall()[0]
     taken: set[int] = {slot for (slot,) in tx.db.execute(STEP_QUERIES.taken_slots, (key,))}
     free = (slot for slot in range(limit) if slot not in taken)
     room = min(limit - len(taken), PROMOTED_MAX)
@@ -245,7 +245,8 @@ def _promote_one(tx: Transaction, key: int, *, rated: bool) -> int:
         heads = tx.db.execute(STEP_QUERIES.parked_first, (key, room)).fetchall() if room > 0 else []
         promoted = _give_slots(tx, [job for job, _ in heads], free)
         passed = _let_urgent_pass(tx, key, None)
-        look_at(tx, key, None)
+        if due_at is not None:
+            look_at(tx, key, None)
     tx.woke |= promoted > 0
     return promoted + passed
 
