@@ -198,11 +198,12 @@ def _heal_keys(tx: Transaction, limit: int) -> int:
     Every exit already hands on its slot; this is a safety net.
     """
     rows = tx.db.execute(_SWEEP_QUERIES.healed_up_to).fetchall()
-    keys = tx.db.execute(_SWEEP_QUERIES.keys_with_parked, (rows[0][0] if rows else 0, tx.now, limit)).fetchall()
+    values = {"after": rows[0][0] if rows else 0, "now": tx.now, "limit": limit}
+    keys = tx.db.execute(_SWEEP_QUERIES.keys_with_parked, values).fetchall()
     reached = keys[-1][0] if len(keys) == limit else 0
     if reached != (rows[0][0] if rows else 0):
         tx.db.execute(_SWEEP_QUERIES.write_healed, (reached,))
-    return promote(tx, [key for (key,) in keys])
+    return promote(tx, [key for key, waits in keys if not waits])
 
 
 def _apply_verdicts(tx: Transaction, actor: Actor, options: SweepOptions, keys: list[int], occasion: Occasion) -> int:

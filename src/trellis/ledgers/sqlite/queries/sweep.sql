@@ -53,10 +53,13 @@ UPDATE trellis_job SET place = ?, pos = ?, due_at = NULL WHERE id = ?;
 -- name: rests_on
 UPDATE trellis_job SET due_at = NULL WHERE id = ?;
 
--- Keys that wait for a token are looked at when it is due.
+-- The next keys with parked jobs, and whether each waits for a token that is not due. Reads one row of each key.
 -- name: keys_with_parked
-SELECT DISTINCT ckey FROM trellis_job WHERE place = 3 AND ckey > ?
-  AND NOT EXISTS (SELECT 1 FROM trellis_concurrency_key k WHERE k.id = ckey AND k.due_at > ?) ORDER BY ckey LIMIT ?;
+WITH RECURSIVE keys (ckey) AS (
+  SELECT (SELECT min(ckey) FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3 AND ckey > :after)
+  UNION ALL SELECT (SELECT min(j.ckey) FROM trellis_job j INDEXED BY trellis_job_parked WHERE j.place = 3 AND j.ckey > keys.ckey)
+  FROM keys WHERE ckey IS NOT NULL LIMIT :limit)
+SELECT ckey, EXISTS (SELECT 1 FROM trellis_concurrency_key k WHERE k.id = ckey AND k.due_at > :now) FROM keys WHERE ckey IS NOT NULL;
 
 -- name: next_due
 SELECT min(at) FROM (
