@@ -1,8 +1,11 @@
 """Rate limits of concurrency keys: never more claims than burst + rate x time, and no key in the way of another."""
 
+import asyncio
+from collections import Counter
 from datetime import datetime
 from itertools import combinations
 
+import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, OTHER_WORKER, WORKER, Rig, claimed_ids
@@ -260,6 +263,55 @@ async def test_a_move_into_a_held_state_needs_a_token(rig: Rig):
     await rig.advance(0.5)
     await submit(rig, 1)
     assert await rig.claim(10) == []
+
+
+async def test_claims_at_the_same_moment_share_the_tokens(rig: Rig):
+    """Whoever waits for a lock takes no token that another has taken."""
+    await declare(rig, 0.001, 5)
+    await submit(rig, 40, "a")
+    await submit(rig, 40, "b")
+    ledgers = [rig.ledger, *[await rig.open_another() for _ in range(3)]]
+    claims = [rig.claim(3, ledger=ledgers[n % 4], by=WORKER if n % 2 else OTHER_WORKER) for n in range(16)]
+    claimed = [job for batch in await asyncio.gather(*claims) for job in batch]
+    assert len(claimed) == len(set(claimed_ids(claimed)))
+    left = await rig.claim(20)
+    keys = Counter([(await rig.job(job.lease.job_id)).concurrency_key for job in (*claimed, *left)])
+    assert keys == {"a": 5, "b": 5}
+
+
+@pytest.mark.only("postgres")
+async def test_jobs_submitted_in_sql_keep_to_the_rate(rig: Rig):
+    assert rig.admin_sql is not None
+    await rig.ledger.declare_types(
+        WORKER, [TypeOptions(type="work", keyed=True, concurrency_limit=MANY, key_rate=key_rate(1.0, 2))]
+    )
+    with pytest.raises(Exception, match="limited by their concurrency key: give the key"):
+        await rig.admin_sql("select trellis.submit_job('work')")
+    for _ in range(4):
+        await rig.admin_sql("select trellis.submit_job('work', p_concurrency_key => 'acme')")
+    await rig.sweep()
+    assert len(await rig.claim(10)) == 2
+
+
+@pytest.mark.only("postgres")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update trellis.key_rate set used_until = now()",
+        "delete from trellis.key_rate",
+        "update trellis.type_options set rate_per_key = 1000",
+        "insert into trellis.ready select * from trellis.ready",
+        "select trellis._promote_by_rate(1, 1, now(), now())",
+        "select trellis._take_tokens('{}', now())",
+    ],
+)
+async def test_an_application_cannot_change_tokens_in_sql(rig: Rig, statement: str):
+    connection = await asyncpg.connect(rig.app_url)
+    try:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute(statement)
+    finally:
+        await connection.close()
 
 
 async def test_a_submit_without_a_key_is_refused_by_a_type_with_a_rate_per_key(rig: Rig):
