@@ -213,14 +213,17 @@ class Sandbox:
         return self.crashed
 
     async def _next_wait_s(self) -> float | None:
-        """Returns the seconds until the next scheduled job is due; None if there is none."""
+        """Returns the seconds until the next scheduled job is due, or a key has its next token; None if none is."""
         now = await self.ledger.now()
+        rates = {queue.type: queue.rate_per_key for queue in await self.ledger.queues()}
         waits: list[float] = []
         cursor: str | None = None
         while True:
             page = await self.ledger.jobs(JobFilter(), limit=PAGE_MAX, cursor=cursor)
             resting = (job for job in page.jobs if job.place is JobPlace.SCHEDULED and job.due_at is not None)
             waits += [max(0.0, (job.due_at - now).total_seconds()) for job in resting if job.due_at is not None]
+            blocked = (rates.get(job.type) for job in page.jobs if job.place is JobPlace.BLOCKED)
+            waits += [1 / rate for rate in blocked if rate is not None]
             cursor = page.cursor
             if cursor is None:
                 return min(waits, default=None)

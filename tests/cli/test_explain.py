@@ -171,6 +171,17 @@ def test_a_parked_job_names_who_is_before_it():
     assert "The limit of key 't1' is 0: none of its jobs is handed out" in stopped
 
 
+def test_a_job_that_waits_for_the_rate_of_its_key_says_so():
+    waiting = job(place=JobPlace.BLOCKED, concurrency_key="user:acme")
+    rated = replace(QUEUE, rate_per_key=2.0)
+    text = story(waiting, queue=rated, key_has_room=True, key_limit=10_000, key_name="acme")
+    assert "is queued, waiting for the rate of its key 'acme' (2 a second)." in text
+    assert "Jobs of this type with key 'acme' are handed out 2 a second" in text
+    assert "When the rate of its key allows another claim" in text
+    full = story(waiting, queue=rated, key_limit=1, key_name="acme", key_holders=(JobId("j-0"),))
+    assert "blocked by its concurrency key 'acme'" in full
+
+
 def test_explain_of_a_held_job_names_its_holder_and_the_possible_ends():
     text = story(held(attempt=1))
     assert "held by w-1" in text

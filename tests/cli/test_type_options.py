@@ -40,6 +40,30 @@ def test_type_options_declared_by_an_application_hold_for_submits_without_it(tre
     assert trellis("jobs", "--json").records[0]["job_id"] == named, "the refused one was not written"
 
 
+PACED = """
+from trellis import App, Context
+
+app = App()
+
+
+@app.job("crm.push", concurrency_key=lambda push: push["customer"], rate=50, rate_per_key=0.5, burst_per_key=1)
+async def push(ctx: Context, push: dict[str, str]) -> None: ...
+"""
+
+
+def test_jobs_that_wait_for_the_rate_of_their_key_are_shown(trellis: Terminal, tmp_path: Path):
+    (tmp_path / "paced_of_walk.py").write_text(PACED)
+    payload = '{"customer": "acme"}'
+    jobs = [trellis.submit("crm.push", payload, "--app", "paced_of_walk:app") for _ in range(2)]
+    (queue,) = [one for one in trellis("queues", "--json").records if one["type"] == "crm.push"]
+    assert (queue["ready"], queue["blocked"], queue["rate_per_key"]) == (1, 1, 0.5)
+    assert "0.5/s per key" in trellis("queues").out
+    assert "waiting for the rate of its key 'acme' (0.5 a second)" in trellis("job", "explain", jobs[1]).out
+    refused = trellis("submit", "crm.push", payload)
+    assert refused.code != 0
+    assert "--concurrency-key" in refused.err
+
+
 def test_a_misspelt_option_names_the_one_that_was_meant(local: Terminal):
     refused = local("submit", "snz", "--max-atempts", "77")
     assert refused.code != 0

@@ -21,6 +21,7 @@ ADDED_TO_POSTGRES = (
     ("job", "deadline_us"),
     ("job", "compensates_id"),
     ("event", "due_at"),
+    ("concurrency_key", "due_at"),
     ("transition", "finalizes"),
 )
 MADE_SINCE = [
@@ -91,6 +92,8 @@ async def test_an_sqlite_file_of_schema_2_is_upgraded(tmp_path: Path):
         connection.execute(f"ALTER TABLE trellis_submission DROP COLUMN {name}")
     connection.execute("ALTER TABLE trellis_concurrency_key DROP COLUMN stopped")
     connection.execute("ALTER TABLE trellis_wish DROP COLUMN at")
+    connection.execute("DROP INDEX trellis_concurrency_key_due")
+    connection.execute("ALTER TABLE trellis_concurrency_key DROP COLUMN due_at")
     for kind, name in sorted(made(connection) - made(fresh), reverse=True):
         connection.execute(f"DROP {kind} IF EXISTS {name}")  # an index goes with its table
     connection.execute("UPDATE trellis_meta SET value = 2 WHERE key = 'schema_version'")
@@ -117,13 +120,13 @@ async def test_a_postgres_database_of_schema_2_is_upgraded(
     for table, name in ADDED_TO_POSTGRES:
         await connection.execute(f"ALTER TABLE trellis.{table} DROP COLUMN {name}")
     for name in MADE_SINCE:
-        await connection.execute(f"DROP INDEX trellis.{name}")
+        await connection.execute(f"DROP INDEX IF EXISTS trellis.{name}")  # one goes with its column
     for row in await connection.fetch("SELECT tablename, policyname FROM pg_policies WHERE schemaname = 'trellis'"):
         await connection.execute(f"DROP POLICY {row['policyname']} ON trellis.{row['tablename']}")
     await connection.execute(
         "DROP TABLE trellis.rule_grant, trellis.act, trellis.type_options, trellis.work_lock, trellis.decision,"
         " trellis.request_key, trellis.alert, trellis.audit_head, trellis.schedule, trellis.spawned, trellis.suspension,"
-        " trellis.wake, trellis.job_signal, trellis.unique_job CASCADE"
+        " trellis.wake, trellis.job_signal, trellis.unique_job, trellis.key_rate CASCADE"
     )
     await connection.execute("ALTER TABLE trellis.actor DROP COLUMN node, ADD UNIQUE (name, role, db_role)")
     await connection.execute("UPDATE trellis.meta SET value = '2' WHERE name = 'schema_version'")

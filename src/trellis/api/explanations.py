@@ -53,24 +53,28 @@ async def _surroundings(context: ApiContext, job: Job) -> JobSurroundings:
     key_name = None if key is None else key.removeprefix(KEY_NAMESPACE)
     if not sees_all(context.reader, "jobs.read"):
         return JobSurroundings(now=await ledger.now(), workers=None, letter=letter, key_name=key_name)
+    holders = await _holders(ledger, job)
+    limit = await ledger.key_limit(key) if key is not None and is_blocked else None
     queues = [queue for queue in await ledger.queues() if queue.type == job.type and queue.lifecycle == job.lifecycle]
     return JobSurroundings(
         now=await ledger.now(),
         queue=queues[0] if queues else None,
         workers=tuple(await ledger.workers()),
-        key_holders=await _holders(ledger, job),
-        key_limit=await ledger.key_limit(key) if key is not None and is_blocked else None,
+        key_holders=holders[:HOLDERS_MAX],
+        key_limit=limit,
+        key_has_room=limit is not None and len(holders) < min(limit, HOLDERS_PAGE),
         key_name=key_name,
         letter=letter,
     )
 
 
 async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:
+    """The jobs that have the slots of a blocked job's concurrency key, at most HOLDERS_PAGE of each place."""
     if job.place is not JobPlace.BLOCKED or job.concurrency_key is None:
         return ()
-    page = await ledger.jobs(JobFilter(concurrency_key=job.concurrency_key), limit=HOLDERS_PAGE)
-    held = [other.job_id for other in page.jobs if other.place in {JobPlace.LEASED, JobPlace.READY}]
-    return tuple(held[:HOLDERS_MAX])
+    key, places = job.concurrency_key, (JobPlace.LEASED, JobPlace.READY)
+    pages = [await ledger.jobs(JobFilter(concurrency_key=key, place=place), limit=HOLDERS_PAGE) for place in places]
+    return tuple(other.job_id for page in pages for other in page.jobs)
 
 
 def _with_refused_calls(explained: JobExplanation, job: Job, events: Sequence[Event]) -> JobExplanation:

@@ -80,7 +80,9 @@ def _lifecycle(queue: QueueShape) -> Text:
 
 
 def _rate(queue: QueueShape) -> str:
-    return "" if queue.rate_limit is None else f"{queue.rate_limit:g}/s"
+    of_type = "" if queue.rate_limit is None else f"{queue.rate_limit:g}/s"
+    per_key = "" if queue.rate_per_key is None else f"{queue.rate_per_key:g}/s per key"
+    return ", ".join(part for part in (of_type, per_key) if part)
 
 
 COLUMNS = (

@@ -127,7 +127,7 @@ class ExtraMissing(SettingsInvalid):
 
 
 class ConcurrencyKeyMissing(InputError):
-    """Jobs of type {type!r} are limited by a concurrency key that their application computes. Submit with the application (--app MODULE:APP, `connect(app=…)`), or give the key (--concurrency-key, concurrency_key)."""
+    """Jobs of type {type!r} are limited by their concurrency key, which their application computes or each submit gives. Give the key (--concurrency-key, concurrency_key), or submit with the application if it computes it (--app MODULE:APP, `connect(app=…)`)."""
 
 
 class IdReserved(InputError):

@@ -15,7 +15,9 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, NewType
 
+from trellis.engine.admin_acts import rate_text
 from trellis.engine.errors import ConcurrencyKeyMissing, IdReserved, OptionInvalid
+from trellis.engine.key_rates import KeyRate
 from trellis.engine.uniqueness import UniqueRule
 from trellis.lifecycles import Role
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -607,11 +609,13 @@ class TypeOptions:
     deadline_s: float | None = None
     concurrency_limit: int = 1
     keyed: bool = False
-    """A function of the application computes the concurrency key of each job."""
+    """Every job needs a concurrency key: a function of the application computes it, or `key_rate` limits each key."""
     compensation: str | None = None
     """The job type that undoes a succeeded job of this type."""
     unique: UniqueRule | None = None
     """Holds for every submit of the type, for each value that the submit does not give."""
+    key_rate: KeyRate | None = None
+    """How often jobs of each concurrency key are claimed."""
 
 
 DECLARED = "declared by an application"
@@ -631,7 +635,9 @@ def options_text(options: TypeOptions) -> str:
     parts = [f"{name} {value}" for name, value in named.items() if value is not None]
     undone_by = [] if options.compensation is None else [f"compensation {options.compensation}"]
     rule = [] if options.unique is None else [f"unique {options.unique.text()}"]
-    return ", ".join([*parts, *(["keyed"] if options.keyed else []), *undone_by, *rule])
+    rate = None if options.key_rate is None else rate_text(options.key_rate.per_second, options.key_rate.burst)
+    paced = [] if rate is None else [f"rate_per_key {rate}"]
+    return ", ".join([*parts, *(["keyed"] if options.keyed else []), *undone_by, *rule, *paced])
 
 
 class ResolvedOptions(NamedTuple):

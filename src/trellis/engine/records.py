@@ -228,6 +228,8 @@ class QueueDepth:
     oldest_ready_s: float | None
     rate_limit: float | None
     """Claims per second; None without a limit."""
+    rate_per_key: float | None = None
+    """Claims per second of the jobs of one concurrency key; None without a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,7 +57,7 @@ class JobListed(JobDocument):
 
 
 class QueueShape(pydantic.BaseModel):
-    """How many jobs of one type are in each place; `rate_limit` is in claims per second."""
+    """How many jobs of one type are in each place; `rate_limit` and `rate_per_key` are in claims per second."""
 
     model_config = pydantic.ConfigDict(from_attributes=True)
 
@@ -65,11 +65,12 @@ class QueueShape(pydantic.BaseModel):
     lifecycle: str
     ready: int
     scheduled: int = pydantic.Field(description="Jobs that wait for a time, a person or a role.")
-    blocked: int = pydantic.Field(description="Jobs that wait for a slot of their concurrency key.")
+    blocked: int = pydantic.Field(description="Jobs that wait for a slot or for the rate of their concurrency key.")
     held: int
     paused: bool
     oldest_ready_s: float | None
     rate_limit: float | None
+    rate_per_key: float | None = pydantic.Field(None, description="How often jobs of one concurrency key are claimed.")
 
 
 class QueuePaused(pydantic.BaseModel):

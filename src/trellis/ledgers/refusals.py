@@ -25,6 +25,7 @@ from trellis.engine.jobs import (
     TypeOptions,
     Wait,
 )
+from trellis.engine.key_rates import check_key_rate
 from trellis.engine.records import AuditHead, RetentionOptions
 from trellis.engine.text import is_storable
 from trellis.engine.uniqueness import check_declared_rule
@@ -170,6 +171,7 @@ def _check_type_options(one: TypeOptions) -> None:
             raise OptionInvalid(option=f"{option} of {one.type}", value=str(value)[:50], expected=expected)
     if one.unique is not None:
         check_declared_rule(one.unique, one.type)
+    check_key_rate(one.key_rate)
 
 
 def check_alerts(checked: AlertRound) -> None:
@@ -227,6 +229,7 @@ ENGINE_TRIGGERS = {
 """Triggers that no caller may fire, and why: each is part of another job's step."""
 
 KEY_IS_FULL = "its concurrency key is at its limit"
+KEY_RATE_IS_USED = "the rate of its concurrency key allows no claim now"
 REQUEST_IS_ANSWERED = "this request has an answer already"
 
 

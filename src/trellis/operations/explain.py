@@ -166,6 +166,8 @@ class JobSurroundings:
     """The first jobs that hold the slots of this job's concurrency key."""
     key_limit: int | None = None
     """How many jobs of this job's concurrency key may be held at once; None if it is not known."""
+    key_has_room: bool = False
+    """Whether slots of this job's concurrency key are free. A blocked job then waits for the rate of its key."""
     key_name: str | None = None
     """The concurrency key as it was given, without what the ledger puts before it."""
     letter: DeadLetter | None = None
@@ -315,7 +317,9 @@ def _place(job: Job, last: Event | None, around: JobSurroundings) -> str:
         case JobPlace.SCHEDULED:
             return _rest(job, last, around.now)
         case JobPlace.BLOCKED:
-            return f"blocked by its concurrency key {(around.key_name or job.concurrency_key)!r}"
+            key = around.key_name or job.concurrency_key or ""
+            rate = key_rate_phrase(around.queue, key) if around.key_has_room else None
+            return f"blocked by its concurrency key {key!r}" if rate is None else f"waiting for {rate}"
         case JobPlace.LEASED:
             return f"held by {job.owner}" + (", where it runs alone" if job.runs_alone else "")
         case JobPlace.ENDED:
@@ -338,6 +342,13 @@ def _readiness(job: Job, around: JobSurroundings) -> str:
 def rate_phrase(queue: QueueDepth) -> str | None:
     """Names the rate limit of a type that is not paused; None without one."""
     return None if queue.paused or queue.rate_limit is None else f"the rate of its type ({queue.rate_limit:g} a second)"
+
+
+def key_rate_phrase(queue: QueueDepth | None, key: str) -> str | None:
+    """Names the rate limit of a concurrency key for jobs of this type; None without one."""
+    if queue is None or queue.rate_per_key is None:
+        return None
+    return f"the rate of its key {key!r} ({queue.rate_per_key:g} a second)"
 
 
 def _rest(job: Job, last: Event | None, now: datetime) -> str:
@@ -470,6 +481,9 @@ def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) ->
 
 def _key_taken(around: JobSurroundings, key: str) -> str:
     """Says how many jobs of a concurrency key may be held at once, and which hold its slots."""
+    if around.key_has_room and around.queue is not None and around.queue.rate_per_key is not None:
+        each = f"{around.queue.rate_per_key:g} a second"
+        return f"Jobs of this type with key {key!r} are handed out {each}; priority, then age, decides who is first."
     if around.key_limit == 0:
         return f"The limit of key {key!r} is 0: none of its jobs is handed out until an operator raises it."
     *first, last = around.key_holders or ("another job",)
@@ -571,7 +585,9 @@ def _next(job: Job, lifecycle: Lifecycle, state: State, around: JobSurroundings)
         case JobPlace.READY:
             yield from _when_claimed(lifecycle, state)
         case JobPlace.BLOCKED:
-            yield "When a slot of its key is free the oldest blocked job becomes ready."
+            waits_for_rate = around.key_has_room and around.queue is not None and around.queue.rate_per_key is not None
+            when = "the rate of its key allows another claim" if waits_for_rate else "a slot of its key is free"
+            yield f"When {when} the oldest blocked job becomes ready."
         case JobPlace.SCHEDULED:
             yield from _when_rested(job, lifecycle, state, around.now)
         case JobPlace.LEASED:

@@ -28,7 +28,7 @@ from trellis.engine.retry_policy import OnExhausted, RetryPolicy, error_text
 from trellis.engine.schedules import Misfire, Overlap, ScheduleSpec, checked_spec
 from trellis.engine.text import nearest
 from trellis.engine.uniqueness import OnConflict, UniqueRule, WhileHeld, check_declared_rule, checked_rule
-from trellis.worker.options import HandlerRunner, JobOptions, OnLeaseDoubt, check_job_options
+from trellis.worker.options import KEY_LIMIT_MAX, HandlerRunner, JobOptions, OnLeaseDoubt, check_job_options
 from trellis.worker.parameters import Parameters, check_given, name_of, parameters_of, type_name, unusable
 from trellis.worker.payloads import Codec, Serializer, codec_for
 from trellis.worker.resources import RESOURCES_MAX, Resource, in_order, resource_of
@@ -84,8 +84,10 @@ class JobSettings(TypedDict, total=False):
     priority: Priority | str
     rate: float | None
     concurrency_key: Callable[[Any], str] | None
-    """Returns the concurrency key of a payload. Jobs with the same key share `concurrency_limit`."""
+    """Returns the concurrency key of a payload. Jobs with the same key share `concurrency_limit` and `rate_per_key`."""
     concurrency_limit: int
+    rate_per_key: float | None
+    burst_per_key: int | None
     result_ttl_s: float | None
     compensation: str | None
     unique: str | Callable[[Any], str] | None
@@ -184,9 +186,10 @@ class JobSpec:
             max_deaths=options.max_deaths,
             deadline_s=options.deadline_s,
             concurrency_limit=options.concurrency_limit,
-            keyed=self.concurrency_key is not None,
+            keyed=self.concurrency_key is not None or options.rate_per_key is not None,
             compensation=options.compensation,
             unique=self.unique_rule,
+            key_rate=options.key_rate,
         )
 
     def key_of(self, payload: Any) -> str | None:
@@ -436,6 +439,8 @@ def _options(settings: JobSettings) -> JobOptions:
     known = list(JobSettings.__annotations__)
     refuse_unknown(values, known)
     values.setdefault("heartbeat_s", heartbeat_for(values.get("lease_s", LEASE_S_DEFAULT)))
+    if values.get("rate_per_key") is not None:
+        values.setdefault("concurrency_limit", KEY_LIMIT_MAX)
     if "priority" in values:
         values["priority"] = priority_of(values["priority"])
     for name, kind in _CHOICES.items():

@@ -19,6 +19,7 @@ from trellis.engine.jobs import (
     LEASE_S_DEFAULT,
     Priority,
 )
+from trellis.engine.key_rates import KeyRate, key_rate
 from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.retry_policy import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
 from trellis.engine.service import RETENTION_DEFAULT
@@ -101,7 +102,17 @@ class JobOptions:
     rate: float | None = None
     """Maximum claims per second of this type, over all workers."""
     concurrency_limit: int = 1
-    """How many jobs of one concurrency key may be held at once."""
+    """How many jobs of one concurrency key may be held at once.
+
+    If a rate per key is given and no limit, `@app.job` chooses the highest limit.
+    """
+    rate_per_key: float | None = None
+    """Maximum claims per second of the jobs of one concurrency key, over all workers."""
+    burst_per_key: int | None = None
+    """How many jobs of one concurrency key may be claimed at once after a pause.
+
+    Default: what `rate_per_key` gives in a second, and at least 1.
+    """
     result_ttl_s: float | None = None
     """How long a result is kept. Default: as long as its job."""
     compensation: str | None = None
@@ -125,6 +136,11 @@ class JobOptions:
     """What to do with a handler whose lease may have expired while the ledger does not answer: `continue` or `stop`."""
     runner: HandlerRunner | None = None
     """Where a `def` handler runs: `thread` or `process`. Default: a thread."""
+
+    @property
+    def key_rate(self) -> KeyRate | None:
+        """How often jobs of each concurrency key are claimed. Raises OptionInvalid."""
+        return key_rate(self.rate_per_key, self.burst_per_key)
 
     @property
     def errors(self) -> ErrorPolicy:
@@ -200,6 +216,7 @@ def check_job_options(options: JobOptions, *, testing: bool) -> None:
     _within("max_deaths", options.max_deaths, 0, ATTEMPTS_MAX)
     _within("batch", options.batch, 0, BATCH_MAX)
     _within("concurrency_limit", options.concurrency_limit, 1, KEY_LIMIT_MAX)
+    _ = options.key_rate
     for name in ("deadline_s", "timeout_s", "rate", "result_ttl_s"):
         value: float | None = getattr(options, name)
         if value is not None:

@@ -15,6 +15,12 @@ from trellis.lifecycles import LIFECYCLES, event_code
 
 KEY = "INSERT INTO trellis_concurrency_key (id, name, slots) VALUES (1, 'k', 1), (2, 'two', 2)"
 EVENT = "INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait)"
+CLAIMED = event_code("job_claimed")
+RATED = (  # one claim a second of each key
+    "INSERT OR IGNORE INTO trellis_job_type (id, lifecycle, name) VALUES (1, 4, 'work'); INSERT INTO trellis_type_options"
+    " (lifecycle, name, prio, max_attempts, max_deaths, concurrency_limit, keyed, changed_by, changed_at, rate_per_key, burst_per_key)"
+    " SELECT lifecycle, name, 2, 5, 3, 1, 0, 1, 0, 1.0, 2 FROM trellis_job_type WHERE id = 1;"
+)
 TRANSITION = "trellis_event_is_the_transition"
 MOVES = "trellis_job_moves_with_its_event"
 FITS = "trellis_job_place_fits"
@@ -161,6 +167,11 @@ REFUSED = {
     ),
     "a lease lost without a new epoch": (FITS, "UPDATE trellis_job SET place = 1 WHERE id = 7", "raise the epoch"),
     "an ended job made claimable": (FITS, "UPDATE trellis_job SET place = 1 WHERE id = 3", "does not fit"),
+    "a claim that the rate of the key does not allow": (
+        "trellis_lease_takes_a_token",
+        f"{RATED} INSERT INTO trellis_key_rate VALUES (1, 1, 1000001); {EVENT} VALUES (5, 2, {CLAIMED}, 1, 2, 9, 1, 9, 0, 0, 0, 4, 31)",
+        "the rate of the concurrency key",
+    ),
     "a slot beyond the limit": (SLOT, "UPDATE trellis_job SET place = 1, slot = 1 WHERE id = 6", "at its limit"),
     "a slot that is taken": (None, "UPDATE trellis_job SET place = 1, slot = 0 WHERE id = 6", None),
     "a slot torn from its owner": (
@@ -455,8 +466,15 @@ def test_every_guard_of_the_schema_is_tried_here():
         "trellis_purge_removes_waits",
         "trellis_purge_forgets_the_kept",
         "trellis_purge_removes_unique_key",
+        "trellis_key_takes_its_rates_along",
     }
     assert made - tried == of_purge
+
+
+def test_a_claim_by_hand_takes_a_token_of_its_key(furnished: Shell):
+    claim = f"{EVENT} VALUES (5, 2, {CLAIMED}, 1, 2, 9, 1, 9, 0, 0, 0, 4, 31)"
+    furnished.db.execute(f"{RATED} {claim}")
+    assert furnished.rows("SELECT key, type, used_until FROM trellis_key_rate") == [(1, 1, 1_000_000)]
 
 
 async def test_leftovers_of_a_restore_are_removed_when_a_ledger_is_opened(shell: Shell, reopen):

@@ -32,7 +32,7 @@ LEFT JOIN trellis_type_control c ON c.name = n.name WHERE n.name > ?1 ORDER BY n
 
 -- name: type_options
 SELECT o.lifecycle, o.name, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation, o.unique_rule,
-  r.role, a.name, a.node, o.changed_at
+  o.rate_per_key, o.burst_per_key, r.role, a.name, a.node, o.changed_at
 FROM trellis_type_options o JOIN trellis_actor a ON a.id = o.changed_by JOIN move_role r ON r.actor = a.id
 WHERE (o.lifecycle, o.name) > (?1, ?2) ORDER BY o.lifecycle, o.name LIMIT ?3;
 
@@ -40,6 +40,11 @@ WHERE (o.lifecycle, o.name) > (?1, ?2) ORDER BY o.lifecycle, o.name LIMIT ?3;
 SELECT k.name, iif(k.stopped, 0, k.slots), r.role, a.name, a.node
 FROM trellis_concurrency_key k LEFT JOIN trellis_actor a ON a.id = k.changed_by LEFT JOIN move_role r ON r.actor = a.id
 WHERE k.name > ?1 ORDER BY k.name LIMIT ?2;
+
+-- When a key is looked at again is not moved: the sweep of the new ledger looks at every key.
+-- name: key_rates
+SELECT k.name, t.name, u.used_until FROM trellis_key_rate u JOIN trellis_concurrency_key k ON k.id = u.key
+JOIN trellis_job_type t ON t.id = u.type WHERE (k.name, t.name) > (?1, ?2) ORDER BY k.name, t.name LIMIT ?3;
 
 -- name: jobs
 SELECT j.id, j.lifecycle, t.name, j.state, min(j.place, 5), j.version, j.epoch, j.generation, j.attempt, j.prio,

@@ -6,7 +6,8 @@ select t.name, t.paused::int, t.rate_per_s, t.burst, t.tokens, _microseconds(t.r
   from job_type t where t.name collate "C" > $1 order by t.name collate "C" limit $2
 
 -- name: type_options
-select o.lifecycle, t.name, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed::int, o.compensation, o.unique_rule, a.role, a.name,
+select o.lifecycle, t.name, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed::int, o.compensation, o.unique_rule,
+       o.rate_per_key, o.burst_per_key, a.role, a.name,
        a.node, _microseconds(o.changed_at)
   from type_options o join job_type t on t.id = o.type join actor a on a.id = o.changed_by
  where (o.lifecycle, t.name collate "C") > ($1, $2) order by o.lifecycle, t.name collate "C" limit $3
@@ -14,6 +15,11 @@ select o.lifecycle, t.name, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, 
 -- name: keys
 select k.name, k.cap, a.role, a.name, a.node from concurrency_key k left join actor a on a.id = k.set_by
  where k.name > $1 and k.id = _key_hash(k.name) order by k.name limit $2
+
+-- name: key_rates
+select k.name, t.name, _microseconds(u.used_until)
+  from key_rate u join concurrency_key k on k.id = u.ckey join job_type t on t.id = u.type
+ where (k.name, t.name collate "C") > ($1, $2) order by k.name, t.name collate "C" limit $3
 
 -- name: jobs
 select j.id, j.lifecycle, t.name, m.state, m.place, m.version, m.epoch, m.generation, m.attempt, j.prio, m.pos, m.max_attempts, m.deaths,

@@ -15,21 +15,27 @@ select count(*) from m
 
 -- name: type_options
 with m as (select x.*, t.id as type, a.id as actor from unnest($1::smallint[], $2::text[], $3::smallint[], $4::int[], $5::smallint[], $6::float8[],
-    $7::int[], $8::int[], $9::text[], $10::text[], $11::smallint[], $12::text[], $13::text[], $14::bigint[])
-  as x(lifecycle, name, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation, unique_rule, role, actor_name,
-       node, at)
+    $7::int[], $8::int[], $9::text[], $10::text[], $11::float8[], $12::int[], $13::smallint[], $14::text[], $15::text[], $16::bigint[])
+  as x(lifecycle, name, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation, unique_rule, rate_per_key,
+       burst_per_key, role, actor_name, node, at)
   join job_type t on t.name = x.name
   join actor a on a.name = x.actor_name and a.node = x.node and a.role = x.role and a.db_role = session_user),
 w as (insert into type_options (lifecycle, type, prio, max_attempts, max_deaths, deadline_s, concurrency_limit, keyed, compensation,
-    unique_rule, changed_by, changed_at)
+    unique_rule, rate_per_key, burst_per_key, changed_by, changed_at)
   select m.lifecycle, m.type, m.prio, m.max_attempts, m.max_deaths, m.deadline_s, m.concurrency_limit, m.keyed = 1, m.compensation,
-    m.unique_rule, m.actor, _moment_at(m.at) from m)
+    m.unique_rule, m.rate_per_key, m.burst_per_key, m.actor, _moment_at(m.at) from m)
 select count(*) from m
 
 -- name: keys
 with m as (select x.*, a.id as actor from unnest($1::text[], $2::int[], $3::smallint[], $4::text[], $5::text[]) as x(name, cap, role, actor_name, node)
   left join actor a on a.name = x.actor_name and a.node = x.node and a.role = x.role and a.db_role = session_user),
 w as (insert into concurrency_key (id, name, cap, set_by) select _key_hash(m.name), m.name, m.cap, m.actor from m)
+select count(*) from m
+
+-- name: key_rates
+with m as (select x.*, t.id as type from unnest($1::text[], $2::text[], $3::bigint[]) as x(name, type_name, used_until)
+  join job_type t on t.name = x.type_name),
+w as (insert into key_rate (ckey, type, used_until) select _key_hash(m.name), m.type, _moment_at(m.used_until) from m)
 select count(*) from m
 
 -- name: jobs

@@ -28,6 +28,7 @@ from trellis.engine.jobs import (
     REPORTING_ROLE,
     RESERVED_ID_PATTERN,
 )
+from trellis.engine.key_rates import KEY_TOKEN_WAIT_S_MIN, UNCLAIMED_WAIT_S
 from trellis.engine.request_keys import KEY_S_MIN
 from trellis.engine.retry_policy import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
 from trellis.ledgers.migration import MigratedBy, migrated_by, migration_act
@@ -321,6 +322,8 @@ def _constants() -> LiteralString:
         .replace("{company_deaths_max}", str(SHARED_DEATHS_MAX))
         .replace("{key_s}", str(KEY_S_MIN))
         .replace("{orphan_grace_s}", str(ORPHAN_GRACE_S))
+        .replace("{token_wait_s}", str(KEY_TOKEN_WAIT_S_MIN))
+        .replace("{unclaimed_wait_s}", str(UNCLAIMED_WAIT_S))
         .replace("{job_signals_max}", str(JOB_SIGNALS_MAX))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )

@@ -95,6 +95,8 @@ def move_answer(move: Move, row: PostgresRow, role: Role) -> Moved | NotMoved:
             reason = refusals.version_refusal(row["version"], move.version)
         case "key":
             reason = refusals.KEY_IS_FULL
+        case "rate":
+            reason = refusals.KEY_RATE_IS_USED
         case "answered":
             reason = refusals.REQUEST_IS_ANSWERED
         case "unknown" | "undeclared" | "actor" | "fenced" | "engine":

@@ -342,7 +342,10 @@ select j.job_id from event e join job j on j.id = e.id join event_type t on t.ty
  where e.request = $1 order by j.id
 
 -- name: queues
-select t.name, c.lifecycle, t.paused, t.rate_per_s, c.ready, c.resting, c.parked, c.held,
+select t.name, c.lifecycle, t.paused, t.rate_per_s,
+       (select o.rate_per_key from type_options o
+         where o.type = t.id and o.lifecycle = coalesce(c.lifecycle, (select l.lifecycle from lifecycle l where l.name = 'leased-job')))
+         as rate_per_key, c.ready, c.resting, c.parked, c.held,
        (select extract(epoch from trellis.now() - max(e.at))::float8
           from (select r.id from ready r where r.type = t.id and r.lifecycle = c.lifecycle order by r.prio, r.pos limit 1) r
           join event e on e.id = r.id) as oldest_s
@@ -367,7 +370,7 @@ select m.value from meta m where m.name = 'home_issuer';
 
 -- name: declared_types
 select t.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation,
-       o.unique_rule
+       o.unique_rule, o.rate_per_key, o.burst_per_key
   from type_options o join job_type t on t.id = o.type where $1::text is null or t.name = $1 order by t.name, o.lifecycle limit $2
 
 -- name: schedules

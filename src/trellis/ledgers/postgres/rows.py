@@ -7,6 +7,7 @@ from dataclasses import asdict
 from trellis.engine.admin_acts import AdminAct, NewAct, facts_text, node_of, read_facts
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
 from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage, TypeOptions
+from trellis.engine.key_rates import key_rate
 from trellis.engine.records import (
     AuditHead,
     DeadLetter,
@@ -89,6 +90,7 @@ def type_options(row: PostgresRow) -> TypeOptions:
         keyed=row["keyed"],
         compensation=row["compensation"],
         unique=rule_from_text(row["unique_rule"]),
+        key_rate=key_rate(row["rate_per_key"], row["burst_per_key"]),
     )
 
 
@@ -196,6 +198,7 @@ def queue_depth(row: PostgresRow) -> QueueDepth:
         paused=row["paused"],
         oldest_ready_s=row["oldest_s"],
         rate_limit=row["rate_per_s"],
+        rate_per_key=row["rate_per_key"],
     )
 
 

@@ -64,7 +64,7 @@ def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tu
     """The verb, the statement and the arguments that declare the options of types."""
     return (
         "declare_types",
-        "select declare_types($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+        "select declare_types($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
         actor,
         only_new,
         [LIFECYCLES[one.lifecycle].code for one in types],
@@ -77,6 +77,8 @@ def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tu
         [one.keyed for one in types],
         [one.compensation for one in types],
         [None if one.unique is None else one.unique.text() for one in types],
+        [None if one.key_rate is None else one.key_rate.per_second for one in types],
+        [None if one.key_rate is None else one.key_rate.burst for one in types],
     )
 
 

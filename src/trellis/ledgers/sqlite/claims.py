@@ -11,9 +11,10 @@ from trellis.engine.errors import NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, Epoch, JobId, JobKey, Lease, Priority, TypeClaim
 from trellis.engine.retry_policy import runs_alone
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.sqlite.key_rates import any_rate, look_at, rated_jobs
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import HELD, PARKED, STATE_NAMES, STEPS, US, ActorRef, StepWrite, lease_length_us
-from trellis.ledgers.sqlite.steps import STEP_QUERIES, array, job_row, overtake, write_step
+from trellis.ledgers.sqlite.steps import STEP_QUERIES, array, job_row, overtake, promote, promote_due, write_step
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 
 _CLAIM_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/turn.sql")
@@ -69,6 +70,9 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
     if before is not None:
         return before
     count = min(request.start + request.prefetch, CLAIM_MAX)
+    rated = any_rate(tx)
+    if rated:
+        promote_due(tx, count)
     wanted = _type_demands(tx, lifecycle, request, count)
     only = None if request.only is None else _overtaking(tx, wanted, lifecycle, request.only)
     held_back = array(_held_back(tx, lifecycle, wanted)) if request.isolates else "[]"
@@ -76,12 +80,16 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
         ids = _pick(tx, wanted, count, held_back, least_urgent_first=least_urgent_first)
     else:
         ids = [key for (key,) in tx.db.execute(_CLAIM_QUERIES.ready_job, (only, held_back, count))]
+    rated_keys: set[int] = set()
+    if rated and ids:
+        ids, rated_keys = _within_rates(tx, ids)
     if not ids:
         return []
     by_type = {one.id: one for one in wanted}
     rows = _load(tx, ids)
     claimed = _grant(tx, lifecycle, who, rows, by_type, request)
     _spend(tx, by_type, rows)
+    promote(tx, rated_keys)  # notes when the keys have the next tokens for the jobs that wait
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
     tx.db.execute(_CLAIM_QUERIES.record_claim, (request.claim_id, tx.now, leases))
     return claimed
@@ -171,6 +179,16 @@ def _pick_by_class(tx: Transaction, wanted: list[_TypeDemand], count: int, held_
             picked.append(key)
             room[type_] -= 1
     return picked
+
+
+def _within_rates(tx: Transaction, ids: list[int]) -> tuple[list[int], set[int]]:
+    """Those of these ready jobs whose keys have tokens for them, and these keys. The other jobs wait again."""
+    rated = rated_jobs(tx, ids)
+    for job in rated.over:
+        tx.db.execute(STEP_QUERIES.take_slot_back, (job.id,))
+        look_at(tx, job.ckey, tx.now)
+    without = {job.id for job in rated.over}
+    return [key for key in ids if key not in without], rated.keys
 
 
 def _load(tx: Transaction, ids: list[int]) -> list[_ReadyRow]:

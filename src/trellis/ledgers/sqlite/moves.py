@@ -23,6 +23,7 @@ from trellis.engine.text import storable
 from trellis.ledgers import refusals
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import request_keys
+from trellis.ledgers.sqlite.key_rates import has_token
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
     HELD,
@@ -273,6 +274,8 @@ def _made_before(tx: Transaction, row: JobRow, job_id: JobId, request_id: Reques
 
 
 def _key_is_full(tx: Transaction, row: JobRow) -> str | None:
+    if not has_token(tx, row):
+        return refusals.KEY_RATE_IS_USED
     if row.ckey is None or row.slot is not None:
         return None
     room: int = tx.db.execute(STEP_QUERIES.key_room, (row.ckey,)).fetchall()[0][0]

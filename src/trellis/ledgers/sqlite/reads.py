@@ -299,8 +299,9 @@ def queues(tx: Transaction) -> list[QueueDepth]:
             paused=bool(paused),
             oldest_ready_s=None if oldest is None else max(0.0, (tx.now - oldest) / US),
             rate_limit=rate,
+            rate_per_key=per_key,
         )
-        for type_, lifecycle, name, paused, rate, oldest in tx.db.execute(_READ_QUERIES.types)
+        for type_, lifecycle, name, paused, rate, per_key, oldest in tx.db.execute(_READ_QUERIES.types)
         if BY_CODE[lifecycle].name not in NOT_QUEUED
     ]
 

@@ -217,7 +217,7 @@ def _prune_keys(tx: Transaction, limit: int) -> bool:
     if not seen and not after:
         return False
     if seen:
-        tx.db.execute(_RETENTION_QUERIES.drop_unused_keys, (after, seen[-1][0]))
+        tx.db.execute(_RETENTION_QUERIES.drop_unused_keys, (after, seen[-1][0], tx.now))
     dropped = rows_changed(tx) if seen else 0
     last = seen[-1][0] if len(seen) == limit else 0
     if last != after:

@@ -1,7 +1,7 @@
 """Writes decided steps: events, and the rows that go with them. Used by every verb that moves jobs."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trellis.engine.errors import JobNotFound
@@ -10,6 +10,7 @@ from trellis.engine.records import BEGUN_BY_TIMER
 from trellis.engine.text import storable
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_death
+from trellis.ledgers.sqlite.key_rates import RATE_QUERIES, KeyHead, any_rate, due_keys, key_heads, look_again, look_at
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
     READY,
@@ -221,30 +222,70 @@ def job_id_of(tx: Transaction, key: int) -> JobId:
 
 
 def promote(tx: Transaction, keys: Iterable[int]) -> int:
-    """Give the free slots of keys to the jobs parked first. Returns how many became ready."""
-    return sum(_promote_one(tx, key) for key in sorted(keys))
+    """Give the free slots and tokens of keys to the jobs parked first. Returns how many became ready."""
+    numbers = sorted(keys)
+    rated = bool(numbers) and any_rate(tx)
+    return sum(_promote_one(tx, key, rated=rated) for key in numbers)
 
 
-def _promote_one(tx: Transaction, key: int) -> int:
-    limit: int = tx.db.execute(STEP_QUERIES.key_limit, (key,)).fetchall()[0][0]
+def promote_due(tx: Transaction, limit: int) -> int:
+    """Let jobs become ready whose keys have tokens again, of at most so many keys. Returns how many became ready."""
+    return promote(tx, due_keys(tx, limit))
+
+
+def _promote_one(tx: Transaction, key: int, *, rated: bool) -> int:
+    limit, due_at = tx.db.execute(STEP_QUERIES.key_limit, (key,)).fetchall()[0]
     taken: set[int] = {slot for (slot,) in tx.db.execute(STEP_QUERIES.taken_slots, (key,))}
+    free = (slot for slot in range(limit) if slot not in taken)
     room = min(limit - len(taken), PROMOTED_MAX)
-    promoted = 0
-    if room > 0:
-        heads = tx.db.execute(STEP_QUERIES.parked_first, (key, room)).fetchall()
-        free = (slot for slot in range(limit) if slot not in taken)
-        for (job, _), slot in zip(heads, free, strict=False):
-            tx.db.execute(STEP_QUERIES.give_slot, (slot, job))
-            promoted += 1
+    if rated:
+        promoted = _promote_by_rate(tx, key, free, room)
+        passed = sum(_let_urgent_pass(tx, key, head) for head in key_heads(tx, key))
+    else:
+        heads = tx.db.execute(STEP_QUERIES.parked_first, (key, room)).fetchall() if room > 0 else []
+        promoted = _give_slots(tx, [job for job, _ in heads], free)
+        passed = _let_urgent_pass(tx, key, None)
+        if due_at is not None:
+            look_at(tx, key, None)
     tx.woke |= promoted > 0
-    return promoted + _let_urgent_pass(tx, key)
+    return promoted + passed
 
 
-def _let_urgent_pass(tx: Transaction, key: int) -> int:
-    """Give the slot of a ready, unclaimed job to a parked job of a more urgent priority."""
+def _give_slots(tx: Transaction, jobs: Sequence[int], free: Iterator[int]) -> int:
+    for job, slot in zip(jobs, free, strict=False):
+        tx.db.execute(STEP_QUERIES.give_slot, (slot, job))
+    return len(jobs)
+
+
+def _promote_by_rate(tx: Transaction, key: int, free: Iterator[int], room: int) -> int:
+    """Give the free slots of a key to the jobs parked first whose types have tokens. Note when to look again."""
+    promoted = 0
+    while True:
+        heads = key_heads(tx, key)
+        head = next((one for one in heads if one.tokens != 0), None)
+        if head is None or promoted >= room:
+            break
+        most = room - promoted if head.tokens is None else min(room - promoted, head.tokens)
+        values = (key, head.type, most if len(heads) == 1 else 1)
+        promoted += _give_slots(tx, [job for job, _ in tx.db.execute(RATE_QUERIES.parked_of_type, values)], free)
+    look_again(tx, key, heads, in_vain=not promoted)
+    return promoted
+
+
+def _let_urgent_pass(tx: Transaction, key: int, head: KeyHead | None) -> int:
+    """Give the slot of a ready, unclaimed job to a parked job of a more urgent priority.
+
+    `head` names the type of the parked jobs. One whose type has a rate takes the token with the slot, and so passes only
+    a job of its type.
+    """
     for passed in range(PROMOTED_MAX):
-        first = tx.db.execute(STEP_QUERIES.parked_first, (key, 1)).fetchall()
-        last = tx.db.execute(STEP_QUERIES.ready_last, (key,)).fetchall() if first else []
+        if head is None:
+            first = tx.db.execute(STEP_QUERIES.parked_first, (key, 1)).fetchall()
+            last = tx.db.execute(STEP_QUERIES.ready_last, (key,)).fetchall() if first else []
+        else:
+            of_type = {"key": key, "type": head.type, "rated": head.tokens is not None}
+            first = tx.db.execute(RATE_QUERIES.parked_of_type, (key, head.type, 1)).fetchall()
+            last = tx.db.execute(RATE_QUERIES.ready_last_for, of_type).fetchall() if first else []
         if not last or first[0][1] >= last[0][1]:
             return passed
         tx.db.execute(STEP_QUERIES.take_slot_back, (last[0][0],))

@@ -27,11 +27,13 @@ from trellis.engine.jobs import (
     options_text,
     resolve_options,
 )
+from trellis.engine.key_rates import key_rate
 from trellis.engine.uniqueness import UniqueClaim, UniqueRule, merged, resolve, rule_from_text
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_declared
 from trellis.ledgers.sqlite import control
 from trellis.ledgers.sqlite.connection import Database, refuse_old_library
+from trellis.ledgers.sqlite.key_rates import rate_changed
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import (
@@ -67,6 +69,10 @@ def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only
             before = options_text(_options(stored[0])) if stored else None
             act = NewAct(event=TYPE_OPTIONS, subject=one.type, source=before, target=options_text(one), cause=DECLARED)
             control.record(tx, actor, act)
+            rate_before = _options(stored[0]).key_rate if stored else None
+            if one.key_rate != rate_before:
+                number = tx.names.known_type(LIFECYCLES[one.lifecycle].code, one.type)
+                rate_changed(tx, number, rate_before, one.key_rate)
 
 
 def declared(tx: Transaction, lifecycle: int, type_: str) -> TypeOptions | None:
@@ -107,11 +113,13 @@ def _row(options: TypeOptions) -> tuple[str | int | float | None, ...]:
         int(options.keyed),
         options.compensation,
         None if options.unique is None else options.unique.text(),
+        None if options.key_rate is None else options.key_rate.per_second,
+        None if options.key_rate is None else options.key_rate.burst,
     )
 
 
 def _options(row: Sequence[Any]) -> TypeOptions:
-    type_, lifecycle, prio, max_attempts, max_deaths, deadline_s, limit, keyed, compensation, unique = row
+    type_, lifecycle, prio, max_attempts, max_deaths, deadline_s, limit, keyed, compensation, unique, rate, burst = row
     return TypeOptions(
         type=type_,
         lifecycle=BY_CODE[lifecycle].name,
@@ -123,6 +131,7 @@ def _options(row: Sequence[Any]) -> TypeOptions:
         keyed=bool(keyed),
         compensation=compensation,
         unique=rule_from_text(unique),
+        key_rate=key_rate(rate, burst),
     )
 
 

@@ -7,6 +7,7 @@ import json
 
 from trellis.engine.decide import Decision, Fact, Occasion
 from trellis.engine.jobs import Actor, DeadLetterReason, JobKey
+from trellis.engine.key_rates import KEY_TOKEN_WAIT_S_MIN
 from trellis.engine.records import SWEEP_QUIET_S, SweepOptions, SweepReport
 from trellis.engine.retry_policy import sparable
 from trellis.ledgers.queries import NamedQueries
@@ -27,7 +28,7 @@ from trellis.ledgers.sqlite.plan import (
     sweeping_role,
     target_place,
 )
-from trellis.ledgers.sqlite.steps import StepBatch, job_rows, promote, rows_changed
+from trellis.ledgers.sqlite.steps import StepBatch, job_rows, promote, promote_due, rows_changed
 from trellis.ledgers.sqlite.waits import cancel_orphans
 from trellis.lifecycles import BY_CODE, Trigger
 
@@ -54,7 +55,7 @@ def sweep(tx: Transaction, actor: Actor, options: SweepOptions) -> SweepReport:
     due, run_out = _pull_timers(tx, actor, options)
     deadlines = _pass_deadlines(tx, actor, options)
     cancelled += cancel_orphans(tx, actor, options.batch)
-    promoted = _heal_keys(tx, options.batch)
+    promoted = promote_due(tx, options.batch) + _heal_keys(tx, options.batch)
     tx.db.execute(_SWEEP_QUERIES.write_tick, (tx.now,))
     return SweepReport(
         elected=True,
@@ -197,11 +198,12 @@ def _heal_keys(tx: Transaction, limit: int) -> int:
     Every exit already hands on its slot; this is a safety net.
     """
     rows = tx.db.execute(_SWEEP_QUERIES.healed_up_to).fetchall()
-    keys = tx.db.execute(_SWEEP_QUERIES.keys_with_parked, (rows[0][0] if rows else 0, limit)).fetchall()
+    values = {"after": rows[0][0] if rows else 0, "now": tx.now, "limit": limit}
+    keys = tx.db.execute(_SWEEP_QUERIES.keys_with_parked, values).fetchall()
     reached = keys[-1][0] if len(keys) == limit else 0
     if reached != (rows[0][0] if rows else 0):
         tx.db.execute(_SWEEP_QUERIES.write_healed, (reached,))
-    return promote(tx, [key for (key,) in keys])
+    return promote(tx, [key for key, waits in keys if not waits])
 
 
 def _apply_verdicts(tx: Transaction, actor: Actor, options: SweepOptions, keys: list[int], occasion: Occasion) -> int:
@@ -251,5 +253,6 @@ def _rest_us(step: StoredStep, options: SweepOptions) -> int | None:
 
 
 def _next_due_s(tx: Transaction, options: SweepOptions) -> float:
-    at = tx.db.execute(_SWEEP_QUERIES.next_due, (tx.now,)).fetchall()[0][0]
+    token_at = tx.now + int(KEY_TOKEN_WAIT_S_MIN * US)
+    at = tx.db.execute(_SWEEP_QUERIES.next_due, (tx.now, token_at)).fetchall()[0][0]
     return options.interval_s if at is None else min(max(at - tx.now, 0) / US, options.interval_s)

@@ -72,16 +72,21 @@ create or replace function _make_keys(p_keys bigint[]) returns void language sql
   on conflict do nothing
 $$;
 
--- Gives free slots of these keys to the jobs parked first. A caller that may wait locks keys in order, once in its
--- transaction. Other callers skip locked keys, and every caller skips a parked row that is being cancelled. The next
+-- Gives free slots and tokens of these keys to the jobs parked first. A caller that may wait locks keys in order, once in
+-- its transaction. Other callers skip locked keys, and every caller skips a parked row that is being cancelled. The next
 -- sweep promotes what was skipped.
 create or replace function _promote(p_keys bigint[], p_wait boolean) returns int language plpgsql set search_path from current as $$
+begin
+  return _promote_at(p_keys, p_wait, trellis.now());
+end $$;
+
+create or replace function _promote_at(p_keys bigint[], p_wait boolean, p_now timestamptz) returns int language plpgsql
+set search_path from current as $$
 declare
   k record;
-  seat int;
-  head parked;
   promoted int := 0;
   mine bigint[];
+  rated boolean := exists (select from type_options o where o.rate_per_key is not null);
 begin
   perform _make_keys(p_keys);
   if p_wait then
@@ -94,23 +99,46 @@ begin
   else
     mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update skip locked);
   end if;
-  for k in select c.id, c.cap from concurrency_key c where c.id = any(mine) order by c.id loop
-    -- After a limit was lowered, slots beyond it may still be taken, so the number of slots counts.
-    for seat in select s.n from generate_series(1, k.cap) s(n)
-                 where not exists (select from slot o where o.ckey = k.id and o.n = s.n)
-                 order by s.n limit greatest(0, k.cap - (select count(*) from slot o where o.ckey = k.id)) loop
-      delete from parked p where p.id = (select q.id from parked q where q.ckey = k.id order by q.prio, q.pos limit 1
+  for k in select c.id, c.cap, c.due_at from concurrency_key c where c.id = any(mine) order by c.id loop
+    if rated then
+      promoted := promoted + _promote_by_rate(k.id, k.cap, k.due_at, p_now);
+      continue;
+    end if;
+    if k.due_at is not null then update concurrency_key c set due_at = null where c.id = k.id; end if;
+    promoted := promoted + _fill_slots(k.id, k.cap, 1000, null) + _let_urgent_pass(k.id);
+  end loop;
+  return promoted;
+end $$;
+
+-- Gives free slots of a key to its jobs parked first, at most p_most of them; with p_type, to those of that type. The
+-- caller has locked the key.
+create or replace function _fill_slots(p_key bigint, p_cap int, p_most int, p_type int) returns int language plpgsql
+set search_path from current as $$
+declare
+  seat int;
+  head parked;
+  taken int := (select count(*) from slot o where o.ckey = p_key);
+  promoted int := 0;
+begin
+  -- After a limit was lowered, slots beyond it may still be taken, so the number of slots counts.
+  for seat in select s.n from generate_series(1, least(p_cap, taken + p_most)) s(n)
+               where not exists (select from slot o where o.ckey = p_key and o.n = s.n)
+               order by s.n limit greatest(0, least(p_most, p_cap - taken)) loop
+    if p_type is null then
+      delete from parked p where p.id = (select q.id from parked q where q.ckey = p_key order by q.prio, q.pos limit 1
                                           for update skip locked) returning p.* into head;
-      exit when not found;
-      insert into slot (ckey, n, id) values (k.id, seat, head.id);
-      -- The job keeps its position within its priority, because it has waited since then.
-      insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
-                         lifecycle, prio, flags, pos)
-      values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
-              head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags, head.pos);
-      promoted := promoted + 1;
-    end loop;
-    promoted := promoted + _let_urgent_pass(k.id);
+    else
+      delete from parked p where p.id = (select q.id from parked q where q.ckey = p_key and q.type = p_type order by q.prio, q.pos limit 1
+                                          for update skip locked) returning p.* into head;
+    end if;
+    exit when not found;
+    insert into slot (ckey, n, id) values (p_key, seat, head.id);
+    -- The job keeps its position within its priority, because it has waited since then.
+    insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state,
+                       lifecycle, prio, flags, pos)
+    values (head.id, head.ckey, head.until, head.type, head.version, head.epoch, head.owner, head.generation, head.attempt,
+            head.max_attempts, head.deaths, head.state, head.lifecycle, head.prio, head.flags, head.pos);
+    promoted := promoted + 1;
   end loop;
   return promoted;
 end $$;
@@ -146,7 +174,7 @@ begin
   select q.* into head from parked q where q.id = p_id for update skip locked;
   if not found then return; end if;
   select r.* into behind from slot o join ready r on r.id = o.id where o.ckey = head.ckey
-   order by r.prio desc, r.pos desc limit 1 for update of r skip locked;
+   order by (r.type = head.type) desc, r.prio desc, r.pos desc limit 1 for update of r skip locked;
   if found then perform _exchange_slot(behind, head); end if;
 end $$;
 

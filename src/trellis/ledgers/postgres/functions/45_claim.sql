@@ -1,7 +1,8 @@
 -- Claim. Rows of `ready` are never updated, so a ctid locked here stays valid for the delete. The low-water marks let a
 -- claimer start behind the rows it took before, which matters while an old snapshot prevents their removal. A claim
 -- that finds too little behind its marks searches again from the beginning: a job that got its key's slot keeps its
--- older position, and a job may commit late. So a claim returns fewer jobs than asked only when there are no more.
+-- older position, and a job may commit late. So a claim returns fewer jobs than asked only when there are no more, or
+-- when the key of a job that it found has no token any more.
 
 -- The only job that must run alone and may be handed out now: the first one, while no other is held. The lock lasts
 -- until the claim commits, so that two claimers cannot both find that none is held.
@@ -35,7 +36,9 @@ declare
   p int;
   room int;
   taken int[];
+  rated boolean := exists (select from type_options o where o.rate_per_key is not null);
 begin
+  if rated then perform _promote_due(p_want, p_now); end if;
   for i in 1 .. cardinality(p_types) loop
     if kinds[i].paused then budget[i] := 0;
     elsif kinds[i].rate_per_s is not null then budget[i] := _refill(kinds[i].id, p_now);
@@ -85,6 +88,7 @@ begin
       update job_type t set tokens = t.tokens - taken[i] where t.id = p_types[i];
     end if;
   end loop;
+  if rated then return _take_tokens(picked, p_now); end if;
   return picked;
 end $$;
 

@@ -316,6 +316,8 @@ begin
   end if;
 
   if p_claim is not null then
+    -- What came before may have waited. The rates of keys count by the time of the claim.
+    now_at := trellis.now();
     c := _claim(p_actor, a.role, now_at, batch_no, l, p_claim, p_types, p_lease_ms, p_beat_ms, p_prios, p_lows, p_start, p_prefetch,
                 p_isolates, p_only);
     if c.ids is not null then

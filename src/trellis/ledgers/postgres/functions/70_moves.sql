@@ -63,6 +63,11 @@ begin
   if s.dead_letter and p_reason is null then outcome := 'reason'; return; end if;
   if s.phase = 1 then
     if t.ckey is not null and not _seat(t.id, t.ckey) then outcome := 'key'; return; end if;
+    if t.ckey is not null and not _take_token(t, p_now) then
+      if k.place <> 'ready' then delete from slot o where o.id = t.id; end if;
+      outcome := 'rate';
+      return;
+    end if;
     t.owner := p_actor; t.until := null;
   elsif (d.x).opens = 2 then
     holder := _take_unique_key_back(p_id, p_now);

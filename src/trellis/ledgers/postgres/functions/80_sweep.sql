@@ -38,10 +38,13 @@ begin
   if l.cancel_at is not null then delete from wish w where w.id = l.id; end if;  -- its lifecycle does not let it be carried out
   if d.counts_death then t.deaths := t.deaths + 1; end if;
   delete from lease o where o.id = l.id;
-  if d.trigger is null and exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0) then
-    -- The key's limit is 0 now: the job is parked with the others, without a slot.
+  if d.trigger is null and (exists (select from concurrency_key k where k.id = t.ckey and k.cap = 0)
+                            or exists (select from type_options o where o.lifecycle = t.lifecycle and o.type = t.type
+                                          and o.rate_per_key is not null and t.ckey is not null)) then
+    -- The key's limit is 0 now, or its next claim needs a token: the job is parked with the others, without a slot.
     delete from slot o where o.id = t.id;
     perform _put_waiting(t, true, null, p_now);
+    perform _promote(array[t.ckey], false);
     return 'stayed';
   end if;
   if d.trigger is null then
@@ -192,7 +195,7 @@ begin
 end $$;
 
 -- Promotes jobs of keys with parked jobs and a free slot that earlier promotions skipped. At most 1,000 keys per sweep,
--- in rotation.
+-- in rotation. Keys that wait for a token are looked at when it is due.
 create or replace function _heal_keys() returns int language plpgsql set search_path from current as $$
 declare
   seen bigint[];
@@ -208,7 +211,7 @@ begin
    where s.key_cursor <> case when cardinality(seen) = 1000 then seen[1000] else -9223372036854775808 end;
   if seen is null then return 0; end if;
   select _promote(array_agg(k.ckey), false) into promoted from unnest(seen) k(ckey) left join concurrency_key c on c.id = k.ckey
-   where c.id is null or (select count(*) from slot s where s.ckey = k.ckey) < c.cap;
+   where c.id is null or ((c.due_at is null or c.due_at <= trellis.now()) and (select count(*) from slot s where s.ckey = k.ckey) < c.cap);
   return coalesce(promoted, 0);
 end $$;
 
@@ -286,14 +289,15 @@ begin
     -- Nothing moved, so there is no event: every subscriber would read an empty feed position.
     if expired + exhausted + cancelled + due + deadlines = 0 then delete from batch b where b.no = batch_no; end if;
   end if;
-  promoted := _heal_keys();
+  promoted := _promote_due(p_limit, now_at) + _heal_keys();
   perform _ensure_partitions();
   perform sequence_feed();
   delete from claim c where c.no in (select o.no from claim o where o.at < now_at - interval '1 hour' order by o.no limit p_limit);
   select extract(epoch from min(w.at) - now_at)::float8 into next_due_s from (
     select min(d.until) as at from lease d where d.until > now_at union all
     select min(d.cancel_at) from lease d where d.cancel_at > now_at union all
-    select min(r.due_at) from resting r where r.due_at > now_at union all select min(o.at) from deadline o where o.at > now_at) w;
+    select min(r.due_at) from resting r where r.due_at > now_at union all select min(o.at) from deadline o where o.at > now_at union all
+    select greatest(min(k.due_at), now_at + _token_wait()) from concurrency_key k where k.due_at is not null having count(*) > 0) w;
   if greatest(expired + exhausted, due, deadlines, cancelled) >= p_limit then next_due_s := 0; end if;
   return next;
 end $$;

@@ -44,9 +44,13 @@ begin
   values ('keys_pruned_up_to', case when cardinality(seen) = p_limit then seen[p_limit] else lowest end)
     on conflict (name) do update set value = excluded.value where m.value <> excluded.value;
   unused := array(select c.id from concurrency_key c where c.id = any(seen) and c.set_by is null
-                     and not exists (select from job j where j.ckey = c.id) order by c.id for update skip locked);
-  delete from concurrency_key c where c.id = any(unused) and not exists (select from job j where j.ckey = c.id);
-  return found and cardinality(seen) = p_limit;
+                     and not exists (select from job j where j.ckey = c.id)
+                     and not exists (select from key_rate r where r.ckey = c.id and r.used_until > trellis.now())
+                   order by c.id for update skip locked);
+  with gone as (delete from concurrency_key c where c.id = any(unused) and not exists (select from job j where j.ckey = c.id) returning c.id)
+  select array_agg(g.id) into unused from gone g;
+  delete from key_rate r where r.ckey = any(unused);
+  return unused is not null and cardinality(seen) = p_limit;
 end $$;
 
 -- Removes feed positions whose events are gone. Jobs that rest for ever keep theirs: a page of such positions is

@@ -44,7 +44,7 @@ begin
   foreach part in array array['event', 'feed', 'batch', 'ready', 'resting', 'parked', 'lease', 'ended', 'deadline', 'slot', 'dead_letter',
                               'idempotency', 'unique_job', 'result', 'checkpoint', 'journal', 'signal', 'job_signal', 'spawned', 'suspension', 'wake',
                               'renewal', 'wish', 'job', 'type_options',
-                              'concurrency_key', 'worker', 'follower', 'request_key', 'alert', 'schedule', 'audit_head', 'job_type'] loop
+                              'concurrency_key', 'key_rate', 'worker', 'follower', 'request_key', 'alert', 'schedule', 'audit_head', 'job_type'] loop
     execute format('delete from %I', part);
   end loop;
   delete from act c where c.no > _acts_before_move();

@@ -71,6 +71,17 @@ language sql set search_path from current as $$
                       p_repeat, p_given, p_waiting_max, p_chosen, p_key, null, null) s
 $$;
 
+-- Until version 34: the rates that a type declares for its keys stay as they are.
+create or replace function declare_types(
+  p_actor int, p_only_new boolean, p_lifecycles smallint[], p_types text[], p_prios smallint[], p_max_attempts int[],
+  p_max_deaths smallint[], p_deadlines float8[], p_limits int[], p_keyed boolean[], p_compensations text[], p_uniques text[]) returns void
+language sql set search_path from current as $$
+  select declare_types(p_actor, p_only_new, p_lifecycles, p_types, p_prios, p_max_attempts, p_max_deaths, p_deadlines, p_limits, p_keyed,
+                       p_compensations, p_uniques, array_agg(o.rate_per_key order by u.n), array_agg(o.burst_per_key order by u.n))
+    from unnest(p_lifecycles, p_types) with ordinality u(lifecycle, name, n)
+    left join job_type t on t.name = u.name left join type_options o on o.lifecycle = u.lifecycle and o.type = t.id
+$$;
+
 -- Until version 33: what a type declares about uniqueness stays as it is.
 create or replace function declare_types(
   p_actor int, p_only_new boolean, p_lifecycles smallint[], p_types text[], p_prios smallint[], p_max_attempts int[],

@@ -49,6 +49,13 @@ create or replace function trellis._job_signals_max() returns int language sql i
 create or replace function trellis._orphan_grace() returns interval language sql immutable as $f$
   select interval '{orphan_grace_s} s'
 $f$;
+-- When a sweep comes back for the next token of a key, at the earliest, and for tokens that are set aside (engine/key_rates.py).
+create or replace function trellis._token_wait() returns interval language sql immutable as $f$
+  select interval '{token_wait_s} s'
+$f$;
+create or replace function trellis._unclaimed_wait() returns interval language sql immutable as $f$
+  select interval '{unclaimed_wait_s} s'
+$f$;
 -- How long an idempotency key is kept at least (engine/request_keys.py).
 create or replace function trellis._key_age() returns interval language sql immutable as $f$
   select interval '{key_s} s'

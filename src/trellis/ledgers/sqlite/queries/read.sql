@@ -303,12 +303,13 @@ SELECT type, place, count(*) FROM (
 ) GROUP BY type, place;
 
 -- name: types
-SELECT t.id, t.lifecycle, t.name, coalesce(c.paused, 0), c.rate,
+SELECT t.id, t.lifecycle, t.name, coalesce(c.paused, 0), c.rate, o.rate_per_key,
   (SELECT e.at FROM trellis_event e WHERE e.seq <= (SELECT min(first) FROM (
     SELECT (SELECT j.pos FROM trellis_job j INDEXED BY trellis_job_ready
       WHERE j.place = 1 AND j.type = t.id AND j.prio = p.value ORDER BY j.pos LIMIT 1) AS first
     FROM json_each('[0,1,2]') p)) ORDER BY e.seq DESC LIMIT 1)
-FROM trellis_job_type t LEFT JOIN trellis_type_control c ON c.name = t.name ORDER BY t.name, t.lifecycle;
+FROM trellis_job_type t LEFT JOIN trellis_type_control c ON c.name = t.name
+LEFT JOIN trellis_type_options o ON o.lifecycle = t.lifecycle AND o.name = t.name ORDER BY t.name, t.lifecycle;
 
 -- name: workers
 SELECT w.name, w.seen_at, (SELECT count(*) FROM trellis_job j INDEXED BY trellis_job_held WHERE j.place = 4 AND j.owner = w.actor),

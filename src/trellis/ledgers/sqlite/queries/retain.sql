@@ -74,9 +74,10 @@ INSERT INTO trellis_meta (key, value) VALUES ('keys_pruned_up_to', ?) ON CONFLIC
 -- name: next_keys
 SELECT id FROM trellis_concurrency_key WHERE id > ? ORDER BY id LIMIT ?;
 
--- A key whose limit an operator set stays, even while no job uses it.
+-- A key whose limit an operator set stays, even while no job uses it. So does one that has used tokens of the time to come.
 -- name: drop_unused_keys
 DELETE FROM trellis_concurrency_key WHERE id > ? AND id <= ? AND changed_by IS NULL
+  AND NOT EXISTS (SELECT 1 FROM trellis_key_rate r WHERE r.key = trellis_concurrency_key.id AND r.used_until > ?)
   AND NOT EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_of_key WHERE j.ckey = trellis_concurrency_key.id);
 
 -- name: drop_claims

@@ -78,7 +78,7 @@ SELECT iif(k.stopped, 0, k.slots) - (SELECT count(*) FROM trellis_job j WHERE j.
 FROM trellis_concurrency_key k WHERE k.id = ?;
 
 -- name: key_limit
-SELECT iif(stopped, 0, slots) FROM trellis_concurrency_key WHERE id = ?;
+SELECT iif(stopped, 0, slots), due_at FROM trellis_concurrency_key WHERE id = ?;
 
 -- name: taken_slots
 SELECT slot FROM trellis_job WHERE ckey = ? AND slot IS NOT NULL ORDER BY slot;

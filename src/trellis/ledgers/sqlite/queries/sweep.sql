@@ -53,15 +53,21 @@ UPDATE trellis_job SET place = ?, pos = ?, due_at = NULL WHERE id = ?;
 -- name: rests_on
 UPDATE trellis_job SET due_at = NULL WHERE id = ?;
 
+-- The next keys with parked jobs, and whether each waits for a token that is not due. Reads one row of each key.
 -- name: keys_with_parked
-SELECT DISTINCT ckey FROM trellis_job WHERE place = 3 AND ckey > ? ORDER BY ckey LIMIT ?;
+WITH RECURSIVE keys (ckey) AS (
+  SELECT (SELECT min(ckey) FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3 AND ckey > :after)
+  UNION ALL SELECT (SELECT min(j.ckey) FROM trellis_job j INDEXED BY trellis_job_parked WHERE j.place = 3 AND j.ckey > keys.ckey)
+  FROM keys WHERE ckey IS NOT NULL LIMIT :limit)
+SELECT ckey, EXISTS (SELECT 1 FROM trellis_concurrency_key k WHERE k.id = ckey AND k.due_at > :now) FROM keys WHERE ckey IS NOT NULL;
 
 -- name: next_due
 SELECT min(at) FROM (
   SELECT min(until) AS at FROM trellis_job WHERE place = 4
   UNION ALL SELECT min(due_at) FROM trellis_job WHERE place = 2 AND due_at IS NOT NULL
   UNION ALL SELECT min(cancel_at) FROM trellis_job WHERE place = 4 AND cancel_at IS NOT NULL
-  UNION ALL SELECT min(deadline_at) FROM trellis_job WHERE deadline_at > ? AND deadline_at IS NOT NULL AND place < 5);
+  UNION ALL SELECT min(deadline_at) FROM trellis_job WHERE deadline_at > ? AND deadline_at IS NOT NULL AND place < 5
+  UNION ALL SELECT max(min(due_at), ?) FROM trellis_concurrency_key WHERE due_at IS NOT NULL);
 
 -- name: healed_up_to
 SELECT value FROM trellis_meta WHERE key = 'healed_up_to';
