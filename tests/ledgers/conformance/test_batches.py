@@ -153,15 +153,15 @@ async def test_a_repeated_batch_is_the_first_one(rig: Rig):
     other = checked_batch(rig.new_job(idempotency_key="day 7", fingerprint=b"one", payload=b"7"), [child(rig)])
     with pytest.raises(IdempotencyMismatch):
         await rig.ledger.submit_batch(SUBMITTER, other)
+    taken = child(rig, idempotency_key="day 7", fingerprint=b"another")
     with pytest.raises(IdempotencyMismatch):
-        taken = child(rig, idempotency_key="day 7", fingerprint=b"another")
         await rig.ledger.submit_batch(SUBMITTER, checked_batch(rig.new_job(), [child(rig), taken]))
     plain = rig.new_job(idempotency_key="plain", fingerprint=b"p")
     await rig.ledger.submit(SUBMITTER, [plain])
+    completion = rig.new_job(idempotency_key="plain", fingerprint=b"p")
     with pytest.raises(NotABatch, match=plain.job_id):
-        completion = rig.new_job(idempotency_key="plain", fingerprint=b"p")
         await rig.ledger.submit_batch(SUBMITTER, NewBatch(completion=completion, members=(child(rig),)))
-    assert len((await rig.ledger.queues())) == 2
+    assert len(await rig.ledger.queues()) == 2
     assert sum(queue.ready for queue in await rig.ledger.queues()) == 3, "the refused batches wrote nothing"
 
 

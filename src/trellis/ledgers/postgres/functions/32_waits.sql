@@ -113,6 +113,7 @@ create or replace function _wake(p_batch bigint, p_actor int, p_now timestamptz,
 set search_path from current as $$
 declare
   ids bigint[];
+  early bigint[];
   r resting;
   w suspension;
   x transition;
@@ -125,6 +126,19 @@ begin
   if p_batch is not null then
     ids := array(select distinct k.id from wake k where k.batch = p_batch order by 1);
     if cardinality(ids) = 0 then return 0; end if;
+    -- A job that waits for all stays suspended while one of them is open that no transaction ends now. That one is locked, not the
+    -- job: its end comes after this transaction, and looks again. So transactions that end children of one job do not wait for each
+    -- other. The newest child is taken, which is likely to end last.
+    early := array(
+      select q.id from unnest(ids) q(id) join suspension v on v.id = q.id and v.mode <> 3
+        cross join lateral (select from spawned s where s.parent = q.id and s.awaited order by s.id desc limit 1 for update skip locked) open_child
+       where not exists (select from wake k where k.batch = p_batch and k.id = q.id
+                            and (k.reason in ('signal_arrived', 'begins_anew') or (k.reason = 'child_failed' and v.mode = 2))));
+    if cardinality(early) > 0 then
+      delete from wake k where k.batch = p_batch and k.id = any(early);
+      ids := array(select u.id from unnest(ids) u(id) where u.id <> all(early) order by 1);
+      if cardinality(ids) = 0 then return 0; end if;
+    end if;
     perform from resting d where d.id = any(ids) order by d.id for update;
   else
     ids := array(select distinct k.id from (select q.id from wake q limit 1000) k order by 1);
