@@ -252,9 +252,8 @@ class Trellis:
             answer = await self.ledger.submit_batch(actor, batch)
             span.note({"trellis.job_id": answer.completion.job_id})
         completion = self._handle(answer.completion, on_complete.type, returns)
-        types = [job.type for job in batch.members] if answer.completion.created else [None] * len(answer.members)
-        pairs = zip(answer.members, types, strict=True)
-        return BatchHandle(completion, tuple(self._handle(one, type_, None) for one, type_ in pairs))
+        pairs = zip(answer.members, batch.members, strict=True)  # the same key is refused for other jobs
+        return BatchHandle(completion, tuple(self._handle(one, job.type, None) for one, job in pairs))
 
     async def submit_on(
         self, connection: OuterConnection, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]
