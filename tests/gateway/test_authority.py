@@ -219,6 +219,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/runs/{run_id}/request"): lambda world, _: {"run_id": world.run},
     ("POST", "/runs/{run_id}/cancel"): lambda world, _: {"run_id": world.run},
     ("POST", "/jobs"): lambda *_: {"json": {"type": "work"}},
+    ("POST", "/batches"): lambda *_: {"json": {"jobs": [{"type": "work"}], "on_complete": {"type": "work"}}},
     ("GET", "/jobs/{job_id}"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/events"): lambda _, job: {"job_id": job},
     ("GET", "/jobs/{job_id}/explanation"): lambda _, job: {"job_id": job},

@@ -23,11 +23,11 @@ ADDED_TO_POSTGRES = (
     ("event", "due_at"),
     ("transition", "finalizes"),
 )
-MADE_SINCE = [
+MADE_SINCE = {
     name
     for _, sql in list(sql_files("migrations"))[2:]
     for name in re.findall(r"^create index (\w+)", sql, re.MULTILINE)
-]
+}
 DEAD = JobId("dead")
 
 

@@ -63,9 +63,9 @@ async def batch(
     if cli.gateway_url is not None:
         async with cli.client() as client:
             last = {"type": type_, "payload": body}
-            asked = await client.jobs.submit_batch(lines, on_complete=last, abandon=abandon, idempotency_key=key)
+            submitted = await client.jobs.submit_batch(lines, on_complete=last, abandon=abandon, idempotency_key=key)
             return await _finish(
-                cli, GatewayWatch(client), asked.job_id, len(asked.jobs), wait_s, created=asked.created
+                cli, GatewayWatch(client), submitted.job_id, len(submitted.jobs), wait_s, created=submitted.created
             )
     jobs = [_job(number, line) for number, line in enumerate(lines, start=1)]
     settings = SubmitSettings() if key is None else SubmitSettings(idempotency_key=key)

@@ -74,8 +74,8 @@ class EndedBatch:
 
 def batch_outcome(ended: EndedBatch) -> BatchOutcome:
     """What a handler is told about its batch."""
-    told = zip(ended.members.ids, ended.members.types, ended.outcomes, strict=True)
-    return BatchOutcome(tuple(MemberOutcome(job_id, type_, *_state(outcome)) for job_id, type_, outcome in told))
+    jobs = zip(ended.members.ids, ended.members.types, ended.outcomes, strict=True)
+    return BatchOutcome(tuple(MemberOutcome(job_id, type_, *_state(outcome)) for job_id, type_, outcome in jobs))
 
 
 def short_outcome(outcome: dict[str, Any]) -> dict[str, Any]:
