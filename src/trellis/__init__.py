@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         LeaseConflictError,
         LedgerError,
         LedgerUnavailable,
+        NotABatch,
         NotAllowed,
         OptionInvalid,
         OutcomeUnknown,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         UnknownJobType,
         ValidationError,
     )
-    from trellis.engine.job_batches import NotABatch
     from trellis.engine.jobs import CancelMode, Moved, NotMoved, Priority, ReasonCode
     from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
     from trellis.engine.retry_policy import RetryPolicy
@@ -164,6 +164,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "LeaseConflictError",
             "LedgerError",
             "LedgerUnavailable",
+            "NotABatch",
             "NotAllowed",
             "OptionInvalid",
             "OutcomeUnknown",
@@ -185,7 +186,6 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "UnknownJobType",
             "ValidationError",
         ),
-        "trellis.engine.job_batches": ("NotABatch",),
         "trellis.engine.jobs": ("CancelMode", "Moved", "NotMoved", "Priority", "ReasonCode"),
         "trellis.engine.records": ("DeadLetter", "Event", "FeedPage", "Job", "JobFilter", "Signal"),
         "trellis.engine.retry_policy": ("RetryPolicy",),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from trellis.engine.errors import OptionInvalid, Refused
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import JobId, NewJob, Submitted
 from trellis.lifecycles.leased_job import LEASED_JOB
 
@@ -18,10 +18,6 @@ BATCH_MAX = 10_000
 """The most jobs of one batch. They are submitted in one transaction."""
 BATCH_BYTES_MAX = 64 * 1024 * 1024
 """The most bytes that the payloads of one batch have together."""
-
-
-class NotABatch(Refused):
-    """Job {job_id} exists and completes no batch; nothing was submitted. Give the completion job another id or key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ import pytest
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, WORKER, Rig, actor
 from tests.ledgers.conformance.test_restore import lost_and_restored
 from tests.ledgers.conformance.test_waits import end_child, spawn, suspend
-from trellis.engine.errors import IdempotencyMismatch, NotAllowed, OptionInvalid, UniqueConflict
-from trellis.engine.job_batches import BATCH_BYTES_MAX, BATCH_MAX, BatchSubmitted, NewBatch, NotABatch, checked_batch
+from trellis.engine.errors import IdempotencyMismatch, NotABatch, NotAllowed, OptionInvalid, UniqueConflict
+from trellis.engine.job_batches import BATCH_BYTES_MAX, BATCH_MAX, BatchSubmitted, NewBatch, checked_batch
 from trellis.engine.jobs import (
     BATCH_ENTRY,
     Advance,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import pydantic
 from fastapi import APIRouter, Response
 
+from trellis.auth.ownership import acting_or_gateway
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.job_batches import BATCH_MAX, checked_batch
@@ -14,6 +15,7 @@ from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.http.operation_shapes import BatchShape
 from trellis.http_server.bodies import LargeBodyRoute
 from trellis.http_server.problems import PROBLEMS
+from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.worker.kinds import JobRequestBody, make_job
 
 router = APIRouter(tags=["jobs"], route_class=LargeBodyRoute)
@@ -69,7 +71,7 @@ async def submit_batch(
             )
             batch = replace(batch, completion=completion)
         try:
-            answer = await instance.ledger.submit_batch(caller.actor, batch)
+            answer = await instance.ledger.submit_batch(acting_or_gateway(caller.actor, LEASED_JOB.name), batch)
         except IdempotencyMismatch as error:
             by_key = key is not None and error.data.get("key") == key.key
             raise IdempotencyMismatch(**{**error.data, **({"key": request_key.given} if by_key else {})}) from error

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from trellis.engine.errors import ChildExists
-from trellis.engine.job_batches import BatchSubmitted, NewBatch, NotABatch, earlier_batch, members_of
+from trellis.engine.errors import ChildExists, NotABatch
+from trellis.engine.job_batches import BatchSubmitted, NewBatch, earlier_batch, members_of
 from trellis.engine.jobs import (
     SUBMIT_MAX,
     JobId,

@@ -2,10 +2,10 @@
 
 import json
 
+from trellis.engine.errors import NotABatch
 from trellis.engine.job_batches import (
     BatchSubmitted,
     NewBatch,
-    NotABatch,
     check_batch_jobs,
     earlier_batch,
     members_of,
