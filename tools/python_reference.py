@@ -53,6 +53,9 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("class", "trellis.worker.durable", "ChildHandle"),
         ("class", "trellis.worker.durable", "FirstChild"),
         ("class", "trellis.worker.durable", "ChildFailed"),
+        ("class", "trellis.worker.batches", "BatchOutcome"),
+        ("class", "trellis.worker.batches", "MemberOutcome"),
+        ("class", "trellis.worker.durable", "MemberFailed"),
         ("class", "trellis.worker.durable", "DurableStepFailed"),
         ("class", "trellis.worker.durable", "SignalTimeout"),
         ("class", "trellis.worker.durable", "ReplayMismatch"),
@@ -65,6 +68,8 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("fields", "trellis.worker.requests", "SubmitSettings"),
         ("fields", "trellis.bus.requests", "TopicSubmitOptions"),
         ("class", "trellis.client", "JobHandle"),
+        ("class", "trellis.client", "BatchHandle"),
+        ("class", "trellis.worker.requests", "BatchJob"),
         ("fields", "trellis.engine.jobs", "Priority"),
     ),
     "Records": (
@@ -145,9 +150,16 @@ def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:
     yield ""
 
 
-WITHOUT_CONSTRUCTOR = {"Context", "SyncContext", "Item", "Trellis", "JobHandle", "Sandbox", "GatewayClient"} | {
-    "".join(map(str.title, name.split("_"))) for name in OVER_HTTP
-}
+WITHOUT_CONSTRUCTOR = {
+    "Context",
+    "SyncContext",
+    "Item",
+    "Trellis",
+    "JobHandle",
+    "BatchHandle",
+    "Sandbox",
+    "GatewayClient",
+} | {"".join(map(str.title, name.split("_"))) for name in OVER_HTTP}
 """Users are handed these; they do not make them."""
 
 

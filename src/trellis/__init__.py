@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.app.wiring import connect, connect_sync, run_worker
-    from trellis.client import JobHandle, Trellis
+    from trellis.client import BatchHandle, JobHandle, Trellis
     from trellis.engine.errors import (
         ConcurrencyKeyMissing,
         IdempotencyMismatch,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
         LeaseConflictError,
         LedgerError,
         LedgerUnavailable,
+        NotABatch,
         NotAllowed,
         OptionInvalid,
         OutcomeUnknown,
@@ -51,12 +52,14 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
     from trellis.engine.retry_policy import RetryPolicy
     from trellis.worker.app import App
+    from trellis.worker.batches import BatchOutcome, MemberOutcome
     from trellis.worker.context import Context, Item, SyncContext
     from trellis.worker.durable import (
         ChildFailed,
         ChildHandle,
         DurableStepFailed,
         FirstChild,
+        MemberFailed,
         ReplayMismatch,
         SignalTimeout,
     )
@@ -65,9 +68,13 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.worker.outcomes import Snooze
     from trellis.worker.payloads import Serializer, Undo
     from trellis.worker.process_child import ProcessContext
+    from trellis.worker.requests import BatchJob
 
 __all__ = [
     "App",
+    "BatchHandle",
+    "BatchJob",
+    "BatchOutcome",
     "CallNext",
     "CancelMode",
     "ChildFailed",
@@ -96,7 +103,10 @@ __all__ = [
     "LeaseConflictError",
     "LedgerError",
     "LedgerUnavailable",
+    "MemberFailed",
+    "MemberOutcome",
     "Moved",
+    "NotABatch",
     "NotAllowed",
     "NotMoved",
     "OptionInvalid",
@@ -138,7 +148,7 @@ __all__ = [
 
 _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "trellis.client": ("JobHandle", "Trellis"),
+        "trellis.client": ("BatchHandle", "JobHandle", "Trellis"),
         "trellis.engine.errors": (
             "ConcurrencyKeyMissing",
             "IdReserved",
@@ -154,6 +164,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "LeaseConflictError",
             "LedgerError",
             "LedgerUnavailable",
+            "NotABatch",
             "NotAllowed",
             "OptionInvalid",
             "OutcomeUnknown",
@@ -180,11 +191,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "trellis.engine.retry_policy": ("RetryPolicy",),
         "trellis.app.wiring": ("connect", "connect_sync", "run_worker"),
         "trellis.worker.app": ("App",),
+        "trellis.worker.batches": ("BatchOutcome", "MemberOutcome"),
         "trellis.worker.context": ("Context", "Item", "SyncContext"),
         "trellis.worker.durable": (
             "ChildFailed",
             "ChildHandle",
             "FirstChild",
+            "MemberFailed",
             "ReplayMismatch",
             "SignalTimeout",
             "DurableStepFailed",
@@ -194,6 +207,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "trellis.worker.outcomes": ("Snooze",),
         "trellis.worker.payloads": ("Serializer", "Undo"),
         "trellis.worker.process_child": ("ProcessContext",),
+        "trellis.worker.requests": ("BatchJob",),
     }
 )
 """Which module brings which names."""

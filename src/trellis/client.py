@@ -8,7 +8,7 @@ async with connect("sqlite:///trellis.db") as trellis:
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pydantic
@@ -29,7 +29,6 @@ from trellis.engine import tracing
 from trellis.engine.clock import Clock
 from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import (
-    IdempotencyMismatch,
     InvalidTransition,
     JobCancelled,
     JobDeadLettered,
@@ -40,6 +39,7 @@ from trellis.engine.errors import (
     TokenExpired,
 )
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, reason_of
+from trellis.engine.job_batches import checked_batch
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     SUBMIT_MAX,
@@ -47,7 +47,6 @@ from trellis.engine.jobs import (
     CancelMode,
     CancelRequested,
     JobId,
-    Mismatch,
     Moved,
     NewJob,
     NotMoved,
@@ -56,6 +55,7 @@ from trellis.engine.jobs import (
     SignalSent,
     SubmitOutcome,
     Submitted,
+    accepted,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
@@ -64,7 +64,7 @@ from trellis.lifecycles import LIFECYCLES, Role, State
 from trellis.operations.dead_letters import letter_of
 from trellis.worker.app import App, refuse_unknown
 from trellis.worker.payloads import any_json_bytes, read_as
-from trellis.worker.requests import SubmitSettings, new_job
+from trellis.worker.requests import BatchJob, SubmitSettings, new_job
 from trellis.worker.schedules import JobSchedules, declare_schedules
 
 if TYPE_CHECKING:  # the bus is imported only by callers that submit to it
@@ -150,6 +150,21 @@ class JobHandle:
         return await self._trellis.signal(self.id, name, payload, key=key)
 
 
+@dataclass(frozen=True, slots=True)
+class BatchHandle:
+    """A submitted batch."""
+
+    completion: JobHandle
+    """The job that starts when all jobs of the batch have ended. Its result is that of the batch."""
+    jobs: tuple[JobHandle, ...]
+    """The jobs of the batch, in their order."""
+
+    @property
+    def created(self) -> bool:
+        """False if an earlier submit of the same completion job created the batch."""
+        return self.completion.created
+
+
 class Trellis:
     """One ledger, as seen by one principal. With an `app`, payloads and results are checked against its handlers."""
 
@@ -210,10 +225,35 @@ class Trellis:
             handles: list[JobHandle] = []
             for first in range(0, len(jobs), SUBMIT_MAX):
                 answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
-                handles += [self._handle(_accepted(answer), type_, returns) for answer in answers]
+                handles += [self._handle(accepted(answer), type_, returns) for answer in answers]
             if len(handles) == 1:
                 span.note({"trellis.job_id": handles[0].id})
             return handles
+
+    async def submit_batch(
+        self, jobs: Sequence[BatchJob], *, on_complete: BatchJob, returns: Any = None, abandon: bool = False
+    ) -> "BatchHandle":
+        """Submit up to BATCH_MAX jobs, and the completion job that starts once all of them have ended. One transaction.
+
+        However they end, the completion job starts; its handler learns from `ctx.batch` how each has ended. If it has
+        an idempotency key or an id and exists already, nothing is submitted, and the first batch is returned. When it
+        is cancelled, the jobs that this submit created are cancelled too, unless `abandon` is true. `returns` is the
+        type of its result.
+        """
+        actor = self._permitted("jobs.create", SUBMITTING_ROLES)
+        await self._declare_new()
+        about = {"trellis.type": on_complete.type, "trellis.jobs": len(jobs)}
+        with tracing.span("job.submit_batch", about, kind=tracing.PRODUCER) as span:
+            first, *members = [
+                await self._admitted(new_job(one.type, one.payload, one.settings, app=self._app, new_id=self._new_id))
+                for one in (on_complete, *jobs)
+            ]
+            batch = checked_batch(first, members, abandon=abandon)
+            answer = await self.ledger.submit_batch(actor, batch)
+            span.note({"trellis.job_id": answer.completion.job_id})
+        completion = self._handle(answer.completion, on_complete.type, returns)
+        pairs = zip(answer.members, batch.members, strict=True)  # the same key is refused for other jobs
+        return BatchHandle(completion, tuple(self._handle(one, job.type, None) for one, job in pairs))
 
     async def submit_on(
         self, connection: OuterConnection, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]
@@ -227,7 +267,7 @@ class Trellis:
         job = await self._admitted(new_job(type_, payload, settings, app=self._app, new_id=self._new_id))
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
-        return self._handle(_accepted(answer), type_, None)
+        return self._handle(accepted(answer), type_, None)
 
     async def submit_topic(
         self,
@@ -263,10 +303,10 @@ class Trellis:
             job = replace(job, idempotency_key=key, idempotency_scope=scope)
         job = await admitted_submission(self.principal, self.ledger, job)
         (answer,) = await self.ledger.submit(acting_or_gateway(actor, job.lifecycle), [job])
-        accepted = _accepted(answer)
-        if accepted.created and self._accepted is not None:
+        submitted = accepted(answer)
+        if submitted.created and self._accepted is not None:
             self._accepted()
-        return self._handle(accepted, topic, returns)
+        return self._handle(submitted, topic, returns)
 
     def handle(self, job_id: str, *, returns: Any = None) -> JobHandle:
         """Return a handle of an existing job."""
@@ -551,12 +591,6 @@ def _is_settled(job: Job) -> bool:
 
 def _state(job: Job) -> State:
     return LIFECYCLES[job.lifecycle].by_name[job.state]
-
-
-def _accepted(answer: Submitted | Mismatch) -> Submitted:
-    if isinstance(answer, Mismatch):
-        raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
-    return answer
 
 
 def _mode(mode: CancelMode | str) -> CancelMode:

@@ -25,7 +25,7 @@ from typing import Any, Unpack, cast
 
 from trellis.app.wiring import SystemClock, new_id
 from trellis.auth.principals import Principal
-from trellis.client import JobHandle, Trellis
+from trellis.client import BatchHandle, JobHandle, Trellis
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace, SweepOptions
@@ -33,7 +33,7 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
-from trellis.worker.requests import SubmitSettings
+from trellis.worker.requests import BatchJob, SubmitSettings
 from trellis.worker.worker import Worker
 
 EPOCH_S = 1_767_225_600.0
@@ -139,6 +139,12 @@ class Sandbox:
     async def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobHandle:
         """Submit a job."""
         return await self.trellis.submit(type_, payload, **settings)
+
+    async def submit_batch(
+        self, jobs: Sequence[BatchJob], *, on_complete: BatchJob, abandon: bool = False
+    ) -> BatchHandle:
+        """Submit a batch of jobs and its completion job."""
+        return await self.trellis.submit_batch(jobs, on_complete=on_complete, abandon=abandon)
 
     async def run(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> Any:
         """Submit a job, run it through all its retries, and return its result or raise why it has none."""

@@ -101,6 +101,7 @@ COMMAND_EVENTS = {
         "run",
         "runs cancel",
         "submit",
+        "batch",
         "proposals approve",
         "proposals reject",
         "artifacts discard",
@@ -111,6 +112,7 @@ COMMAND_EVENTS = {
     "job signal",  # an act without a reason: tests/ledgers/conformance/test_waits.py shows it
 }
 ROUTE_EVENTS = {
+    "POST /batches",
     *("POST /dlq/requeue", "POST /jobs", "POST /jobs/{job_id}/cancel", "POST /jobs/{job_id}/requeue"),
     *("POST /jobs/{job_id}/dead-letter", "POST /jobs/{job_id}/approval", "POST /jobs/{job_id}/result"),
     "POST /jobs/{job_id}/signals",
@@ -121,6 +123,7 @@ ROUTE_EVENTS = {
 }
 METHOD_EVENTS = {
     *("cancel", "signal", "compensate", "dead_letter", "requeue", "submit", "submit_many", "submit_on", "submit_topic"),
+    "submit_batch",
 }
 
 # --- what changes nothing that is kept, and why -------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 from trellis.testing import FakeClock
 from trellis.worker.app import App
+from trellis.worker.requests import BatchJob
 
 
 def as_token(name: str, *roles: Role, tenant: str | None = None) -> Principal:
@@ -78,6 +79,10 @@ async def _many(one: World) -> None:
     await one.stranger.submit_many("work", [1, 2], parent_id=one.job.job_id)
 
 
+async def _batch(one: World) -> None:
+    await one.stranger.submit_batch([BatchJob("work", parent_id=one.job.job_id)], on_complete=BatchJob("work"))
+
+
 async def _handle(one: World) -> None:
     await one.stranger.handle(one.job.job_id).status()
 
@@ -91,6 +96,7 @@ Verb = Callable[[World], Awaitable[Any]]
 VERBS: dict[str, Verb] = {
     "submit": _submits,
     "submit_many": _many,
+    "submit_batch": _batch,
     "submit_on": lambda one: one.stranger.submit_on(None, "work", parent_id=one.job.job_id),  # type: ignore[arg-type]
     "submit_topic": lambda one: one.stranger._admitted(_step(one)),
     "handle": _handle,

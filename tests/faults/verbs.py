@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LEASE_S, SUBMITTER, SWEEPER, WORKER, Rig, actor
 from trellis.engine.alerts import AlertObservation, AlertRound
+from trellis.engine.job_batches import BatchSubmitted, NewBatch, checked_batch
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -97,6 +98,36 @@ def submit(
     )
 
 
+def batch(name: str, *, named: bool) -> Verb:
+    """A batch of two jobs. Its second call is answered with the same jobs."""
+
+    async def arrange(rig: Rig) -> NewBatch:
+        key = {"idempotency_key": str(rig.new_id("batch")), "fingerprint": b"f"} if named else {}
+        return checked_batch(rig.new_job(**key), [rig.new_job(), rig.new_job()])
+
+    async def act(ledger: Ledger, case: NewBatch) -> tuple[NewBatch, BatchSubmitted]:
+        return case, await ledger.submit_batch(SUBMITTER, case)
+
+    async def effects(rig: Rig, case: NewBatch) -> float:
+        return sum([len(await rig.ledger.events(job.job_id)) for job in (case.completion, *case.members)]) / 4
+
+    def says(answer: tuple[NewBatch, BatchSubmitted], *, created: bool) -> bool:
+        case, submitted = answer
+        same = [one.job_id for one in submitted.members] == [job.job_id for job in case.members]
+        return same and all(one.created is created for one in (submitted.completion, *submitted.members))
+
+    return Verb(
+        name=name,
+        sql="COMMIT",
+        arrange=arrange,
+        act=act,
+        effects=effects,
+        accepts=partial(says, created=True),
+        accepts_again=partial(says, created=not named),
+        one_statement=False,
+    )
+
+
 SUBMITS = (
     submit("submit_plain", "submit_plain("),
     submit("submit_many", "submit_plain(", 3, deadline_s=1_000_000.0),
@@ -106,6 +137,8 @@ SUBMITS = (
     submit("submit_given_id", "submit_keyed(", id_is_given=True, fingerprint=b"f"),
     submit("submit_in_one_transaction", "COMMIT", 2, mixed=True),
     submit("submit_with_request_key", "COMMIT", 2, with_request_key=True),
+    batch("submit_batch", named=False),
+    batch("submit_batch_with_key", named=True),
 )
 
 

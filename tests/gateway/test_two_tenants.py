@@ -55,6 +55,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/inbox/stats"): REFUSED,
     ("POST", "/inbox/submit"): REFUSED,
     ("POST", "/jobs"): OWN,
+    ("POST", "/batches"): OWN,
     ("GET", "/jobs"): NOTHING,
     ("GET", "/jobs/{job_id}"): REFUSED,
     ("POST", "/jobs/{job_id}/approval"): REFUSED,

@@ -24,11 +24,11 @@ ADDED_TO_POSTGRES = (
     ("concurrency_key", "due_at"),
     ("transition", "finalizes"),
 )
-MADE_SINCE = [
+MADE_SINCE = {
     name
     for _, sql in list(sql_files("migrations"))[2:]
     for name in re.findall(r"^create index (\w+)", sql, re.MULTILINE)
-]
+}
 DEAD = JobId("dead")
 
 

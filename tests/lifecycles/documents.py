@@ -158,6 +158,7 @@ failed         queued         requeue      control-plane                        
 dead_lettered  queued         requeue      control-plane                                        job_requeued         generation  free    D39
 succeeded      succeeded      compensated  worker                                               job_compensated      same        free    D36
 running        suspended      suspend      worker                                               job_suspended        attempt     fenced  D67
+queued         suspended      suspend      control-plane,gateway,orchestrator,submitter,worker  job_suspended        attempt     free    D67
 suspended      queued         due          sweeper                                              job_resumed          same        free    D67
 suspended      cancelled      cancel       control-plane,submitter,sweeper                      job_cancelled        same        free    D67
 suspended      dead_lettered  dead_letter  control-plane                                        job_dead_lettered    same        free    D67

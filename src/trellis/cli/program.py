@@ -30,6 +30,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "artifacts": ("artifacts", "Agents", "Artifacts of queue jobs: list, show, download, discard, clean up."),
         "memory": ("memory", "Agents", "Memory of agents: list, read, history, diff, export, import."),
         "submit": ("submit", "Jobs", "Submit one job and print its id."),
+        "batch": ("batch", "Jobs", "Submit the jobs of a file, and one that starts when all have ended."),
         "jobs": ("jobs", "Jobs", "List jobs, newest first."),
         "events": ("events", "Jobs", "Show events, of one job or of all, oldest first."),
         "schedules": ("schedules", "Jobs", "When agents run and jobs are submitted by themselves."),

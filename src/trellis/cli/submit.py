@@ -260,7 +260,7 @@ async def _through_gateway(cli: Cli, request: Mapping[str, Any], key: str | None
         submitted = SubmittedJob(
             job_id=job.job_id, lifecycle=job.lifecycle, status=job.status, created=job.created, replaced=job.replaced
         )
-        return await _finish(cli, GatewayWatch(client), submitted, wait_s)
+        return await finish(cli, GatewayWatch(client), submitted, wait_s)
 
 
 async def _finish_here(
@@ -270,7 +270,7 @@ async def _finish_here(
     submitted = SubmittedJob(
         job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created, replaced=handle.replaced
     )
-    code = await _finish(cli, LedgerWatch(cli, trellis), submitted, wait_s)
+    code = await finish(cli, LedgerWatch(cli, trellis), submitted, wait_s)
     if wait_s is None and handle.created and type_ is not None and cli.out.console.is_terminal:
         await _warn_if_unserved(cli, trellis.ledger, type_)
     return code
@@ -411,7 +411,7 @@ def _error_text(code: str | None, message: str | None) -> str:
     return ": ".join(filter(None, (code, message)))
 
 
-async def _finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | None) -> int:
+async def finish(cli: Cli, watch: JobWatch, job: SubmittedJob, wait_s: float | None) -> int:
     """Print the job's id; or wait for its end, and print its result."""
     if wait_s is None:
         short = {"job_id": job.job_id, "lifecycle": job.lifecycle, "status": job.status, **job.facts}

@@ -180,6 +180,10 @@ class InvalidTransition(Refused):
     code = "INVALID_TRANSITION"
 
 
+class NotABatch(Refused):
+    """Job {job_id} exists and completes no batch; nothing was submitted. Give the completion job another id or key."""
+
+
 class QueueFull(Refused):
     """{waiting} jobs of concurrency key {key!r} wait and {limit} is the limit; wait until one of them is taken."""
 

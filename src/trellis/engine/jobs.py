@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NewType
 
 from trellis.engine.admin_acts import rate_text
-from trellis.engine.errors import ConcurrencyKeyMissing, IdReserved, OptionInvalid
+from trellis.engine.errors import ConcurrencyKeyMissing, IdempotencyMismatch, IdReserved, OptionInvalid
 from trellis.engine.key_rates import KeyRate
 from trellis.engine.uniqueness import UniqueRule
 from trellis.lifecycles import Role
@@ -61,6 +61,8 @@ ORPHAN_GRACE_S = CANCEL_GRACE_S_DEFAULT
 JOB_SIGNALS_MAX = 1_000
 """The most signals that can be sent to one job."""
 SIGNAL_NAME_CHARS_MAX = 200
+BATCH_ENTRY = "@batch"
+"""The journal entry of a completion job that names the jobs of its batch."""
 RESTART_ENTRY = "@input"
 """The journal entry with the input of a job that began anew."""
 WAIT_CHILDREN_MAX = 10_000
@@ -216,6 +218,13 @@ class Mismatch:
     job_id: JobId
 
 
+def accepted(answer: Submitted | Mismatch) -> Submitted:
+    """The answer of a submit, if the job is in the ledger. Raises IdempotencyMismatch."""
+    if isinstance(answer, Mismatch):
+        raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
+    return answer
+
+
 class Lease(NamedTuple):
     """The right to move one job. It is valid while `epoch` equals the job's epoch."""
 
@@ -286,6 +295,8 @@ class WaitMode(IntEnum):
     """All of them have ended, or one of them without success."""
     ANY = 3
     """One of them has ended."""
+    BATCH = 4
+    """All jobs have ended whose batch this job completes. The journal of the job names them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,7 +315,7 @@ class Wait:
     entry: tuple[str, bytes] | None = None
     """A journal entry that is stored with the wait: its name and body."""
     restart_with: bytes | None = None
-    """Begin anew with this input: the journal is emptied, and has this body as `RESTART_ENTRY`. The job goes on at once."""
+    """Begin anew with this input: the journal is emptied but for `BATCH_ENTRY`, and has this body as `RESTART_ENTRY`. The job goes on at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
 from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertMark, AlertRound
+from trellis.engine.job_batches import BatchSubmitted, NewBatch
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -111,6 +112,16 @@ class Ledger(Protocol):
         the existing job and binds the key to it. Raises QueueFull, also when many submits arrive at once.
 
         `key` is stored with the jobs, and the same request again gets the same jobs; raises IdempotencyMismatch.
+        """
+        ...
+
+    async def submit_batch(self, actor: Actor, batch: NewBatch) -> BatchSubmitted:
+        """Submit the jobs of a batch and its completion job, in one transaction.
+
+        The completion job is suspended until all of them have ended, and resumed in the transaction of the last end. A
+        job that exists already, by its key, id or unique key, is of the batch too. If the completion job exists,
+        nothing is submitted, and the answer names the jobs of its batch. Raises NotABatch if it completes none,
+        IdempotencyMismatch and what `submit` raises; then nothing is written.
         """
         ...
 
@@ -225,8 +236,11 @@ class Ledger(Protocol):
         """Signals of one name that were sent to a job after the one with this number, oldest first."""
         ...
 
-    async def outcomes(self, job_ids: Sequence[JobId]) -> list[JobOutcome]:
-        """How far these jobs are, with results and errors; at most CLAIM_MAX. Unknown ones are left out."""
+    async def outcomes(self, job_ids: Sequence[JobId], *, with_results: bool = True) -> list[JobOutcome]:
+        """How far these jobs are, with results and errors; at most CLAIM_MAX. Unknown ones are left out.
+
+        Without results, `result` is None.
+        """
         ...
 
     async def signal(self, lease: Lease, signals: Sequence[tuple[str, bytes | None]]) -> StepApplied | LeaseLost:

@@ -24,6 +24,7 @@ from trellis.gateway.hub import EventHub, StreamOptions
 from trellis.gateway.routes import (
     agents,
     artifacts,
+    batches,
     dead_letters,
     inbox,
     jobs,
@@ -54,6 +55,7 @@ Errors are `application/problem+json` with a `code` and the `correlation_id` tha
 ROUTES = (
     runs,
     jobs,
+    batches,
     agents,
     artifacts,
     nlm,

@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from trellis.bus.requests import TopicSubmitOptions
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
-from trellis.http.operation_shapes import JobExplained, JobListed
+from trellis.http.operation_shapes import BatchSubmittedShape, JobExplained, JobListed
 from trellis.http.shapes import (
     OUTCOME,
     REPLACED,
@@ -134,6 +134,25 @@ class Jobs:
         outcome = answer.headers.get(OUTCOME, "created" if created else "returned")
         about = {"created": created, "outcome": outcome, "replaced": answer.headers.get(REPLACED)}
         return read_shape(JobSubmitted, answer, ask).model_copy(update=about)
+
+    async def submit_batch(
+        self,
+        jobs: Sequence[Mapping[str, Any]],
+        *,
+        on_complete: Mapping[str, Any],
+        abandon: bool = False,
+        idempotency_key: str | None = None,
+    ) -> BatchSubmittedShape:
+        """Submit jobs in one transaction, and the job that starts once all of them have ended.
+
+        Each is written as `POST /jobs` takes it: its `type`, its `payload` and its settings. When `on_complete` is
+        cancelled, the others are cancelled too, unless `abandon` is true.
+        """
+        body = {"jobs": list(jobs), "on_complete": on_complete, "abandon": abandon}
+        ask = GatewayRequest(method="POST", path="/batches", body=body, key=self._calls.key(idempotency_key))
+        answer = await self._calls.ask(ask)
+        created = answer.headers.get(REPLAYED) is None
+        return read_shape(BatchSubmittedShape, answer, ask).model_copy(update={"created": created})
 
     async def get(self, job_id: str) -> JobWhole:
         """One job, with its payload, its progress and its result; of the job queue a `QueueJob`, on a topic a `BusJob`."""

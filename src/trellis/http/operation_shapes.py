@@ -22,6 +22,20 @@ class Health(pydantic.BaseModel):
     version: str | None = pydantic.Field(None, description="The version of the program that answers.")
 
 
+class BatchShape(pydantic.BaseModel):
+    """A batch as it was submitted: the job that starts when all of its jobs have ended, and those jobs in order."""
+
+    job_id: str = pydantic.Field(description="The job that completes the batch.")
+    type: str
+    jobs: list[str] = pydantic.Field(description="The ids of the jobs of the batch.")
+
+
+class BatchSubmittedShape(BatchShape):
+    """A batch as it was submitted; not `created`: an earlier request with the same key made it."""
+
+    created: bool = True
+
+
 class EventListed(EventShape):
     """One transition of a job, with the lifecycle of the job."""
 

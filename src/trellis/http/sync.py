@@ -146,6 +146,7 @@ class SyncJobs(BlockingTwin):
     submit_for = BlockingMethod(Jobs.submit_for)
     submit_topic = BlockingMethod(Jobs.submit_topic)
     submit_asked = BlockingMethod(Jobs.submit_asked)
+    submit_batch = BlockingMethod(Jobs.submit_batch)
     get = BlockingMethod(Jobs.get)
     result = BlockingMethod(Jobs.result)
     context = BlockingMethod(Jobs.context)

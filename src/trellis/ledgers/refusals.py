@@ -225,6 +225,7 @@ def check_expiring(within_s: float, limit: int) -> None:
 ENGINE_TRIGGERS = {
     Trigger.COMPENSATED: "the engine itself records that a compensation succeeded",
     Trigger.FINALIZE: "only the completion of its job finalizes an artifact",
+    Trigger.SUSPEND: "only the submit of a batch suspends its completion job",
 }
 """Triggers that no caller may fire, and why: each is part of another job's step."""
 

@@ -114,6 +114,7 @@ class Cause(StrEnum):
     CANCEL_HOLDER_GONE = "soft cancel: the holder is gone"
     """The lease ended while a cancel request was pending."""
     CHILDREN_ENDED = "the children it waited for have ended"
+    BATCH_ENDED = "the jobs of its batch have ended"
     CHILD_FAILED = "a child it waited for ended without success"
     SIGNAL_ARRIVED = "signal %s arrived"
     """`%s` is the name of the signal."""

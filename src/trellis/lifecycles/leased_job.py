@@ -114,6 +114,16 @@ LEASED_JOB = Lifecycle(
             extension=True,
         ),
         arrow(
+            "queued",
+            "suspended",
+            Trigger.SUSPEND,
+            SUBMITTERS,
+            "job_suspended",
+            "submitted with a batch of jobs, to start when they have ended",
+            opens=Progress.ATTEMPT,
+            extension=True,
+        ),
+        arrow(
             "suspended",
             "queued",
             Trigger.DUE,

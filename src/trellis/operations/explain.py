@@ -374,6 +374,8 @@ def wait_phrase(suspended: Event) -> str:
     children, signal = wait.get("children"), wait.get("signal")
     parts = [("1 child" if children == 1 else f"{children} children")] if children else []
     parts += [f"the signal {signal!r}"] if signal else []
+    batch = wait.get("batch")
+    parts += [f"the {'jobs' if batch is True else counted(batch, 'job')} of its batch"] if batch is not None else []
     return " or ".join(parts) or "its time"
 
 

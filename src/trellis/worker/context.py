@@ -16,11 +16,12 @@ import pydantic_core
 
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, sleep_or_stop
-from trellis.engine.errors import IdempotencyMismatch, LeaseConflictError, OptionInvalid, PermanentError
+from trellis.engine.errors import LeaseConflictError, OptionInvalid, PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
-from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, Mismatch, NewJob
+from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, NewJob, accepted
 from trellis.engine.ledger import Ledger
 from trellis.worker.app import HandlerKind
+from trellis.worker.batches import BatchOutcome
 from trellis.worker.durable import ChildHandle, DurableCalls, FirstChild, Suspended
 from trellis.worker.held import AttemptState, HeldJob, JobLogger, LogBuffer, StopCause
 from trellis.worker.payloads import any_json_bytes, within_payload_limit
@@ -256,9 +257,7 @@ class Context(AttemptContext):
         self._refuse_if_lost()
         job = self._worker.request(type_, payload, {**self._family(), **settings})
         (answer,) = await self._worker.ledger.submit(self._worker.actor, [job])
-        if isinstance(answer, Mismatch):
-            raise IdempotencyMismatch(key=answer.key, job_id=answer.job_id)
-        return answer.job_id
+        return accepted(answer).job_id
 
     # --- durable functions: `trellis.worker.durable` --------------------------------------------------------------
 
@@ -305,6 +304,21 @@ class Context(AttemptContext):
         """The child that ended first, with its result. Raises ChildFailed if it ended without success."""
         return await self.durable_calls().first(handles)
 
+    async def batch(self) -> BatchOutcome:
+        """How the jobs of the batch have ended that this job completes (`submit_batch`), in the order of their submit.
+
+        The outcome is stored: later attempts see the same. After a requeue of this job, failures are read again.
+        """
+        return await self.durable_calls().batch()
+
+    async def batch_results(self, start: int = 0, stop: int | None = None) -> list[Any]:
+        """The results of the jobs of the batch, with the types of their handlers, after `ctx.batch`.
+
+        A job that ended without success has a MemberFailed in its place. `start` and `stop` choose some of the jobs, as
+        in a slice: one call returns at most 64 MiB.
+        """
+        return await self.durable_calls().batch_results(start, stop)
+
     async def wait_signal(self, name: str, *, timeout_s: float | None = None) -> Any:
         """The next signal of this name that was sent to the job. The job is suspended until it arrives.
 
@@ -334,7 +348,14 @@ class Context(AttemptContext):
             if self._held.spec.kind is HandlerKind.BATCH:
                 raise PermanentError("durable calls need a handler of their own: this type is handled in batches")
             claimed = self._held.claimed
-            self.durable = DurableCalls(claimed.lease, self._worker, self._fenced, self._family, claimed.generation)
+            self.durable = DurableCalls(
+                claimed.lease,
+                self._worker,
+                self._fenced,
+                self._family,
+                claimed.generation,
+                was_suspended=claimed.spared > 0,
+            )
         return self.durable
 
     def _family(self) -> SubmitSettings:
@@ -408,6 +429,14 @@ class SyncContext:
     def first(self, *handles: ChildHandle[Any]) -> FirstChild:
         """The child that ended first, with its result."""
         return cast("FirstChild", self._wait(self._context.first(*handles)))
+
+    def batch(self) -> BatchOutcome:
+        """How the jobs of the batch have ended that this job completes."""
+        return cast("BatchOutcome", self._wait(self._context.batch()))
+
+    def batch_results(self, start: int = 0, stop: int | None = None) -> list[Any]:
+        """The results of the jobs of the batch, after `ctx.batch`; a MemberFailed for each that failed."""
+        return cast("list[Any]", self._wait(self._context.batch_results(start, stop)))
 
     def wait_signal(self, name: str, *, timeout_s: float | None = None) -> Any:
         """The next signal of this name that was sent to the job. Raises SignalTimeout."""

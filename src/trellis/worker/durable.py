@@ -19,7 +19,9 @@ from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 import pydantic_core
 
 from trellis.engine.errors import LeaseConflictError, OptionInvalid, PermanentError
+from trellis.engine.job_batches import BatchMembers
 from trellis.engine.jobs import (
+    BATCH_ENTRY,
     CLAIM_MAX,
     DELAY_S_MAX,
     ERROR_CHARS_MAX,
@@ -36,6 +38,14 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.text import error_message
 from trellis.ledgers.refusals import check_wait
+from trellis.worker.batches import (
+    RESULTS_BYTES_MAX,
+    RESULTS_READ,
+    BatchOutcome,
+    EndedBatch,
+    batch_outcome,
+    short_outcome,
+)
 from trellis.worker.outcomes import Snooze
 from trellis.worker.payloads import within_payload_limit
 from trellis.worker.requests import SubmitSettings
@@ -52,6 +62,7 @@ OUTCOMES_BYTES = 512 * 1024
 ERROR = "error"
 """The entry of a step whose error the handler caught."""
 STEP, SLEEP, SPAWN, GATHER, FIRST, SIGNAL = "step", "sleep", "spawn", "gather", "first", "wait_signal"
+BATCH = "batch"
 WAITS = "waits"
 """The entry of a call that has begun to wait. It is stored with the wait, and shows that the handler was there."""
 OWN_SETTINGS = frozenset({"job_id", "idempotency_key", "idempotency_scope", "parent_id", "compensates", "lifecycle"})
@@ -84,9 +95,17 @@ class DurableStepFailed(PermanentError):
 class ChildFailed(PermanentError):
     """A child that the job waited for ended without success."""
 
+    relation = "child"
+
     def __init__(self, job_id: JobId, type_: str, state: str, error: str | None) -> None:
         self.job_id, self.type, self.state, self.error = job_id, type_, state, error
-        super().__init__(f"child {job_id} ({type_}) ended as {state}: {error or 'no error was recorded'}")
+        super().__init__(f"{self.relation} {job_id} ({type_}) ended as {state}: {error or 'no error was recorded'}")
+
+
+class MemberFailed(ChildFailed):
+    """A job of the batch that this job completes ended without success."""
+
+    relation = "job"
 
 
 class SignalTimeout(PermanentError, TimeoutError):
@@ -198,6 +217,10 @@ class JournalReplay:
         for name, number in read.items():
             self.signals_read[name] = max(self.signals_read.get(name, 0), number)
 
+    def has(self, kind: str) -> bool:
+        """Whether a call of this kind has an entry."""
+        return any(entry.kind == kind for entries in self._by_number.values() for entry in entries)
+
     def at(self, number: int) -> list[JournalEntry]:
         """The entries of one call."""
         return self._by_number.get(number, [])
@@ -220,8 +243,11 @@ class DurableCalls:
         fenced: Callable[[Any | LeaseLost], Any],
         family: Callable[[], SubmitSettings],
         generation: int,
+        *,
+        was_suspended: bool,
     ) -> None:
         self._lease = lease
+        self._was_suspended = was_suspended
         self._worker = worker
         self._fenced = fenced
         self._family = family
@@ -234,6 +260,10 @@ class DurableCalls:
         """A step that raised, while nobody knows whether the handler catches it."""
         self._busy: str | None = None
         self._mismatch: ReplayMismatch | None = None
+        self._batch: EndedBatch | None = None
+        """What `ctx.batch` returned."""
+        self._ended_before: EndedBatch | None = None
+        """How the batch had ended before the handler began."""
         self.suspension: Wait | None = None
         """What the job waits for, once a call has suspended it."""
 
@@ -242,8 +272,8 @@ class DurableCalls:
     async def load(self) -> JournalReplay:
         """Read the journal, once."""
         if self._replay is None:
-            # The first holder of a job knows that nobody has written a journal before.
-            is_first = self._lease.epoch == 1
+            # The first holder of a job that was never suspended knows that nobody has written a journal before.
+            is_first = self._lease.epoch == 1 and not self._was_suspended
             self._replay = JournalReplay({} if is_first else await self._worker.ledger.read_journal(self._lease.job_id))
         return self._replay
 
@@ -455,7 +485,7 @@ class DurableCalls:
             mode = WaitMode.ALL if return_exceptions else WaitMode.ALL_OR_FAILURE
             by_id = await self._ended(number, GATHER, handles, mode)
             outcomes = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
-            await self._record_outcomes(number, outcomes)
+            await self._record_outcomes(number, GATHER, outcomes)
         values = [self._value(handle, outcome) for handle, outcome in zip(handles, outcomes, strict=True)]
         if not return_exceptions:
             for value in values:
@@ -527,10 +557,10 @@ class DurableCalls:
                 ids = tuple(unfinished)
         raise self._suspended(Wait(children=ids, mode=mode, entry=_begun(number, kind, str(len(handles)))))
 
-    async def _outcomes(self, ids: Sequence[JobId]) -> list[JobOutcome]:
+    async def _outcomes(self, ids: Sequence[JobId], *, with_results: bool = True) -> list[JobOutcome]:
         outcomes: list[JobOutcome] = []
         for start in range(0, len(ids), CLAIM_MAX):
-            outcomes += await self._worker.ledger.outcomes(ids[start : start + CLAIM_MAX])
+            outcomes += await self._worker.ledger.outcomes(ids[start : start + CLAIM_MAX], with_results=with_results)
         return outcomes
 
     async def _gathered(self, number: int, count: int) -> list[Any] | None:
@@ -544,7 +574,7 @@ class DurableCalls:
         outcomes = [outcome for part in sorted(parts) for outcome in parts[part]]
         return outcomes if len(outcomes) == count else None
 
-    async def _record_outcomes(self, number: int, outcomes: list[Any]) -> None:
+    async def _record_outcomes(self, number: int, kind: str, outcomes: Sequence[Any]) -> None:
         failed = any(outcome is None or "failed" in outcome for outcome in outcomes)
         part: list[str] = []
         size = parts = 0
@@ -554,7 +584,7 @@ class DurableCalls:
             size += len(text)
             if size >= OUTCOMES_BYTES or n == len(outcomes) - 1:
                 label = self._outcomes_label(len(outcomes), parts, failed=failed)
-                await self._record(number, GATHER, label, f"[{','.join(part)}]".encode())
+                await self._record(number, kind, label, f"[{','.join(part)}]".encode())
                 part, size, parts = [], 0, parts + 1
 
     def _value(self, handle: ChildHandle[Any], outcome: Any) -> Any:
@@ -564,6 +594,66 @@ class DurableCalls:
             return ChildFailed(handle.id, handle.type, outcome["failed"], outcome["error"])
         body = None if outcome["ok"] is None else json.dumps(outcome["ok"]).encode()
         return self._worker.read_result(handle.type, body)
+
+    # --- the batch that this job completes ------------------------------------------------------------------------
+
+    async def await_batch(self) -> None:
+        """If this job completes a batch, suspend it unless all jobs of the batch have ended.
+
+        A worker calls this before the handler begins. Only a job of a restored ledger, or of a batch with a requeued
+        job, waits again.
+        """
+        replay = await self.load()
+        if BATCH_ENTRY in replay.named and not replay.has(BATCH):
+            self._ended_before = await self._ended_batch(replay)
+
+    async def batch(self) -> BatchOutcome:
+        """How the jobs of the batch have ended."""
+        with self._alone(BATCH):
+            replay = await self.load()
+            if BATCH_ENTRY not in replay.named:
+                raise PermanentError("ctx.batch: this job completes no batch; submit it with `submit_batch`")
+            members = BatchMembers.read(replay.named[BATCH_ENTRY])
+            number = self._begin(BATCH, str(len(members.ids)))
+            outcomes = await self._gathered(number, len(members.ids))
+            if outcomes is None:
+                await self._flush()
+                outcomes = (self._ended_before or await self._ended_batch(replay)).outcomes
+                await self._record_outcomes(number, BATCH, outcomes)
+            self._batch = EndedBatch(members, outcomes)
+            return batch_outcome(self._batch)
+
+    async def _ended_batch(self, replay: JournalReplay) -> EndedBatch:
+        """The jobs of the batch, which have ended. Suspends the job until they have."""
+        members = BatchMembers.read(replay.named[BATCH_ENTRY])
+        ids = tuple(dict.fromkeys(members.ids))
+        by_id = {one.job_id: one for one in await self._outcomes(ids, with_results=False)}
+        if any(not one.has_ended for one in by_id.values()):
+            raise self._suspended(Wait(mode=WaitMode.BATCH))
+        return EndedBatch(members, [short_outcome(_stored_outcome(by_id.get(job_id))) for job_id in members.ids])
+
+    async def batch_results(self, start: int, stop: int | None) -> list[Any]:
+        """The results of jobs of the batch, in order; a MemberFailed for each that ended without success."""
+        if self._batch is None:
+            raise PermanentError("ctx.batch_results: call `await ctx.batch()` first")
+        chosen = self._batch.part(start, stop)
+        results, size = dict[JobId, bytes | None](), 0
+        wanted = list(dict.fromkeys(one.job_id for one in chosen if one.success))
+        for first in range(0, len(wanted), RESULTS_READ):
+            for one in await self._worker.ledger.outcomes(wanted[first : first + RESULTS_READ]):
+                results[one.job_id] = one.result
+                size += len(one.result or b"")
+            if size > RESULTS_BYTES_MAX:
+                raise PermanentError(
+                    f"the results of this batch have more than {RESULTS_BYTES_MAX} bytes: read them in parts, "
+                    "as ctx.batch_results(0, 100)"
+                )
+        return [
+            self._worker.read_result(one.type, results.get(one.job_id))
+            if one.success
+            else MemberFailed(one.job_id, one.type, one.state, one.error)
+            for one in chosen
+        ]
 
     # --- signals -------------------------------------------------------------------------------------------------
 
@@ -633,7 +723,7 @@ def _fits(kind: str, label: str, entry: JournalEntry) -> bool:
         return f"{kind}:{label}" == entry.label
     if kind != entry.kind and (kind, entry.kind) != (STEP, ERROR):
         return False
-    if kind in {GATHER, FIRST}:
+    if kind in {GATHER, FIRST, BATCH}:
         return label == entry.label.partition(".")[0]
     if kind in {STEP, SPAWN}:
         name, _, mark = label.rpartition("#")
@@ -651,6 +741,7 @@ def _call_text(kind: str, label: str) -> str:
     what = {
         GATHER: f"of {label.partition('.')[0]} children",
         FIRST: f"of {label.partition('.')[0]} children",
+        BATCH: f"of {label.partition('.')[0]} jobs",
         SLEEP: "",
     }.get(kind, repr(name))
     return " ".join(filter(None, (f"ctx.{kind}", what, f"with arguments {mark}" if mark else "")))

@@ -47,7 +47,7 @@ from trellis.research.queue_job import QueueRequest, checked_request, new_queue_
 from trellis.runs.agent_status import why_not_runnable
 from trellis.worker.app import priority_of
 from trellis.worker.options import KEY_LIMIT_MAX
-from trellis.worker.requests import KEY_CHARS_MAX, UNIQUE_SETTINGS, SubmitSettings, new_job
+from trellis.worker.requests import KEY_CHARS_MAX, UNIQUE_SETTINGS, BatchJob, SubmitSettings, new_job
 
 QUEUE_FIELDS = ("agent_slug", "entity_refs", "run_id")
 """Fields that only a job of the job queue has."""
@@ -170,10 +170,27 @@ class JobKind:
 
 
 async def _leased_job(body: JobRequestBody, making: JobFactory) -> NewJob:
+    job = _plain_job(body)
+    return new_job(job.type, job.payload, job.settings, app=None, new_id=making.new_id)
+
+
+def _plain_job(body: JobRequestBody) -> BatchJob:
+    """The type, payload and settings of a leased job. Raises FieldsNotOfKind."""
     _refuse_foreign(body, queue=QUEUE_FIELDS, bus=BUS_FIELDS)
     beside = {kind.field for kind in JOB_KINDS} | {"payload", *QUEUE_FIELDS, *BUS_FIELDS}
     settings = body.model_dump(exclude_none=True, exclude=beside)
-    return new_job(str(body.type), body.payload, cast("SubmitSettings", settings), app=None, new_id=making.new_id)
+    return BatchJob(str(body.type), body.payload, **cast("SubmitSettings", settings))
+
+
+def batch_job_from_json(value: Any) -> BatchJob:
+    """A job of a batch from decoded JSON, with the fields of `POST /jobs`. Raises InputError."""
+    try:
+        body = JobRequestBody.model_validate(value)
+    except pydantic.ValidationError as error:
+        raise InputError(detail=problems_of(error, JobRequestBody)) from None
+    if body.type is None:
+        raise InputError(detail="it names no `type`: only jobs of a type can be in a batch")
+    return _plain_job(body)
 
 
 async def _queue_job(body: JobRequestBody, making: JobFactory) -> NewJob:

@@ -17,7 +17,16 @@ from trellis.engine.errors import (
     TransientError,
 )
 from trellis.engine.event_data import artifacts_data
-from trellis.engine.jobs import DELAY_S_MAX, ERROR_CHARS_MAX, Advance, DeadLetterReason, ReasonCode, Stage, Wait
+from trellis.engine.jobs import (
+    DELAY_S_MAX,
+    ERROR_CHARS_MAX,
+    Advance,
+    DeadLetterReason,
+    ReasonCode,
+    Stage,
+    Wait,
+    WaitMode,
+)
 from trellis.engine.retry_policy import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
 from trellis.engine.text import without_secrets
 from trellis.lifecycles import Trigger
@@ -70,6 +79,7 @@ def may_suspend(held: HeldJob) -> bool:
 def suspend_advance(held: HeldJob, wait: Wait) -> Advance:
     """Suspends a job whose handler waits. The attempt does not count."""
     about: dict[str, Any] = {"children": len(wait.children), "signal": wait.signal, "timeout_s": wait.timeout_s}
+    about["batch"] = wait.mode is WaitMode.BATCH
     data = json.dumps({"waits_for": {name: value for name, value in about.items() if value}}).encode()
     return _advance(held, Trigger.SUSPEND, spare_attempt=True, wait=wait, data=data)
 

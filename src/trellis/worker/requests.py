@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from trellis.engine import tracing
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
@@ -90,6 +90,15 @@ class SubmitSettings(TypedDict, total=False):
     """The succeeded job that this one undoes. `Trellis.compensate` sets it."""
     lifecycle: str
     """The job's lifecycle. Default: leased-job."""
+
+
+class BatchJob:
+    """A job to submit with others (`submit_batch`): its type, its payload and the settings of a submit."""
+
+    __slots__ = ("payload", "settings", "type")
+
+    def __init__(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> None:
+        self.type, self.payload, self.settings = type_, payload, settings
 
 
 SETTINGS = frozenset(SubmitSettings.__annotations__)

@@ -225,7 +225,11 @@ class Runners:
             self._end(held, value, error)
 
     async def _replay(self, held: HeldJob, context: Context) -> None:
-        """Read the journal before the handler begins again, and the payload with which it began anew."""
+        """Read the journal before the handler begins again, and the payload with which it began anew.
+
+        The completion job of a batch waits until the jobs of the batch have ended.
+        """
+        await context.durable_calls().await_batch()
         body = await context.durable_calls().restarted_payload()
         if body is not None:
             anew = held.spec.codec.read_payload(body)

@@ -324,7 +324,8 @@ def path(lifecycle_name: str, source: str, target: str) -> list[Transition]:
     while queue and target not in ways:
         state = queue.popleft()
         for transition in lifecycle.transitions:
-            if transition.source == state and transition.target not in ways:
+            of_submit = transition.trigger == Trigger.SUSPEND and not is_anybodys(transition)
+            if transition.source == state and transition.target not in ways and not of_submit:
                 ways[transition.target] = [*ways[state], transition]
                 queue.append(transition.target)
     return ways[target]
@@ -341,7 +342,8 @@ def unfenced(lifecycle_name: str, source: str, target: str, role: Role) -> Trans
 
 def is_anybodys(transition: Transition) -> bool:
     """False for what the engine alone writes down, as a part of another step."""
-    return transition.trigger not in {Trigger.COMPENSATED, Trigger.FINALIZE}
+    of_submit = transition.trigger == Trigger.SUSPEND and not transition.fenced
+    return transition.trigger not in {Trigger.COMPENSATED, Trigger.FINALIZE} and not of_submit
 
 
 async def answer_of(call: Awaitable[object]) -> object:

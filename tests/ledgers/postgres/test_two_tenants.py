@@ -283,6 +283,25 @@ async def test_a_login_links_its_jobs_to_its_own_only(tenants: Tenants):
     assert await tenants.submit(parent_id=own)
 
 
+@pytest.mark.requirement("D62")
+async def test_a_login_completes_batches_of_its_own_jobs_only(tenants: Tenants):
+    own = await tenants.submit()
+    role = "(SELECT role FROM trellis.role WHERE name = 'submitter')"
+    complete = f"SELECT trellis.complete_batch(trellis.register_actor('x', {role}), "
+    for sql in (
+        "SELECT trellis.submit_completion($1, 'ship')",
+        f"{complete} trellis.submit_job('ship'), $1, '[]', false)",
+    ):
+        with pytest.raises(asyncpg.PostgresError, match="of yours to link to"):
+            await tenants.rival.fetchval(sql, [own])
+    with pytest.raises(asyncpg.PostgresError, match="not submitted in this transaction"):
+        await tenants.rival.fetchval(f"{complete} $1, array[]::text[], '[]', false)", own)
+    completion = await tenants.acme.fetchval("SELECT trellis.submit_completion($1, 'ship')", [own])
+    job = await tenants.ledger.job(JobId(completion))
+    assert job is not None
+    assert job.state == "suspended"
+
+
 @pytest.mark.requirement("D62", "D36")
 @pytest.mark.parametrize("link", ["parent_id", "compensates"])
 @pytest.mark.parametrize("keyed", [True, False])
@@ -305,6 +324,8 @@ CALLABLE = {
     "submitted or cancelled, looked at above": {
         "submit_job",
         "submit_unique_job",
+        "submit_completion",
+        "complete_batch",
         "submit_plain",
         "submit_keyed",
         "cancel",

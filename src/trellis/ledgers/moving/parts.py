@@ -88,7 +88,7 @@ PARTS: tuple[LedgerPart, ...] = (
     _part("signals", ("trellis_signal",), (FIRST_NUMBER,)),
     _part("renewals", ("trellis_signal",), (FIRST_NUMBER,)),
     _part("job_signals", ("trellis_job_signal",), (FIRST_NUMBER,)),
-    _part("spawned", ("trellis_spawned",), (FIRST_NUMBER,)),
+    _part("spawned", ("trellis_spawned",), (FIRST_NUMBER, FIRST_NUMBER)),
     _part("suspensions", ("trellis_suspension",), (FIRST_NUMBER,)),
     _part("cancel_requests", ("trellis_wish",), (FIRST_NUMBER,)),
     _part("workers", ("trellis_worker",), ("",)),

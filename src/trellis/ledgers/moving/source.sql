@@ -103,7 +103,8 @@ FROM trellis_job_signal g JOIN trellis_actor a ON a.id = g.actor JOIN move_role 
 WHERE g.no > ?1 ORDER BY g.no LIMIT ?2;
 
 -- name: spawned
-SELECT s.child, s.parent, s.awaited, s.cancels, s.orphaned FROM trellis_spawned s WHERE s.child > ?1 ORDER BY s.child LIMIT ?2;
+SELECT s.child, s.parent, s.awaited, s.cancels, s.orphaned FROM trellis_spawned s
+WHERE (s.child, s.parent) > (?1, ?2) ORDER BY s.child, s.parent LIMIT ?3;
 
 -- name: suspensions
 SELECT s.job, s.mode, s.signal, s.after FROM trellis_suspension s WHERE s.job > ?1 ORDER BY s.job LIMIT ?2;

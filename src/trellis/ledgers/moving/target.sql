@@ -86,7 +86,8 @@ select g.no, g.id, g.name, _microseconds(g.at), a.role, a.name, a.node, g.key, g
  where g.no > $1 order by g.no limit $2
 
 -- name: spawned
-select s.id, s.parent, s.awaited::int, s.cancels::int, s.orphaned::int from spawned s where s.id > $1 order by s.id limit $2
+select s.id, s.parent, s.awaited::int, s.cancels::int, s.orphaned::int from spawned s
+ where (s.id, s.parent) > ($1, $2) order by s.id, s.parent limit $3
 
 -- name: suspensions
 select s.id, s.mode, s.signal, s.after from suspension s where s.id > $1 order by s.id limit $2

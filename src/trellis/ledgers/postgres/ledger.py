@@ -6,22 +6,22 @@ connection's database role, so that the database grants roles, not this program.
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
 from trellis.engine.alerts import AlertChange, AlertRound
 from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
-    ChildExists,
     LedgerUnavailable,
     NotAllowed,
     OptionInvalid,
     OutcomeUnknown,
 )
+from trellis.engine.job_batches import BatchSubmitted, NewBatch, check_batch_jobs
 from trellis.engine.jobs import (
     REMARKS_MAX,
     RESTORE_MAX,
@@ -81,6 +81,7 @@ from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, Postgre
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
+from trellis.ledgers.postgres.submit import SubmitPart
 from trellis.ledgers.refusals import (
     check_alerts,
     check_annotation,
@@ -102,10 +103,9 @@ JOURNAL_BATCH_MAX = 500
 ACTORS_CACHED_MAX = 10_000
 BATCH_MAX = 500
 """The most concurrent moves, or steps, that share a transaction; fewer if they carry much data."""
-SPAWN_LOST, SPAWN_NEW, SPAWN_REPEATED = range(3)
-"""The answers of the function `begin_spawn`."""
 CARRIED_BYTES = 65_536
 """Data of this size counts as one more move."""
+AnswerT = TypeVar("AnswerT")
 
 
 @measured
@@ -244,14 +244,7 @@ class PostgresLedger(PostgresReads):
     ) -> list[Submitted | Mismatch]:
         if len(jobs) > SUBMIT_MAX:
             raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
-        for job in jobs:
-            transition = lifecycle_named(job.lifecycle).pull(None, Trigger.SUBMIT)
-            if transition is None or actor.role not in transition.actors:
-                raise NotAllowed(
-                    role=actor.role, action=f"submit a {job.lifecycle}", reason="the lifecycle does not say so"
-                )
-            await self._type(job.type)
-        number = await self._actor(actor)
+        number = await self._submitter(actor, jobs)
         if key is not None and jobs:
             answers = await self._submit_lane.call(
                 "submit", key.given, lambda c, repeat: self._submit_with_key(c, number, jobs, key, repeat=repeat)
@@ -260,6 +253,38 @@ class PostgresLedger(PostgresReads):
             answers = await self._submits.put((number, tuple(jobs)))
         self._notifier.notify()
         return answers
+
+    async def _submitter(self, actor: Actor, jobs: Sequence[NewJob]) -> int:
+        """The number of an actor that may submit these jobs, whose types are registered. Raises NotAllowed."""
+        for job in jobs:
+            transition = lifecycle_named(job.lifecycle).pull(None, Trigger.SUBMIT)
+            if transition is None or actor.role not in transition.actors:
+                raise NotAllowed(
+                    role=actor.role, action=f"submit a {job.lifecycle}", reason="the lifecycle does not say so"
+                )
+            if job.type not in self._types:
+                await self._type(job.type)
+        return await self._actor(actor)
+
+    async def submit_batch(self, actor: Actor, batch: NewBatch) -> BatchSubmitted:
+        check_batch_jobs(batch.completion, batch.members)
+        number = await self._submitter(actor, (batch.completion, *batch.members))
+
+        async def work(connection: PostgresConnection, repeat: bool) -> BatchSubmitted:  # noqa: FBT001 - a lane's call
+            part = self._part_of(connection, number, repeat=repeat)
+            return await self._learning(lambda: submit.submit_batch(connection, number, batch, part))
+
+        submitted = await self._submit_lane.call("submit_batch", batch.completion.job_id, work)
+        self._notifier.notify()
+        return submitted
+
+    def _part_of(self, connection: PostgresConnection, actor: int, *, repeat: bool) -> SubmitPart:
+        """Submits some jobs in the transaction that is open on the connection."""
+
+        async def submit_part(jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
+            return (await self._submit_calls_once(connection, [(actor, tuple(jobs))], repeat=repeat))[0]
+
+        return submit_part
 
     async def _submit_with_key(
         self, connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], key: RequestKey, *, repeat: bool
@@ -280,10 +305,14 @@ class PostgresLedger(PostgresReads):
     async def _submit_calls(
         self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
-        """One transaction for calls of many callers. The types whose jobs are unique are learned from refusals."""
+        """One transaction for calls of many callers."""
+        return await self._learning(lambda: self._submit_calls_once(connection, calls, repeat=repeat))
+
+    async def _learning(self, transaction: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        """Make a transaction of submits. The types whose jobs are unique are learned from its refusals."""
         while True:
             try:
-                return await self._submit_calls_once(connection, calls, repeat=repeat)
+                return await transaction()
             except PostgresError as error:
                 unique = submit.type_to_submit_with_keys(error)
                 if unique is None or unique in self._unique_types:
@@ -397,48 +426,17 @@ class PostgresLedger(PostgresReads):
         for job in jobs:
             await self._type(job.type)
         number = await self._actor(actor)
-        stored = await self._submit_lane.call(
-            "spawn", lease.job_id, lambda c, _: self._spawn(c, number, lease, jobs, entry, body, abandoned)
-        )
+        cancelled = [job.job_id not in abandoned for job in jobs]
+
+        async def work(connection: PostgresConnection, _: bool) -> bytes | LeaseLost:  # noqa: FBT001 - a lane's call
+            part = self._part_of(connection, number, repeat=False)
+            return await self._learning(
+                lambda: submit.spawn(connection, lease, jobs, (entry, body), part, cancelled=cancelled)
+            )
+
+        stored = await self._submit_lane.call("spawn", lease.job_id, work)
         self._notifier.notify()
         return stored
-
-    async def _spawn(
-        self,
-        connection: PostgresConnection,
-        actor: int,
-        lease: Lease,
-        jobs: Sequence[NewJob],
-        entry: str,
-        body: bytes,
-        abandoned: frozenset[JobId],
-    ) -> bytes | LeaseLost:
-        held = (lease.key, lease.epoch)
-        async with connection.transaction():
-            begun = await connection.fetchval("select begin_spawn($1, $2, $3, $4)", *held, entry, body)
-            if begun == SPAWN_LOST:
-                return LeaseLost(lease)
-            if begun == SPAWN_REPEATED:
-                return (
-                    await connection.fetch("select body from journal where id = $1 and entry = $2", lease.key, entry)
-                )[0][0]
-            there = await connection.fetch(
-                "select job_id from job where job_id = any($1)", [job.job_id for job in jobs]
-            )
-            if there:
-                raise ChildExists(job_id=there[0][0], parent_id=lease.job_id)
-            plain = [job for job in jobs if submit.is_plain(job)]
-            keyed = [job for job in jobs if not submit.is_plain(job)]
-            await submit.lock_waiting(connection, keyed)
-            groups = ({actor: plain} if plain else {}), ({actor: keyed} if keyed else {})
-            await self._submit_groups(connection, *groups, {}, repeat=False)
-            await connection.execute(
-                "select link_children($1, $2, $3, $4)",
-                *held,
-                [job.job_id for job in jobs],
-                [job.job_id not in abandoned for job in jobs],
-            )
-        return body
 
     async def send_signal(
         self,

@@ -20,6 +20,7 @@ from trellis.auth.principals import ACTIONS, ADMINISTRATION
 from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
+from trellis.engine.job_batches import BATCH_MAX
 from trellis.engine.jobs import (
     DERIVING_ROLES,
     JOB_SIGNALS_MAX,
@@ -324,6 +325,7 @@ def _constants() -> LiteralString:
         .replace("{orphan_grace_s}", str(ORPHAN_GRACE_S))
         .replace("{token_wait_s}", str(KEY_TOKEN_WAIT_S_MIN))
         .replace("{unclaimed_wait_s}", str(UNCLAIMED_WAIT_S))
+        .replace("{batch_max}", str(BATCH_MAX))
         .replace("{job_signals_max}", str(JOB_SIGNALS_MAX))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )

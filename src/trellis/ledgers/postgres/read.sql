@@ -292,7 +292,7 @@ select g.no, g.name, g.body from job j join job_signal g on g.id = j.id where j.
 
 -- name: outcomes
 select j.job_id, t.name as type_name, o.lifecycle, o.state, o.place = 'ended' as has_ended, s.success,
-       case when s.success then (select r.body from result r where r.id = j.id and (r.expires_at is null or r.expires_at > trellis.now())) end as body,
+       case when s.success and $2 then (select r.body from result r where r.id = j.id and (r.expires_at is null or r.expires_at > trellis.now())) end as body,
        case when o.place = 'ended' and not s.success then coalesce(
          (select d.last_error from dead_letter d where d.id = j.id and d.version = o.version),
          (select e.cause from event e where e.id = j.id and e.version = o.version)) end as error

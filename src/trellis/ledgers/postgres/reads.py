@@ -505,9 +505,9 @@ class PostgresReads:
         stored = await self.fetch(READ_QUERIES.job_signals, job_id, name, after, min(limit, JOB_SIGNALS_MAX))
         return [JobSignal(row["no"], row["name"], row["body"]) for row in stored]
 
-    async def outcomes(self, job_ids: Sequence[JobId]) -> list[JobOutcome]:
+    async def outcomes(self, job_ids: Sequence[JobId], *, with_results: bool = True) -> list[JobOutcome]:
         check_ids(job_ids)
-        stored = await self.fetch(READ_QUERIES.outcomes, list(job_ids))
+        stored = await self.fetch(READ_QUERIES.outcomes, list(job_ids), with_results)
         return [
             JobOutcome(
                 row["job_id"],

@@ -1,16 +1,31 @@
 """Submit on PostgreSQL: chooses the function for each job and builds its array arguments."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
-from trellis.engine.jobs import JobId, Mismatch, NewJob, RequestKey, Submitted, TypeOptions
+from trellis.engine.errors import ChildExists, NotABatch
+from trellis.engine.job_batches import BatchSubmitted, NewBatch, earlier_batch, members_of
+from trellis.engine.jobs import (
+    SUBMIT_MAX,
+    JobId,
+    Lease,
+    LeaseLost,
+    Mismatch,
+    NewJob,
+    RequestKey,
+    Submitted,
+    TypeOptions,
+    accepted,
+)
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
 SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
+BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.entry = '@batch' where j.job_id = $1"
 PLAIN_REFUSED = "TR013"
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
@@ -133,6 +148,71 @@ async def submit_keyed(
     if rows and rows[0]["outcome"] == "answered":
         return None
     return [_answer(job, row) for job, row in zip(jobs, rows, strict=True)]
+
+
+SPAWN_LOST, SPAWN_NEW, SPAWN_REPEATED = range(3)
+"""The answers of the function `begin_spawn`."""
+SubmitPart: TypeAlias = Callable[[Sequence[NewJob]], Awaitable[list[Submitted | Mismatch]]]
+"""Submits some jobs, up to SUBMIT_MAX, in a transaction that is open."""
+
+
+async def spawn(
+    connection: PostgresConnection,
+    lease: Lease,
+    jobs: Sequence[NewJob],
+    entry: tuple[str, bytes],
+    submit_part: SubmitPart,
+    *,
+    cancelled: Sequence[bool],
+) -> bytes | LeaseLost:
+    """Submit children of a held job and journal them. `cancelled` says which are cancelled with it. One transaction."""
+    held = (lease.key, lease.epoch)
+    async with connection.transaction():
+        begun = await connection.fetchval("select begin_spawn($1, $2, $3, $4)", *held, *entry)
+        if begun == SPAWN_LOST:
+            return LeaseLost(lease)
+        if begun == SPAWN_REPEATED:
+            stored = "select body from journal where id = $1 and entry = $2"
+            return (await connection.fetch(stored, lease.key, entry[0]))[0][0]
+        ids = [job.job_id for job in jobs]
+        there = await connection.fetch("select job_id from job where job_id = any($1)", ids)
+        if there:
+            raise ChildExists(job_id=there[0][0], parent_id=lease.job_id)
+        for answer in await submit_part(jobs):
+            if isinstance(answer, Mismatch) or not answer.created:
+                raise ChildExists(job_id=answer.job_id, parent_id=lease.job_id)
+        await connection.execute("select link_children($1, $2, $3, $4)", *held, ids, cancelled)
+    return entry[1]
+
+
+async def submit_batch(
+    connection: PostgresConnection,
+    actor: int,
+    batch: NewBatch,
+    submit_part: SubmitPart,
+) -> BatchSubmitted:
+    """Submit the completion job, then the jobs, then suspend it until they have ended. One transaction."""
+    async with connection.transaction():
+        await lock_waiting(connection, (batch.completion, *batch.members))
+        answer = accepted((await submit_part([batch.completion]))[0])
+        stored = await connection.fetchval(BATCH_ENTRY_OF, answer.job_id)
+        if stored is not None:
+            return earlier_batch(batch, answer, stored)
+        if not answer.created:
+            raise NotABatch(job_id=answer.job_id)
+        answers: list[Submitted] = []
+        for start in range(0, len(batch.members), SUBMIT_MAX):
+            answers += map(accepted, await submit_part(batch.members[start : start + SUBMIT_MAX]))
+        members = members_of(batch, answers)
+        await connection.execute(
+            "select complete_batch($1, $2, $3, $4, $5)",
+            actor,
+            answer.job_id,
+            list(members.ids),
+            json.dumps(members.runs()),
+            batch.abandon,
+        )
+    return BatchSubmitted(completion=answer, members=tuple(answers))
 
 
 def _key(job: NewJob) -> tuple[str | None, str | None]:

@@ -52,7 +52,18 @@ from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_
 from trellis.ledgers.measures import measured
 from trellis.ledgers.refusals import check_alerts, check_next_head, check_retention, check_sample
 from trellis.ledgers.sqlite import alerts as alert_rows
-from trellis.ledgers.sqlite import audit_chain, control, moves, reads, request_keys, retention, rows, schema, waits
+from trellis.ledgers.sqlite import (
+    audit_chain,
+    batches,
+    control,
+    moves,
+    reads,
+    request_keys,
+    retention,
+    rows,
+    schema,
+    waits,
+)
 from trellis.ledgers.sqlite import restore as restores
 from trellis.ledgers.sqlite import schedules as schedule_rows
 from trellis.ledgers.sqlite import submit as submits
@@ -213,6 +224,7 @@ class SqliteLedger:
     journal = _writing(turns.journal)
     signal = _writing(turns.signal)
     spawn = _writing(turns.spawn)
+    submit_batch = _writing(batches.submit_batch)
     move = _writing(moves.move)
     ack = _writing(control.ack)
     heartbeat_worker = _writing(control.heartbeat_worker)

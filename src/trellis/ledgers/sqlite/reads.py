@@ -264,9 +264,10 @@ def job_signals(tx: Transaction, job_id: JobId, name: str, *, after: int, limit:
     return [] if key is None else [JobSignal(*row) for row in tx.db.execute(_READ_QUERIES.job_signals, values)]
 
 
-def outcomes(tx: Transaction, job_ids: Sequence[JobId]) -> list[JobOutcome]:
+def outcomes(tx: Transaction, job_ids: Sequence[JobId], *, with_results: bool = True) -> list[JobOutcome]:
     check_ids(job_ids)
-    stored = tx.db.execute(_READ_QUERIES.outcomes, (tx.now, json.dumps(job_ids))).fetchall()
+    values = (int(with_results), tx.now, json.dumps(job_ids))
+    stored = tx.db.execute(_READ_QUERIES.outcomes, values).fetchall()
     return [
         JobOutcome(job_id, type_, STATE_NAMES[lifecycle, state], bool(ended), bool(success), body, error)
         for job_id, type_, lifecycle, state, ended, success, body, error in stored

@@ -1,10 +1,11 @@
 """Writes decided steps: events, and the rows that go with them. Used by every verb that moves jobs."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trellis.engine.errors import JobNotFound
+from trellis.engine.job_batches import BatchMembers
 from trellis.engine.jobs import RESTART_ENTRY, DeadLetterReason, JobId, JobKey, Wait, WaitMode
 from trellis.engine.records import BEGUN_BY_TIMER
 from trellis.engine.text import storable
@@ -113,9 +114,15 @@ CANCELLING = frozenset({Trigger.CANCEL, "stop"})
 WAIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/waits.sql")
 
 
-def children_array(children: Iterable[JobId], abandoned: frozenset[JobId] = frozenset()) -> str:
+def children_array(children: Iterable[JobId], cancelled: Collection[JobId]) -> str:
     """Children as the statements read them: each with whether it is cancelled with its parent."""
-    return json.dumps([[child, int(child not in abandoned)] for child in children])
+    return json.dumps([[child, int(child in cancelled)] for child in children])
+
+
+def batch_members(tx: Transaction, key: JobKey) -> tuple[JobId, ...]:
+    """The jobs of the batch that this job completes; none if it completes no batch."""
+    rows = tx.db.execute(WAIT_QUERIES.batch_entry, (key,)).fetchall()
+    return BatchMembers.read(rows[0][0]).ids if rows else ()
 
 
 def _settle_waits(tx: Transaction, batch: StepBatch) -> None:
@@ -148,9 +155,15 @@ def _begin_wait(tx: Transaction, key: JobKey, wait: Wait) -> set[Cause]:
     entry = wait.entry if wait.restart_with is None else (RESTART_ENTRY, wait.restart_with)
     if entry is not None:
         tx.db.execute(WAIT_QUERIES.put_entry, {"job": key, "entry": entry[0], "body": entry[1], "now": tx.now})
+    if wait.mode is WaitMode.BATCH:
+        members = children_array(batch_members(tx, key), set())
+        values = {"parent": key, "children": members}
+        tx.db.execute(WAIT_QUERIES.link_members, values)
+        if not tx.db.execute(WAIT_QUERIES.await_children, values).fetchall():
+            happened.add(Cause.BATCH_ENDED)
     if wait.children:
         # A child that runs again after it had ended is nobody's to cancel but the operator's who requeued it.
-        values = {"parent": key, "children": children_array(wait.children, frozenset(wait.children))}
+        values = {"parent": key, "children": children_array(wait.children, set())}
         tx.db.execute(WAIT_QUERIES.link_children, values)
         unfinished = len(tx.db.execute(WAIT_QUERIES.await_children, values).fetchall())
         if unfinished < len(wait.children):
@@ -175,7 +188,7 @@ def resume_if_over(tx: Transaction, key: JobKey, happened: set[Cause], actor: in
     elif mode == WaitMode.ALL_OR_FAILURE and Cause.CHILD_FAILED in happened:
         cause = Cause.CHILD_FAILED
     elif mode == WaitMode.ANY or not tx.db.execute(WAIT_QUERIES.awaits_others, (key,)).fetchall():
-        cause = Cause.CHILDREN_ENDED
+        cause = Cause.BATCH_ENDED if mode == WaitMode.BATCH else Cause.CHILDREN_ENDED
     else:
         return
     row = job_row(tx, key)

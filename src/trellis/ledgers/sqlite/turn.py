@@ -118,7 +118,8 @@ def spawn(
         if isinstance(answer, Mismatch) or not answer.created:
             raise ChildExists(job_id=answer.job_id, parent_id=lease.job_id)
     tx.db.execute(_HOLDER_QUERIES.put_journal, (lease.key, entry, lease.epoch, tx.now, body))
-    children = children_array((job.job_id for job in jobs), abandoned)
+    ids = {job.job_id for job in jobs}
+    children = children_array(ids, ids - abandoned)
     tx.db.execute(WAIT_QUERIES.link_children, {"parent": lease.key, "children": children})
     return body
 

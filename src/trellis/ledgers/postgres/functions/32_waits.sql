@@ -5,17 +5,18 @@
 -- (`_lock_family`), at the end rows of suspended jobs, by number (`_wake`). The sweep comes to jobs in another order, and so
 -- waits for no row of `spawned` (`_may_end`).
 
--- What a wait needs: all children ended (1), all ended or one without success (2), one of them ended (3).
+-- What a wait needs: all children ended (1), all ended or one without success (2), one of them ended (3), all jobs of its batch
+-- ended (4).
 
 create or replace function _lock_family(p_ids bigint[]) returns void language sql set search_path from current as $$
-  select from spawned s where s.id = any(p_ids) or s.parent = any(p_ids) order by s.id for update
+  select from spawned s where s.id = any(p_ids) or s.parent = any(p_ids) order by s.id, s.parent for update
 $$;
 
 -- Whether the sweep may end this job now. False while another transaction has it or a relative: the next sweep tries again.
 create or replace function _may_end(p_id bigint) returns boolean language plpgsql set search_path from current as $$
 begin
   if exists (select from spawned s where s.id = p_id) or exists (select from spawned s where s.parent = p_id) then
-    perform from spawned s where s.id = p_id or s.parent = p_id order by s.id for update nowait;
+    perform from spawned s where s.id = p_id or s.parent = p_id order by s.id, s.parent for update nowait;
   end if;
   return true;
 exception when lock_not_available then return false;
@@ -29,23 +30,30 @@ set search_path from current as $$
   select distinct p_batch, g.parent, case when p_success then 'children_ended' else 'child_failed' end from gone g where g.awaited
 $$;
 
--- Children that run again after they had ended (a requeue) or that were put back (a restore) have no row in `spawned`.
+-- Children that run again after they had ended (a requeue), that were put back (a restore), and jobs of a batch that existed before it
+-- have no row in `spawned`.
 create or replace function _link_again(p_parent bigint, p_children bigint[]) returns void language plpgsql
 set search_path from current as $$
 declare
   one bigint;
   k record;
 begin
-  for one in select c.id from unnest(p_children) c(id) where not exists (select from spawned s where s.id = c.id)
+  for one in select c.id from unnest(p_children) c(id) where not exists (select from spawned s where s.id = c.id and s.parent = p_parent)
                 and not exists (select from ended e where e.id = c.id) order by c.id loop
     k := _find(one);
-    if k.place <> 'ended' then
+    if k.place <> 'ended' and one <> p_parent then
       insert into spawned (id, parent, cancels) values (one, p_parent, false) on conflict do nothing;
       -- A turn that ends the child, and saw no row for it before it came to the lease, sees this.
       update lease l set flags = l.flags | 2 where l.id = one;
     end if;
   end loop;
 end $$;
+
+-- The jobs of a batch that are in the ledger, by the journal of its completion job.
+create or replace function _members_of(p_id bigint) returns bigint[] language sql stable set search_path from current as $$
+  select array(select distinct j.id from journal o, json_array_elements_text(convert_from(o.body, 'UTF8')::json -> 'ids') m(job_id)
+                 join job j on j.job_id = m.job_id where o.id = p_id and o.entry = '@batch')
+$$;
 
 -- Stores what a job waits for that was just suspended. If it has happened already, the job is resumed when this
 -- transaction ends. p_wait: {"mode": …, "children": [job ids], "signal": name, "after": number of the last signal read,
@@ -54,9 +62,7 @@ create or replace function _begin_wait(p_id bigint, p_epoch int, p_wait jsonb, p
 set search_path from current as $$
 declare
   kind smallint := coalesce((p_wait ->> 'mode')::smallint, 1);
-  children bigint[] := array(
-    select j.id from jsonb_array_elements_text(p_wait -> 'children') c(job_id)
-      join job j on j.job_id = c.job_id and j.parent_id = (select p.job_id from job p where p.id = p_id));
+  children bigint[];
   expected int := jsonb_array_length(p_wait -> 'children');
   open_children int;
   reason text;
@@ -66,7 +72,7 @@ begin
   insert into suspension (id, mode, signal, after)
   values (p_id, kind, p_wait ->> 'signal', coalesce((p_wait ->> 'after')::bigint, 0));
   if p_wait ->> 'restart' is not null then
-    delete from journal o where o.id = p_id;
+    delete from journal o where o.id = p_id and o.entry <> '@batch';
     delete from job_signal g using json_each_text(convert_from(decode(p_wait ->> 'restart', 'base64'), 'UTF8')::json -> 'signals') r(name, no)
      where g.id = p_id and g.name = r.name and g.no <= r.no::bigint;
     insert into journal (id, entry, at, epoch, body) values (p_id, '@input', trellis.now(), p_epoch, decode(p_wait ->> 'restart', 'base64'));
@@ -75,7 +81,14 @@ begin
     insert into journal (id, entry, at, epoch, body)
     values (p_id, p_wait ->> 'entry', trellis.now(), p_epoch, decode(p_wait ->> 'body', 'base64')) on conflict do nothing;
   end if;
-  if expected > 0 then
+  if kind = 4 then
+    children := _members_of(p_id);
+    expected := cardinality(children);
+  elsif expected > 0 then
+    children := array(select j.id from jsonb_array_elements_text(p_wait -> 'children') c(job_id)
+                        join job j on j.job_id = c.job_id and j.parent_id = (select p.job_id from job p where p.id = p_id));
+  end if;
+  if expected > 0 or kind = 4 then
     perform _link_again(p_id, children);
     update spawned s set awaited = true where s.id = any(children) and s.parent = p_id;
     get diagnostics open_children = row_count;
@@ -100,6 +113,7 @@ create or replace function _wake(p_batch bigint, p_actor int, p_now timestamptz,
 set search_path from current as $$
 declare
   ids bigint[];
+  early bigint[];
   r resting;
   w suspension;
   x transition;
@@ -112,6 +126,19 @@ begin
   if p_batch is not null then
     ids := array(select distinct k.id from wake k where k.batch = p_batch order by 1);
     if cardinality(ids) = 0 then return 0; end if;
+    -- A job that waits for all stays suspended while one of them is open that no transaction ends now. That one is locked, not the
+    -- job: its end comes after this transaction, and looks again. So transactions that end children of one job do not wait for each
+    -- other. The newest child is taken, which is likely to end last.
+    early := array(
+      select q.id from unnest(ids) q(id) join suspension v on v.id = q.id and v.mode <> 3
+        cross join lateral (select from spawned s where s.parent = q.id and s.awaited order by s.id desc limit 1 for update skip locked) open_child
+       where not exists (select from wake k where k.batch = p_batch and k.id = q.id
+                            and (k.reason in ('signal_arrived', 'begins_anew') or (k.reason = 'child_failed' and v.mode = 2))));
+    if cardinality(early) > 0 then
+      delete from wake k where k.batch = p_batch and k.id = any(early);
+      ids := array(select u.id from unnest(ids) u(id) where u.id <> all(early) order by 1);
+      if cardinality(ids) = 0 then return 0; end if;
+    end if;
     perform from resting d where d.id = any(ids) order by d.id for update;
   else
     ids := array(select distinct k.id from (select q.id from wake q limit 1000) k order by 1);
@@ -135,7 +162,7 @@ begin
     delete from resting d where d.id = r.id;
     perform _step(t, x, p_actor, (select l.swept_by from lifecycle l where l.lifecycle = r.lifecycle), p_now, p_new_batch, null, false,
                   case when anew then _cause('begins_anew') when signalled then format(_cause('signal_arrived'), w.signal) when failed and w.mode = 2 then _cause('child_failed')
-                       else _cause('children_ended') end);
+                       when w.mode = 4 then _cause('batch_ended') else _cause('children_ended') end);
     resumed := resumed + 1;
   end loop;
   delete from wake k where k.id = any(ids) and (p_batch is null or k.batch = p_batch);

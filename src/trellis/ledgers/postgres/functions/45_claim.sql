@@ -189,7 +189,7 @@ begin
          array_agg(t.deaths order by t.n), array_agg(j.job_id order by t.n),
          array_agg(case when octet_length(j.payload) <= inline then j.payload end order by t.n),
          array_agg(j.correlation_id order by t.n), array_agg(t.prio order by t.n), array_agg(t.pos order by t.n),
-         array_agg(t.id order by t.n) filter (where t.epoch > 1 or t.flags <> 0 or j.trace is not null or j.parent_id is not null
+         array_agg(t.id order by t.n) filter (where t.epoch > 1 or t.attempt > 0 or t.flags <> 0 or j.trace is not null or j.parent_id is not null
                                                 or j.deadline_at is not null or octet_length(j.payload) > inline)
     into c from taken t join job j on j.id = t.id;
   return c;

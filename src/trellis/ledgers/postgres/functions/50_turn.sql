@@ -210,7 +210,7 @@ begin
     perform _lock_family(coalesce(p_done, '{}') || array(select (u.step ->> 'id')::bigint from jsonb_array_elements(p_others) u(step)));
     has_family := true;
   elsif p_done is not null then
-    perform from spawned s where s.id = any(p_done) order by s.id for update;
+    perform from spawned s where s.id = any(p_done) order by s.id, s.parent for update;
     has_family := found;
   end if;
   if p_starts is not null then

@@ -18,7 +18,7 @@ end $$;
 
 -- The declared transition from a state to a target or by a trigger; one that this role may make comes first. Only the
 -- engine records that a job was compensated, when the compensation succeeds. Only the completion of its job finalizes
--- an artifact.
+-- an artifact. Only the submit of a batch suspends a job that nobody holds.
 create or replace function _declared_step(p_lifecycle smallint, p_source smallint, p_target smallint, p_trigger text, p_role smallint,
                                           out x transition, out refusal text)
 language plpgsql stable set search_path from current as $$
@@ -30,7 +30,7 @@ begin
   if not found and p_source = p_target then refusal := 'same';
   elsif not found then refusal := 'undeclared';
   elsif x.roles & (1 << p_role::int) = 0 then refusal := 'actor';
-  elsif x.trigger in ('compensated', 'finalize') then refusal := 'engine';
+  elsif x.trigger in ('compensated', 'finalize') or (x.trigger = 'suspend' and not x.fenced) then refusal := 'engine';
   elsif x.fenced then refusal := 'fenced';
   end if;
 end $$;

@@ -45,6 +45,8 @@ create or replace function trellis._action(p_verb text) returns text language sq
 $f$;
 -- The most signals that one job keeps (engine/jobs.py).
 create or replace function trellis._job_signals_max() returns int language sql immutable as $f$ select {job_signals_max} $f$;
+-- The most jobs of one batch (engine/job_batches.py).
+create or replace function trellis._batch_max() returns int language sql immutable as $f$ select {batch_max} $f$;
 -- How long the child of a cancelled job may take to stop (engine/jobs.py).
 create or replace function trellis._orphan_grace() returns interval language sql immutable as $f$
   select interval '{orphan_grace_s} s'

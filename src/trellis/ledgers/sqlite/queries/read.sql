@@ -244,7 +244,7 @@ SELECT no, name, body FROM trellis_job_signal WHERE job = ? AND name = ? AND no 
 
 -- name: outcomes
 SELECT s.job_id, t.name, j.lifecycle, j.state, j.place >= 5, j.place = 5,
-  CASE WHEN j.place = 5 THEN (SELECT r.body FROM trellis_result r WHERE r.job = j.id AND (r.expires_at IS NULL OR r.expires_at > ?)) END,
+  CASE WHEN j.place = 5 AND ? THEN (SELECT r.body FROM trellis_result r WHERE r.job = j.id AND (r.expires_at IS NULL OR r.expires_at > ?)) END,
   CASE WHEN j.place = 6 THEN coalesce(
     (SELECT d.last_error FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version),
     (SELECT e.cause FROM trellis_event e WHERE e.seq = j.seq)) END

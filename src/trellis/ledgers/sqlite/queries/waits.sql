@@ -14,7 +14,10 @@ SELECT mode, signal, after FROM trellis_suspension WHERE job = ?;
 INSERT INTO trellis_suspension (job, mode, signal, after) VALUES (?, ?, ?, ?);
 
 -- name: empty_journal
-DELETE FROM trellis_journal WHERE job = ?;
+DELETE FROM trellis_journal WHERE job = ? AND entry <> '@batch';
+
+-- name: batch_entry
+SELECT body FROM trellis_journal WHERE job = ? AND entry = '@batch';
 
 -- name: put_entry
 INSERT INTO trellis_journal (job, entry, epoch, at, body)
@@ -37,6 +40,14 @@ SELECT c.id, :parent, coalesce(json_extract(w.value, '$[1]'), 0)
 FROM json_each(:children) AS w JOIN trellis_submission c ON c.job_id = json_extract(w.value, '$[0]')
 JOIN trellis_job j ON j.id = c.id
 WHERE j.place < 5 AND c.parent = (SELECT p.job_id FROM trellis_submission p WHERE p.id = :parent) ON CONFLICT DO NOTHING;
+
+-- Jobs of a batch that have not ended, by their ids.
+-- name: link_members
+INSERT INTO trellis_spawned (child, parent, cancels)
+SELECT c.id, :parent, json_extract(w.value, '$[1]')
+FROM json_each(:children) AS w JOIN trellis_submission c ON c.job_id = json_extract(w.value, '$[0]')
+JOIN trellis_job j ON j.id = c.id
+WHERE j.place < 5 AND c.id <> :parent ON CONFLICT DO NOTHING;
 
 -- name: await_children
 UPDATE trellis_spawned SET awaited = 1 WHERE parent = :parent
