@@ -6,10 +6,10 @@ connection's database role, so that the database grants roles, not this program.
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from trellis.auth.principals import check_held_limit, require, require_home_issuer
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, reason, this_node
@@ -104,6 +104,7 @@ BATCH_MAX = 500
 """The most concurrent moves, or steps, that share a transaction; fewer if they carry much data."""
 SPAWN_LOST, SPAWN_NEW, SPAWN_REPEATED = range(3)
 """The answers of the function `begin_spawn`."""
+AnswerT = TypeVar("AnswerT")
 CARRIED_BYTES = 65_536
 """Data of this size counts as one more move."""
 
@@ -280,10 +281,14 @@ class PostgresLedger(PostgresReads):
     async def _submit_calls(
         self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
-        """One transaction for calls of many callers. The types whose jobs are unique are learned from refusals."""
+        """One transaction for calls of many callers."""
+        return await self._learning(lambda: self._submit_calls_once(connection, calls, repeat=repeat))
+
+    async def _learning(self, transaction: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
+        """Make a transaction of submits. The types whose jobs are unique are learned from its refusals."""
         while True:
             try:
-                return await self._submit_calls_once(connection, calls, repeat=repeat)
+                return await transaction()
             except PostgresError as error:
                 unique = submit.type_to_submit_with_keys(error)
                 if unique is None or unique in self._unique_types:
@@ -398,7 +403,9 @@ class PostgresLedger(PostgresReads):
             await self._type(job.type)
         number = await self._actor(actor)
         stored = await self._submit_lane.call(
-            "spawn", lease.job_id, lambda c, _: self._spawn(c, number, lease, jobs, entry, body, abandoned)
+            "spawn",
+            lease.job_id,
+            lambda c, _: self._learning(lambda: self._spawn(c, number, lease, jobs, entry, body, abandoned)),
         )
         self._notifier.notify()
         return stored
@@ -427,11 +434,9 @@ class PostgresLedger(PostgresReads):
             )
             if there:
                 raise ChildExists(job_id=there[0][0], parent_id=lease.job_id)
-            plain = [job for job in jobs if submit.is_plain(job)]
-            keyed = [job for job in jobs if not submit.is_plain(job)]
-            await submit.lock_waiting(connection, keyed)
-            groups = ({actor: plain} if plain else {}), ({actor: keyed} if keyed else {})
-            await self._submit_groups(connection, *groups, {}, repeat=False)
+            for answer in (await self._submit_calls_once(connection, [(actor, tuple(jobs))], repeat=False))[0]:
+                if isinstance(answer, Mismatch) or not answer.created:
+                    raise ChildExists(job_id=answer.job_id, parent_id=lease.job_id)
             await connection.execute(
                 "select link_children($1, $2, $3, $4)",
                 *held,
