@@ -6,13 +6,18 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.exc import InternalError, ProgrammingError
+from sqlalchemy.orm import scoped_session, sessionmaker
+from sqlalchemy.pool import NullPool
 
 from examples.transactional.shop import Shipment, app
 from tests.integrations.ways import WAYS, Way, asyncpg_connection, driven_by, psycopg_connection, sqlalchemy_session
+from tests.servers.postgres import PostgresServer
 from trellis.app.wiring import SystemClock, connect, new_id
 from trellis.auth.principals import Principal
 from trellis.client import Trellis
@@ -21,6 +26,7 @@ from trellis.engine.errors import (
     IdempotencyMismatch,
     InputError,
     LedgerNotMigrated,
+    LoginNotAllowed,
     OptionInvalid,
     PayloadInvalid,
     TrellisError,
@@ -32,6 +38,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job, JobFilter
 from trellis.integrations.sql import NOT_IN_SQL, PARAMETERS, submit_on, submit_on_async
 from trellis.ledgers import open_ledger
+from trellis.ledgers.postgres.migrate import migrate
 from trellis.ledgers.postgres.notifier import CHANNEL
 from trellis.lifecycles import Role
 from trellis.testing import run_until_idle
@@ -266,3 +273,38 @@ async def test_the_client_of_a_ledger_on_postgresql_says_what_to_use_instead(led
     async with psycopg_connection(postgres_url) as way, connect(postgres_url) as trellis:
         with pytest.raises(OptionInvalid, match=r"trellis\.integrations\.sql"):
             await trellis.submit_on(way.connection, "order.ship", {"order": "1"})
+
+
+async def test_a_connection_of_a_pool_and_a_scoped_session_are_taken_too(ledger: Ledger, postgres_url: str):
+    async with (
+        asyncpg.create_pool(postgres_url, min_size=1, max_size=1) as pool,
+        pool.acquire() as connection,
+        connection.transaction(),
+    ):
+        await submit_on_async(connection, "order.ship", Shipment("1"), app=app)
+    engine = create_engine(driven_by(postgres_url, "psycopg"), poolclass=NullPool)
+    session = scoped_session(sessionmaker(engine))
+    submit_on(session, "order.ship", Shipment("2"), app=app)
+    session.commit()
+    session.remove()
+    assert len(await jobs(ledger)) == 2
+
+
+async def test_the_login_of_the_connection_decides(ledger: Ledger, postgres_url: str, postgres_server: PostgresServer):
+    """A login with the role of a submitter submits as itself; one without any role is told what it lacks."""
+    shop, guest = "login_of_shop", "login_of_guest"
+    async with psycopg_connection(postgres_url) as owner:
+        for login in (shop, guest):  # of the server, and kept: other databases may have granted it something
+            await owner.sql(
+                f"do $$ begin create role {login} login; exception when duplicate_object or unique_violation then null; end $$"
+            )
+    await migrate(postgres_url, grants=[(shop, Role.SUBMITTER)])
+    database = urlsplit(postgres_url).path[1:]
+    async with asyncpg_connection(postgres_server.url(database, shop)) as way, way.transaction():
+        made = await way.submit("order.ship", Shipment("1"), app=app, idempotency_key="once")
+    (event,) = await ledger.events(made.job_id)
+    assert (event.role, event.actor) == (Role.SUBMITTER, f"db:{shop}:sql:{shop}")
+    async with asyncpg_connection(postgres_server.url(database, guest)) as way:
+        with pytest.raises(LoginNotAllowed, match="trellis_app"):
+            async with way.transaction():
+                await way.submit("order.ship", Shipment("2"), app=app)
