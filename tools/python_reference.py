@@ -26,7 +26,8 @@ PAGE = ROOT / "docs" / "reference" / "python.md"
 INTRODUCTION = """# Python
 
 Written from the docstrings by `python -m tools.python_reference`; the suite compares. Everything is imported from `trellis`, but for what
-stands under [Tests](#tests), which is in `trellis.testing`, under [Callers over HTTP](#callers-over-http), whose objects `connect(gateway=…)` makes, and the less
+stands under [Tests](#tests), which is in `trellis.testing`, under [Callers over HTTP](#callers-over-http), whose objects `connect(gateway=…)` makes, under
+[Callers in their own transaction](#callers-in-their-own-transaction), which is in `trellis.integrations.sql`, and the less
 common [errors](#errors). The words are defined in the
 [glossary](../glossary.md); the [tutorial](../tutorial.md) shows them at work.
 """
@@ -71,6 +72,10 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("class", "trellis.client", "BatchHandle"),
         ("class", "trellis.worker.requests", "BatchJob"),
         ("fields", "trellis.engine.jobs", "Priority"),
+    ),
+    "Callers in their own transaction": (
+        ("function", "trellis.integrations.sql", "submit_on"),
+        ("function", "trellis.integrations.sql", "submit_on_async"),
     ),
     "Records": (
         ("record", "trellis.engine.records", "Job"),

@@ -260,9 +260,12 @@ class Trellis:
     ) -> JobHandle:
         """Submit in the transaction that is open on the caller's own connection to this SQLite ledger's file.
 
-        The job exists once the caller commits, and does not if it rolls back. On PostgreSQL, call the SQL function
-        `trellis.submit_job` on your connection instead, from any driver.
+        The job exists once the caller commits, and does not if it rolls back. On PostgreSQL, use
+        `trellis.integrations.sql`, or call the SQL function `trellis.submit_job` on your connection.
         """
+        if not hasattr(self.ledger, "submit_on"):
+            expected = "this one is for SQLite ledgers; use trellis.integrations.sql on PostgreSQL"
+            raise OptionInvalid(option="connection", value=type(connection).__name__, expected=expected)
         actor = self._permitted("jobs.create", SUBMITTING_ROLES)
         job = await self._admitted(new_job(type_, payload, settings, app=self._app, new_id=self._new_id))
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)

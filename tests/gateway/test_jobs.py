@@ -18,6 +18,7 @@ from trellis.engine.jobs import (
     Lease,
     Moved,
     NewJob,
+    Priority,
     ReasonCode,
     RequestId,
     Turn,
@@ -360,14 +361,30 @@ async def test_workers_are_shown_with_what_they_hold(gateway: Gateway):
     assert (worker["name"], worker["held"], worker["info"]) == ("worker@test", 1, {"types": ["work"]})
 
 
+def entry_for(type_: str, wish: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the inbox that asks for this job."""
+    return {"intent": {"action": "job", "target": type_, "payload": wish}, "source": {"type": "ui"}}
+
+
 @pytest.mark.requirement("D66")
 async def test_a_submit_over_http_takes_what_the_type_declares(gateway: Gateway):
-    ledger, client = gateway.instance.ledger, gateway.client("submitter", name="ada")
+    ledger, client = gateway.instance.ledger, gateway.client("owner", name="ada")
     await ledger.declare_types(
-        WORKER, [TypeOptions(type="http.fetch", max_attempts=4), TypeOptions(type="k", keyed=True)]
+        WORKER,
+        [
+            TypeOptions(type="http.fetch", max_attempts=4, priority=Priority.CRITICAL, deadline_s=60.0),
+            TypeOptions(type="k", keyed=True),
+        ],
     )
-    made = (await client.post("/jobs", json={"type": "http.fetch"})).json()["job_id"]
-    assert (await client.get(f"/jobs/{made}")).json()["max_attempts"] == 4
+    for entrance, job_of in (
+        ("/jobs", lambda wish: wish),
+        ("/inbox/submit", lambda wish: entry_for("http.fetch", wish)),
+    ):
+        for asked, attempts in (({"type": "http.fetch"}, 4), ({"type": "http.fetch", "max_attempts": 2}, 2)):
+            made = (await client.post(entrance, json=job_of(asked))).json()["job_id"]
+            told = (await client.get(f"/jobs/{made}")).json()
+            assert (told["max_attempts"], told["priority"]) == (attempts, "critical")
+            assert told["deadline_at"] == "2026-01-01T00:01:00.000Z"
     before = await everything(gateway)
     answer = await client.post("/jobs", json={"type": "k"})
     assert (answer.status_code, answer.json()["code"]) == (422, "VALIDATION_FAILED")

@@ -295,6 +295,7 @@ declare
                    + case when p_concurrency_limit is null then 0 else 32 end;
   body bytea := convert_to(p_payload::text, 'UTF8');
   print bytea;
+  reused text;
 begin
   if p_type !~ '^[A-Za-z0-9][A-Za-z0-9._:>*-]{0,199}$' then
     raise exception 'job type % is not a name: letters, digits and . _ : > * - only', p_type using errcode = 'TR004';
@@ -331,9 +332,9 @@ begin
     coalesce(p_concurrency_limit, 1), case when p_idempotency_key is not null then _of_login('key:') when p_job_id is not null then 'job_id' end,
     coalesce(p_idempotency_key, p_job_id), print, false, p_job_id is not null, null, chosen, p_rule, _of_login('')) s;
   if made.outcome like 'mismatch%' then
-    raise exception 'key % was used before for another request (job %)',
-      case made.outcome when 'mismatch' then coalesce(p_idempotency_key, p_job_id) else p_job_id end, made.job_id
-      using errcode = 'TR004';
+    reused := case made.outcome when 'mismatch' then coalesce(p_idempotency_key, p_job_id) else p_job_id end;
+    raise exception 'key % was used before for another request (job %)', reused, made.job_id
+      using errcode = 'TR010', detail = json_build_object('key', reused, 'job_id', made.job_id)::text;
   end if;
   job_id := made.job_id;
   outcome := made.outcome;
@@ -356,9 +357,9 @@ returns text language sql security definer set search_path from current as $$
                                       null) s
 $$;
 
--- As `submit_job`, with what the submit says about uniqueness; the type declares what it leaves out. Returns the job id, whether the job
--- was 'created', 'returned' or 'replaced' another, and the job that it replaced. Until the transaction ends, other submits with the same
--- unique key wait for it.
+-- As `submit_job`, with what the submit says about uniqueness, if anything; the type declares what it leaves out. Returns the job id,
+-- whether the job was 'created', 'returned' or 'replaced' another, and the job that it replaced. Until the transaction ends, other submits
+-- with the same unique key wait for it.
 create or replace function submit_unique_job(
   p_type text, p_payload jsonb default 'null', p_unique text default null, p_while text default null, p_window_s float8 default null,
   p_on_conflict text default null, p_debounce_s float8 default null, p_debounce_max_s float8 default null, p_job_id text default null,
@@ -370,6 +371,7 @@ returns table (job_id text, outcome text, replaced text) language sql security d
     from _submit_in_sql(
       p_type, p_payload, p_job_id, p_priority, p_delay_s, p_run_at, p_deadline_s, p_max_attempts, p_concurrency_key, p_concurrency_limit,
       p_idempotency_key, p_correlation_id, p_trace, p_parent_id,
-      jsonb_strip_nulls(jsonb_build_object('key', p_unique, 'while_', p_while, 'window_s', p_window_s, 'on_conflict', p_on_conflict,
-                                           'debounce_s', p_debounce_s, 'debounce_max_s', p_debounce_max_s))) s
+      nullif(jsonb_strip_nulls(jsonb_build_object(
+        'key', p_unique, 'while_', p_while, 'window_s', p_window_s, 'on_conflict', p_on_conflict, 'debounce_s', p_debounce_s,
+        'debounce_max_s', p_debounce_max_s)), '{}')) s
 $$;

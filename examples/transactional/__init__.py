@@ -1,0 +1,1 @@
+"""A job submitted in a transaction of your own: with SQLAlchemy, psycopg, Django and FastAPI."""
