@@ -20,6 +20,7 @@ from trellis.auth.principals import ACTIONS, ADMINISTRATION
 from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
+from trellis.engine.job_changes import CHANGED_MAX
 from trellis.engine.jobs import (
     DERIVING_ROLES,
     JOB_SIGNALS_MAX,
@@ -27,6 +28,7 @@ from trellis.engine.jobs import (
     REPORT_ID_PATTERN,
     REPORTING_ROLE,
     RESERVED_ID_PATTERN,
+    Priority,
 )
 from trellis.engine.request_keys import KEY_S_MIN
 from trellis.engine.retry_policy import SHARED_DEATHS_MAX, UNBEGUN_LOSSES_MAX
@@ -322,6 +324,8 @@ def _constants() -> LiteralString:
         .replace("{key_s}", str(KEY_S_MIN))
         .replace("{orphan_grace_s}", str(ORPHAN_GRACE_S))
         .replace("{job_signals_max}", str(JOB_SIGNALS_MAX))
+        .replace("{changed_max}", str(CHANGED_MAX))
+        .replace("{priorities}", ",".join(priority.name.lower() for priority in Priority))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
     return cast("LiteralString", text)

@@ -52,7 +52,18 @@ from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_
 from trellis.ledgers.measures import measured
 from trellis.ledgers.refusals import check_alerts, check_next_head, check_retention, check_sample
 from trellis.ledgers.sqlite import alerts as alert_rows
-from trellis.ledgers.sqlite import audit_chain, control, moves, reads, request_keys, retention, rows, schema, waits
+from trellis.ledgers.sqlite import (
+    audit_chain,
+    control,
+    job_changes,
+    moves,
+    reads,
+    request_keys,
+    retention,
+    rows,
+    schema,
+    waits,
+)
 from trellis.ledgers.sqlite import restore as restores
 from trellis.ledgers.sqlite import schedules as schedule_rows
 from trellis.ledgers.sqlite import submit as submits
@@ -172,6 +183,7 @@ class SqliteLedger:
     # --- verbs that are one function, in the module of their subject ---------------------------------------------
 
     job = _reading(reads.job)
+    select_jobs = _reading(job_changes.select_jobs)
     children = _reading(reads.children)
     peek_ready = _reading(reads.peek_ready)
     holds = _reading(reads.holds)
@@ -214,6 +226,7 @@ class SqliteLedger:
     signal = _writing(turns.signal)
     spawn = _writing(turns.spawn)
     move = _writing(moves.move)
+    change_jobs = _writing(job_changes.change_jobs)
     ack = _writing(control.ack)
     heartbeat_worker = _writing(control.heartbeat_worker)
     set_home_issuer = _writing(control.set_home_issuer)

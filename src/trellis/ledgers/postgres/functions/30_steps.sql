@@ -303,6 +303,7 @@ begin
         on conflict (id) do update set at = excluded.at;
     end if;
   end if;
+  if x.trigger = 'discard' then update dead_letter d set requeued_at = p_now where d.id = t.id and d.requeued_at is null; end if;
   if s.dead_letter and p_reason is null then
     raise exception 'job %: a dead letter needs its reason', t.id using errcode = 'TR003';
   end if;
