@@ -289,9 +289,7 @@ class Lifecycle:
 
     def between(self, source: str | None, target: str, actor: Role) -> Transition | Illegal:
         """The first declared transition from source to target that `actor` may make."""
-        declared = [
-            t for t in self.transitions if (t.source, t.target) == (source, target) and t.trigger not in IN_PLACE
-        ]
+        declared = [t for t in self.transitions if t.source == source and t.target == target]
         for transition in declared:
             if actor in transition.actors:
                 return transition

@@ -324,7 +324,7 @@ begin
                      cause, request, data, due_at)
   values (t.id, p_batch, p_now, t.version, p_actor, t.epoch, x.event, t.lifecycle, x.source, x.target, t.generation, t.attempt,
           p_role, p_cause, p_request, p_data, case when s.phase = 0 and (not s.claimable or p_due > p_now) then p_due end);
-  if p_reason is not null and s.phase = 2 then perform _bury(t, p_now, p_reason, p_stage, p_error); end if;
+  if p_reason is not null and s.phase = 2 and x.trigger <> 'discard' then perform _bury(t, p_now, p_reason, p_stage, p_error); end if;
   if s.phase = 1 then
     insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
                        prio, flags, lease_ms, beat_ms)
