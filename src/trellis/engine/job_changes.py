@@ -32,13 +32,18 @@ from trellis.engine.jobs import (
     RequestId,
     RequestKey,
 )
-from trellis.lifecycles import LIFECYCLES, Role, Trigger
+from trellis.lifecycles import Role, Trigger
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.lifecycles.queue_job import QUEUE_JOB
 
 CHANGED_MAX = 500
 """The most jobs that one transaction changes."""
 EXAMINED_MAX = 10_000
 """The most jobs that one page of a selection looks at. A page may be empty and still have a next one."""
 SELECTED_BY_CHARS_MAX = 1_000
+CHANGEABLE = (LEASED_JOB, QUEUE_JOB, BUS_JOB)
+"""The lifecycles whose jobs are changed so. Runs, proposals and artifacts have commands of their own."""
 
 
 class JobChange(StrEnum):
@@ -65,7 +70,7 @@ def changeable_states(change: JobChange, role: Role | None = None) -> frozenset[
     """The states in which jobs can be changed, by this role or by any."""
     return frozenset(
         LifecycleState(lifecycle.name, t.source)
-        for lifecycle in LIFECYCLES.values()
+        for lifecycle in CHANGEABLE
         for t in lifecycle.transitions
         if t.trigger == change and t.source is not None and role in {None, *t.actors}
     )

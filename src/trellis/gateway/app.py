@@ -26,6 +26,7 @@ from trellis.gateway.routes import (
     artifacts,
     dead_letters,
     inbox,
+    job_changes,
     jobs,
     memory,
     proposals,
@@ -53,6 +54,7 @@ Errors are `application/problem+json` with a `code` and the `correlation_id` tha
 
 ROUTES = (
     runs,
+    job_changes,
     jobs,
     agents,
     artifacts,

@@ -41,6 +41,7 @@ end $$;
 -- p_versions: a job with another version is skipped; null means any. p_selected_by: the filter, for the administrative act, which
 -- counts the outcomes; null for jobs that were named. With p_key (see 72_request_keys.sql) the outcome is 'answered', and
 -- nothing changes, when an answer is stored with that key. Jobs that do not exist, or that are another's, are left out.
+-- Without any other job nothing is stored, not even the key.
 create or replace function change_jobs(
   p_actor int, p_change text, p_job_ids text[], p_versions int[], p_request text, p_cause text, p_soft boolean, p_grace_s float8,
   p_prio smallint, p_selected_by text, p_key text[])
@@ -68,7 +69,9 @@ begin
     raise exception 'a change names 1 to % jobs, each with its version or null, and a filter of at most 1000 characters', _changed_max()
       using errcode = 'TR004';
   end if;
-  if p_key is not null and _take_request_key(p_key) is not null then
+  if not exists (select from unnest(p_job_ids) u(job_id) join job b on b.job_id = u.job_id where _within_reach(a.role, b.id)) then
+    return;  -- and stores no key
+  elsif p_key is not null and _take_request_key(p_key) is not null then
     return query select null::text, 'answered', null::bigint, null::smallint, null::smallint, null::smallint, null::int, null::int;
     return;
   end if;
