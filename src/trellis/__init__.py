@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the same names as in `_NAMES`
     from trellis.engine.jobs import CancelMode, Moved, NotMoved, Priority, ReasonCode
     from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, Signal
     from trellis.engine.retry_policy import RetryPolicy
+    from trellis.operations.job_changes import ChangeFilter, ChangeTotals
     from trellis.worker.app import App
     from trellis.worker.batches import BatchOutcome, MemberOutcome
     from trellis.worker.context import Context, Item, SyncContext
@@ -77,6 +78,8 @@ __all__ = [
     "BatchOutcome",
     "CallNext",
     "CancelMode",
+    "ChangeFilter",
+    "ChangeTotals",
     "ChildFailed",
     "ChildHandle",
     "ConcurrencyKeyMissing",
@@ -187,6 +190,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "ValidationError",
         ),
         "trellis.engine.jobs": ("CancelMode", "Moved", "NotMoved", "Priority", "ReasonCode"),
+        "trellis.operations.job_changes": ("ChangeFilter", "ChangeTotals"),
         "trellis.engine.records": ("DeadLetter", "Event", "FeedPage", "Job", "JobFilter", "Signal"),
         "trellis.engine.retry_policy": ("RetryPolicy",),
         "trellis.app.wiring": ("connect", "connect_sync", "run_worker"),

@@ -40,6 +40,7 @@ from trellis.engine.errors import (
 )
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, reason_of
 from trellis.engine.job_batches import checked_batch
+from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     SUBMIT_MAX,
@@ -50,6 +51,7 @@ from trellis.engine.jobs import (
     Moved,
     NewJob,
     NotMoved,
+    Priority,
     ReasonCode,
     RequestId,
     SignalSent,
@@ -62,14 +64,17 @@ from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State
 from trellis.operations.dead_letters import letter_of
-from trellis.worker.app import App, refuse_unknown
+from trellis.operations.job_changes import ChangeFilter, ChangePreview, ChangeTotals, ChangeWish, JobChanges
+from trellis.worker.app import App, priority_of, refuse_unknown
 from trellis.worker.payloads import any_json_bytes, read_as
-from trellis.worker.requests import BatchJob, SubmitSettings, new_job
+from trellis.worker.requests import BatchJob, SubmitSettings, new_job, stored_concurrency_key
 from trellis.worker.schedules import JobSchedules, declare_schedules
 
 if TYPE_CHECKING:  # the bus is imported only by callers that submit to it
     from trellis.bus.submitter import BusSubmitter
 
+CHANGE_LIMIT_DEFAULT = 10_000
+"""How many jobs one change of many takes, unless the call says otherwise."""
 SUBMITTING_ROLES = (Role.SUBMITTER, Role.GATEWAY, Role.ORCHESTRATOR, Role.WORKER)
 """Roles allowed by `jobs.create` that lifecycles know, least powerful first. An owner submits through a gateway."""
 WAIT_S_FIRST = 0.01
@@ -447,6 +452,44 @@ class Trellis:
         chosen = jobs if isinstance(jobs, JobFilter) else [JobId(job_id) for job_id in jobs]
         return await self.ledger.requeue(actor, chosen, self._request_id(), limit=limit, cause=cause)
 
+    async def change_jobs(
+        self,
+        change: JobChange | str,
+        jobs: Sequence[str] | ChangeFilter,
+        *,
+        priority: Priority | str | None = None,
+        mode: CancelMode | str = CancelMode.SOFT,
+        cause: str | None = None,
+        limit: int = CHANGE_LIMIT_DEFAULT,
+        on_progress: Callable[[ChangeTotals], None] = lambda _: None,
+    ) -> ChangeTotals:
+        """Cancel, discard, run now or prioritize the named jobs, or those that a filter names, oldest first.
+
+        At most 500 jobs change in one transaction, and `on_progress` is told after each. A job that changed meanwhile is
+        skipped and counted. A caller that may change only its own jobs changes those. Raises NotAllowed, InputError.
+        """
+        changes, wish = self._changes(), self._wish(change, priority, mode, cause)
+        if isinstance(jobs, ChangeFilter):
+            where = self._stored(jobs)
+            return await changes.change_all(wish, where, self._request_id, limit=limit, on_progress=on_progress)
+        totals = ChangeTotals()
+        for first in range(0, len(jobs), CHANGED_MAX):
+            batch = await changes.change_named(wish, jobs[first : first + CHANGED_MAX], self._request_id())
+            totals = totals.plus(batch)
+            on_progress(totals)
+        return totals
+
+    async def preview_change(
+        self,
+        change: JobChange | str,
+        where: ChangeFilter,
+        *,
+        priority: Priority | str | None = None,
+        mode: CancelMode | str = CancelMode.SOFT,
+    ) -> ChangePreview:
+        """How many jobs such a change would concern, and the oldest of them. Changes nothing."""
+        return await self._changes().preview(self._wish(change, priority, mode, None), self._stored(where))
+
     async def compensate(self, *jobs: str, type_: str | None = None, timeout_s: float | None = None) -> list[JobHandle]:
         """Undo succeeded jobs, newest first, each by its type's compensation or by `type_`. Idempotent.
 
@@ -497,6 +540,21 @@ class Trellis:
         )
 
     # --- private -------------------------------------------------------------------------------------------------
+
+    def _changes(self) -> JobChanges:
+        self._refuse_expired()
+        return JobChanges(self.ledger, self.principal)
+
+    def _stored(self, where: ChangeFilter) -> ChangeFilter:
+        """The filter with its concurrency key as the ledger stores it."""
+        return replace(where, concurrency_key=stored_concurrency_key(self.principal, where.concurrency_key))
+
+    def _wish(
+        self, change: JobChange | str, priority: Priority | str | None, mode: CancelMode | str, cause: str | None
+    ) -> ChangeWish:
+        chosen, grace_s = _change(change), self._cancel_grace_s
+        new = None if priority is None else priority_of(priority)
+        return ChangeWish(change=chosen, mode=_mode(mode), grace_s=grace_s, priority=new, cause=cause)
 
     async def _declare_new(self) -> None:
         """Declares, once, the application's types that the ledger does not know.
@@ -601,6 +659,13 @@ def _mode(mode: CancelMode | str) -> CancelMode:
         return CancelMode(mode)
     except ValueError:
         raise OptionInvalid(option="mode", value=mode, expected=f"choose one of {', '.join(CancelMode)}") from None
+
+
+def _change(change: JobChange | str) -> JobChange:
+    try:
+        return JobChange(change)
+    except ValueError:
+        raise OptionInvalid(option="change", value=change, expected=f"choose one of {', '.join(JobChange)}") from None
 
 
 def _refused(answer: NotMoved, role: Role) -> InvalidTransition:

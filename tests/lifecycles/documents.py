@@ -31,15 +31,16 @@ D54 = {
     "run": "requested w0, queued w1, running h2, completed e3, failed e3",
     "queue-job": (
         "PENDING w0, QUEUED w1, CONTEXT_ASSEMBLY h2, NOTEBOOKLM_CALL h3, ARTIFACT_WRITE h4, RETRY_BACKOFF w5, "
-        "FAILED w6, COMPLETE e6, DEAD e7"
+        "FAILED w6, COMPLETE e6, DEAD e7, DISCARDED e8"
     ),
     "nlm-job": (
         "ACCEPTED w0, FETCHING_CONTEXT h1, BUILDING_PROMPT h2, NLM_QUERY h3, STRUCTURING h4, CALLBACK h5, DONE e6, "
         "ERROR e6"
     ),
-    # D67: suspended.
+    # D67: suspended. Decision 0041: discarded, here and above.
     "leased-job": (
-        "queued w0, assigned h1, running h2, succeeded e3, failed e3, cancelled e3, dead_lettered e3, suspended w0"
+        "queued w0, assigned h1, running h2, succeeded e3, failed e3, cancelled e3, dead_lettered e3, suspended w0, "
+        "discarded e4"
     ),
     "bus-job": (
         "PENDING w0, SCHEDULED w1, DISPATCHED h2, RUNNING h3, SUCCEEDED e4, FAILED e4, CANCELLED e4, DENIED e4, "
@@ -68,7 +69,7 @@ requested  failed     cancel    orchestrator          run.failed          same  
 queued     failed     cancel    orchestrator          run.failed          same  free    D19
 """
 
-# 000 §1.2, row by row; F2 is the requeue of DEAD; a lost lease and a passed deadline are D8, a cancel D19.
+# 000 §1.2, row by row; F2 is the requeue of DEAD; a lost lease and a passed deadline are D8, a cancel D19, a discard decision 0041.
 QUEUE_JOB = """
 -                 PENDING           submit             gateway,orchestrator        job_accepted          same        free    doc
 PENDING           QUEUED            validate           orchestrator                job_queued            same        free    doc
@@ -96,6 +97,9 @@ CONTEXT_ASSEMBLY  FAILED            cancel             control-plane,orchestrato
 NOTEBOOKLM_CALL   FAILED            cancel             control-plane,orchestrator  job_failed            same        free    D19
 ARTIFACT_WRITE    FAILED            cancel             control-plane,orchestrator  job_failed            same        free    D19
 RETRY_BACKOFF     FAILED            cancel             control-plane,orchestrator  job_failed            same        free    D19
+FAILED            DISCARDED         discard            control-plane               job_discarded         same        free    0041
+DEAD              DISCARDED         discard            control-plane               job_discarded         same        free    0041
+DISCARDED         QUEUED            requeue            control-plane               job_requeued          generation  free    0041
 """
 
 # 000 §2: the chain, and "any step may go to ERROR".
@@ -163,6 +167,11 @@ suspended      queued         due          sweeper                              
 suspended      cancelled      cancel       control-plane,submitter,sweeper                      job_cancelled        same        free    D67
 suspended      dead_lettered  dead_letter  control-plane                                        job_dead_lettered    same        free    D67
 suspended      dead_lettered  deadline     sweeper                                              job_dead_lettered    same        free    D67
+failed         discarded      discard      control-plane                                        job_discarded        same        free    0041
+dead_lettered  discarded      discard      control-plane                                        job_discarded        same        free    0041
+discarded      queued         requeue      control-plane                                        job_requeued         generation  free    0041
+queued         queued         run_now      control-plane                                        job_expedited        same        free    0041
+queued         queued         prioritize   control-plane                                        job_reprioritized    same        free    0041
 """
 
 # 004's chart and its list of who performs what; the next attempt and the deadline of what waits are D30, what rests for a person or a

@@ -31,6 +31,7 @@ class Position(StrEnum):
     SUCCEEDED = "good end"
     FAILED = "bad end"
     DEAD = "bad end, dead-lettered"
+    DISCARDED = "bad end, given up by an operator"
     CANCELLED = "cancelled"
     DENIED = "refused by policy"
     TIMED_OUT = "time or attempts spent"
@@ -62,6 +63,7 @@ POSITIONS: dict[str, dict[str, Position]] = {
         "RETRY_BACKOFF": Position.BACKOFF,
         "FAILED": Position.FAILED,
         "DEAD": Position.DEAD,
+        "DISCARDED": Position.DISCARDED,
     },
     # An nlm-job exists only while its queue-job is in NOTEBOOKLM_CALL, even when it has ended: only the callback moves
     # on.
@@ -75,6 +77,7 @@ POSITIONS: dict[str, dict[str, Position]] = {
         "cancelled": Position.CANCELLED,
         "dead_lettered": Position.DEAD,
         "suspended": Position.SUSPENDED,
+        "discarded": Position.DISCARDED,
     },
     BUS_JOB.name: {
         "PENDING": Position.NEW,
@@ -106,6 +109,7 @@ WORDS: dict[str, dict[Position, Projection]] = {
         Position.SUCCEEDED: Projection("SUCCEEDED"),
         Position.FAILED: Projection("FAILED"),
         Position.DEAD: Projection("FAILED", "dead-lettered"),
+        Position.DISCARDED: Projection("FAILED", "given up by an operator"),
         Position.CANCELLED: Projection("CANCELLED"),
         Position.DENIED: Projection("DENIED"),
         Position.TIMED_OUT: Projection("TIMEOUT"),
@@ -123,6 +127,7 @@ WORDS: dict[str, dict[Position, Projection]] = {
         Position.SUCCEEDED: Projection("succeeded"),
         Position.FAILED: Projection("failed"),
         Position.DEAD: Projection("dead_lettered"),
+        Position.DISCARDED: Projection("discarded"),
         Position.CANCELLED: Projection("cancelled"),
         Position.DENIED: Projection("dead_lettered", "policy_violation"),
         Position.TIMED_OUT: Projection("dead_lettered", "timeout or exhausted_retries"),
@@ -140,6 +145,7 @@ WORDS: dict[str, dict[Position, Projection]] = {
         Position.SUCCEEDED: Projection("COMPLETE"),
         Position.FAILED: Projection("FAILED"),
         Position.DEAD: Projection("DEAD"),
+        Position.DISCARDED: Projection("DISCARDED"),
         Position.CANCELLED: Projection("FAILED", "error CANCELLED"),
         Position.DENIED: Projection(None, NO_POLICY),
         Position.TIMED_OUT: Projection("DEAD"),
@@ -157,6 +163,7 @@ WORDS: dict[str, dict[Position, Projection]] = {
         Position.SUCCEEDED: Projection("completed"),
         Position.FAILED: Projection("failed"),
         Position.DEAD: Projection("failed"),
+        Position.DISCARDED: Projection("failed", "given up by an operator"),
         Position.CANCELLED: Projection("failed", "error CANCELLED"),
         Position.DENIED: Projection(None, NO_POLICY),
         Position.TIMED_OUT: Projection("failed", "AGENT_TIMEOUT"),

@@ -25,9 +25,11 @@ from trellis.lifecycles.events import EVENT_TYPES
 # The stored number of a state is its place in the documents' own lists, counted from 1 (D22 for proposals).
 STATE_ORDER = {
     "run": "requested queued running completed failed",
-    "queue-job": ("PENDING QUEUED CONTEXT_ASSEMBLY NOTEBOOKLM_CALL ARTIFACT_WRITE COMPLETE RETRY_BACKOFF FAILED DEAD"),
+    "queue-job": (
+        "PENDING QUEUED CONTEXT_ASSEMBLY NOTEBOOKLM_CALL ARTIFACT_WRITE COMPLETE RETRY_BACKOFF FAILED DEAD DISCARDED"
+    ),
     "nlm-job": "ACCEPTED FETCHING_CONTEXT BUILDING_PROMPT NLM_QUERY STRUCTURING CALLBACK DONE ERROR",
-    "leased-job": "queued assigned running succeeded failed cancelled dead_lettered suspended",
+    "leased-job": "queued assigned running succeeded failed cancelled dead_lettered suspended discarded",
     "bus-job": "PENDING SCHEDULED DISPATCHED RUNNING SUCCEEDED FAILED CANCELLED DENIED TIMEOUT",
     "proposal": "pending approved auto_approved applying failed applied rejected expired",
     "inbox-entry": "pending processed rejected expired",

@@ -51,6 +51,7 @@ def test_description_of_a_state_names_its_special_properties():
         "cancelled": "",
         "dead_lettered": "needs a dead letter",
         "suspended": "",
+        "discarded": "",
     }
     run = {line.state: line.notes for line in describe(LIFECYCLES["run"]).states}
     assert run["running"] == "a lost lease leaves it here, to be claimed again; an error pulls fail"

@@ -104,7 +104,7 @@ def test_only_an_operator_takes_a_job_out_of_dead():
         for role in Role
         if isinstance(queue_job.between("DEAD", state.name, role), Transition)
     }
-    assert leaving == {("QUEUED", Role.CONTROL_PLANE)}
+    assert leaving == {("QUEUED", Role.CONTROL_PLANE), ("DISCARDED", Role.CONTROL_PLANE)}
     requeued = queue_job.between("FAILED", "QUEUED", Role.CONTROL_PLANE)
     assert isinstance(requeued, Transition)
     assert requeued.trigger == Trigger.REQUEUE
@@ -130,8 +130,10 @@ def test_requeue_exists_exactly_where_decided():
     assert requeues == {
         ("queue-job", "FAILED"): by_operator,
         ("queue-job", "DEAD"): by_operator,
+        ("queue-job", "DISCARDED"): by_operator,
         ("leased-job", "failed"): by_operator,
         ("leased-job", "dead_lettered"): by_operator,
+        ("leased-job", "discarded"): by_operator,
     }
 
 
@@ -141,6 +143,8 @@ def test_only_these_self_transitions_are_declared():
     assert loops == {
         ("run", "running", "run.step.completed"),
         ("leased-job", "succeeded", "job_compensated"),
+        ("leased-job", "queued", "job_expedited"),
+        ("leased-job", "queued", "job_reprioritized"),
         ("bus-job", "SUCCEEDED", "job_compensated"),
         ("bus-job", "SCHEDULED", "job_held"),
         ("bus-job", "SCHEDULED", "job_deferred"),
@@ -188,10 +192,10 @@ def test_going_back_always_opens_an_attempt_or_a_generation(lifecycle: Lifecycle
 
 
 @every_lifecycle
-def test_only_a_requeue_leaves_an_ended_state(lifecycle: Lifecycle):
+def test_only_a_requeue_or_a_discard_leaves_an_ended_state(lifecycle: Lifecycle):
     ends = {place.name for place in places(lifecycle.name) if place.phase == "ended"}
     leaving = {t.trigger for t in lifecycle.transitions if t.source in ends and t.target != t.source}
-    assert leaving <= {Trigger.REQUEUE}
+    assert leaving <= {Trigger.REQUEUE, Trigger.DISCARD}
 
 
 @every_lifecycle

@@ -8,9 +8,10 @@ request of a route, with its idempotency key.
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.job_changes import LocalJobChanges
 from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import acting_or_gateway, canceller, cancelling_roles, may_see, permit_on_job, sees_all
@@ -19,6 +20,7 @@ from trellis.bus.pointers import PointerPart
 from trellis.engine.attempts import EVENTS_OF_END, attempts_made, needs_events
 from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
+from trellis.engine.job_changes import CHANGED_MAX
 from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
@@ -33,7 +35,8 @@ from trellis.worker.requests import KEY_NAMESPACE
 
 if TYPE_CHECKING:  # `trellis jobs` loads neither HTTP nor the scheduling of the bus
     from trellis.bus.outcomes.job_tree import Successor
-    from trellis.http.operation_shapes import JobExplained
+    from trellis.http.jobs import JobChangeFilter
+    from trellis.http.operation_shapes import JobExplained, JobsChanged, JobsPreview
     from trellis.http.shapes import JobShape, SignalReceipt
 
 WORK = (LEASED_JOB.name, QUEUE_JOB.name, BUS_JOB.name, NLM_JOB.name)
@@ -352,6 +355,39 @@ class LocalJobs:
         if isinstance(answer, NotMoved):
             raise _not_requeued(answer, actor, job, await self._context.now())
         return Changed(answer=_shape(job, answer.target, answer.version), replayed=answer.repeated)
+
+    async def change(
+        self,
+        change: str,
+        *,
+        job_ids: Sequence[str] = (),
+        limit: int = CHANGED_MAX,
+        cursor: str | None = None,
+        mode: str = "soft",
+        to_priority: str | None = None,
+        reason: str | None = None,
+        idempotency_key: str | None = None,
+        **where: "Unpack[JobChangeFilter]",
+    ) -> "JobsChanged":
+        """`cancel`, `discard`, `run_now` or `prioritize` the named jobs, or the next ones of a filter, oldest first.
+
+        At most 500 in one transaction. `next_cursor` of the answer asks for the next ones.
+        """
+        wish = self.many.wish(change, mode=mode, to_priority=to_priority, reason=reason)
+        request = single_request(idempotency_key)
+        done = await self.many.change_once(wish, request, where, job_ids=job_ids, limit=limit, cursor=cursor)
+        return done.answer
+
+    async def preview(
+        self, change: str, *, mode: str = "soft", to_priority: str | None = None, **where: "Unpack[JobChangeFilter]"
+    ) -> "JobsPreview":
+        """How many jobs such a change would concern, and the oldest of them. Changes nothing."""
+        return await self.many.preview(self.many.wish(change, mode=mode, to_priority=to_priority), where)
+
+    @property
+    def many(self) -> LocalJobChanges:
+        """Changes of many jobs, for routes."""
+        return LocalJobChanges(self._context)
 
     async def dead_letter(
         self,

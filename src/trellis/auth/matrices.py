@@ -91,6 +91,14 @@ COLUMNS: tuple[MatrixColumn, ...] = (
     *_columns("D67", {"jobs.signal": "send a signal to jobs"}),
     *_columns("D9", {"jobs.requeue": "requeue jobs"}),
     *_columns("DJ-18", {"jobs.dead-letter": "dead-letter jobs"}),
+    *_columns(
+        "decision 0041",
+        {
+            "jobs.discard": "discard failed and dead-lettered jobs",
+            "jobs.run-now": "end the delay of jobs",
+            "jobs.prioritize": "give jobs another priority",
+        },
+    ),
     *_columns("D45", {"jobs.approve": "decide about a job that the safety kernel held"}),
     *_columns(
         "document 000, 4.2",
@@ -167,7 +175,8 @@ ROWS: Mapping[Role, MatrixRow] = MappingProxyType(
         ),
         # An operator.
         Role.CONTROL_PLANE: _row(
-            "jobs.read jobs.update jobs.cancel jobs.signal jobs.requeue jobs.dead-letter jobs.approve artifacts.read "
+            "jobs.read jobs.update jobs.cancel jobs.signal jobs.requeue jobs.dead-letter jobs.discard jobs.run-now "
+            "jobs.prioritize jobs.approve artifacts.read "
             "artifacts.registry "
             "artifacts.cleanup runs.read runs.cancel agents.read agents.status proposals.read inbox.read events.read "
             "dead-letters.read nlm.process nlm.read safety.explain safety.simulate system.read queues.pause "

@@ -182,6 +182,17 @@ async def canceller(principal: Principal, ledger: Ledger, job: Job) -> Actor:
     return replace(actor, role=_canceller(actor.role))
 
 
+def changing_actor(principal: Principal, rule: str) -> Actor:
+    """The principal in the role in which it changes many jobs: one that reaches all jobs, if it has such a role.
+
+    Raises NotAllowed.
+    """
+    authority_rule = RULES[rule]
+    whole = [role for role in authority_rule.holders if authority_rule.grants[role] is Grant.YES]
+    actor = permit(principal, rule, among=whole if principal.roles.intersection(whole) else None)
+    return replace(actor, role=_canceller(actor.role))
+
+
 def _canceller(role: Role) -> Role:
     """An owner cancels its own job in the role of submitter."""
     return Role.SUBMITTER if role is Role.OWNER else role

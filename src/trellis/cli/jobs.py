@@ -1,4 +1,4 @@
-"""`trellis jobs` and `trellis job …`: list, show, explain, cancel and requeue jobs."""
+"""`trellis jobs` and `trellis job …`: list, show, explain, cancel and requeue jobs. `job_changes.py` has the changes of many."""
 
 import json as json_
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from trellis.api.jobs import WORK, LocalJobs, WholeJob
 from trellis.api.local import LocalApi
-from trellis.cli import values
+from trellis.cli import job_changes, values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events, stop_text
@@ -48,18 +48,32 @@ NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the rec
 
 def add_to(program: typer.Typer) -> None:
     """Put these commands into the program."""
-    command(program, "jobs", section=SECTION, gateway=True)(list_jobs)
+    jobs = group(
+        program,
+        "jobs",
+        section=SECTION,
+        help_="Jobs: list them; cancel, discard, run now or prioritize many.",
+        lists=True,
+    )
+    command(jobs, "list", gateway=True)(list_jobs)
+    command(jobs, "cancel", gateway=True)(job_changes.cancel_many)
+    command(jobs, "discard", gateway=True)(job_changes.discard_many)
+    command(jobs, "run-now", gateway=True)(job_changes.run_now_many)
+    command(jobs, "prioritize", gateway=True)(job_changes.prioritize_many)
     job = group(
         program,
         "job",
         section=SECTION,
-        help_="Show, explain, signal, cancel, requeue or decide about one job.",
+        help_="Show, explain, signal, change, requeue or decide about one job.",
     )
     command(job, "show", gateway=True)(show)
     command(job, "result", gateway=True)(result)
     command(job, "context", gateway=True)(context)
     command(job, "explain", gateway=True)(explain_job)
     command(job, "cancel", gateway=True)(cancel)
+    command(job, "discard", gateway=True)(job_changes.discard)
+    command(job, "run-now", gateway=True)(job_changes.run_now)
+    command(job, "prioritize", gateway=True)(job_changes.prioritize)
     command(job, "signal", gateway=True)(signal)
     command(job, "dead-letter", gateway=True)(dead_letter)
     command(job, "requeue", gateway=True)(requeue)

@@ -2,7 +2,7 @@
 
 - The ledger records an act on itself in the transaction of the change, for every caller. Such acts are: pausing a type,
   limiting a rate, a key or the number held, declaring type options, releasing a subscriber, sending a signal to a job,
-  a migration.
+  changing the jobs of a filter, a migration.
 - `Ledger.record_act` records acts on something outside the ledger, such as the status of an agent, and refused
   requests.
 - The projector publishes one audit record per act.
@@ -57,7 +57,7 @@ RETAINED = "retention.removed"
 GRANTED = "authority.granted"
 TOKEN_ISSUED = "token.issued"  # noqa: S105 - the name of an event
 LEDGER_SUBJECT = "ledger"
-"""The subject of the acts of migrations and of retention."""
+"""The subject of the acts of migrations, of retention and of changes of many jobs."""
 NO_REASON = "no reason given"
 """The cause of an act whose author gave none. PostgreSQL writes the same text."""
 HOME_ISSUER = "issuer.changed"
@@ -67,11 +67,12 @@ SCHEDULE_PAUSED = "schedule.paused"
 SCHEDULE_RESUMED = "schedule.resumed"
 SCHEDULE_REMOVED = "schedule.removed"
 SIGNALLED = "job.signalled"
+JOBS_CHANGED = "jobs.changed"
 LEDGER_EVENTS = frozenset(
     {
         *(PAUSED, RESUMED, RATE, HELD_LIMIT, KEY_LIMIT, LEFT_BEHIND, TYPE_OPTIONS, MIGRATED, RETAINED, GRANTED),
         *(HOME_ISSUER, SCHEDULE_ADDED, SCHEDULE_CHANGED, SCHEDULE_PAUSED, SCHEDULE_RESUMED, SCHEDULE_REMOVED),
-        SIGNALLED,
+        *(SIGNALLED, JOBS_CHANGED),
     }
 )
 """Events of acts that the ledger alone records, with their change. PostgreSQL refuses the same ones."""

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import Priority
 from trellis.engine.records import Event, Job, SampledEvent
 from trellis.engine.text import is_storable
 
@@ -191,3 +192,22 @@ def _text(option: str, value: str, most: int) -> None:
 
 def _is_hex(text: str) -> bool:
     return all(char in "0123456789abcdefABCDEF" for char in text)
+
+
+# Priorities: an operator gives a waiting job another one.
+
+DISCARDED = "job_discarded"
+REPRIORITIZED = "job_reprioritized"
+
+
+def priority_data(before: Priority, after: Priority) -> bytes:
+    """The data of the event that gives a job another priority. PostgreSQL writes the same text."""
+    return json.dumps({"before": before.name.lower(), "priority": after.name.lower()}).encode()
+
+
+def priority_in(event: Event) -> Priority | None:
+    """The priority that this event gave its job; None for any other event."""
+    if event.type != REPRIORITIZED or event.data is None:
+        return None
+    name = str(json.loads(event.data).get("priority", "")).upper()
+    return Priority.__members__.get(name)

@@ -20,6 +20,7 @@ from typing import Protocol
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct, NewAct
 from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertMark, AlertRound
 from trellis.engine.job_batches import BatchSubmitted, NewBatch
+from trellis.engine.job_changes import ChangedJobs, ChangeOrder, JobSelection, JobToChange, SelectedPage
 from trellis.engine.jobs import (
     Actor,
     CancelMode,
@@ -181,6 +182,15 @@ class Ledger(Protocol):
         """Start the next generation of failed and dead-lettered jobs. A filter takes at most `limit`, oldest first.
 
         `key` is stored with the change; raises IdempotencyMismatch.
+        """
+        ...
+
+    async def change_jobs(self, actor: Actor, order: ChangeOrder, jobs: Sequence[JobToChange]) -> ChangedJobs:
+        """Cancel, discard, run now or prioritize these jobs, at most CHANGED_MAX, in one transaction.
+
+        Each job has an answer. A job that is in another state, has another version than was selected, or does not
+        exist any more, is skipped. If a filter selected the jobs, one administrative act counts the answers. `order.key`
+        is stored with the change; raises IdempotencyMismatch.
         """
         ...
 
@@ -450,6 +460,13 @@ class Ledger(Protocol):
         self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
     ) -> JobPage:
         """Jobs, newest first, without payloads. `oldest_first` requires a filter that is `of_open_state`."""
+        ...
+
+    async def select_jobs(self, where: JobSelection, *, limit: int, cursor: str | None = None) -> SelectedPage:
+        """A page of the jobs to change, oldest first, at most CHANGED_MAX. Looks at no more than EXAMINED_MAX jobs.
+
+        A page may be short, even empty, and still have a next one.
+        """
         ...
 
     async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:

@@ -4,8 +4,8 @@ The request that creates a job for its caller stores its key with that job (`New
 cancels, requeues or moves jobs, or that submits a job which has a key of its own, has a row of its own, a request key.
 Invariants:
 
-- Only `submit`, `move`, `cancel`, `requeue` and `send_signal` write a row, in the transaction of their change. Without the change there
-  is no row, and without the row no change. A change that was refused leaves the row with its request.
+- Only `submit`, `move`, `cancel`, `requeue`, `change_jobs` and `send_signal` write a row, in the transaction of their
+  change. Without the change there is no row, and without the row no change. A change that was refused leaves the row with its request.
 - One key belongs to one request. Another one with the same key is refused, also at the same moment.
 - A request with the same fingerprint is repeated: it is carried out again under its request id, which has its effect
   once. If the row has an answer, that answer is returned instead. The ledger stores the answers that no event of a job
@@ -18,15 +18,17 @@ Invariants:
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trellis.engine.errors import IdempotencyMismatch
+from trellis.engine.job_changes import ChangeAnswer, ChangedJobs
 from trellis.engine.jobs import CancelRequested, JobId, Mismatch, Moved, NotMoved, RequestKey, SignalSent, Submitted
 
 KEY_S_MIN = 24 * 3600.0
 """How long an idempotency key is kept at least, of a submit as of a change (D27)."""
 
 AnswerT = TypeVar("AnswerT")
+AnyAnswerT = TypeVar("AnyAnswerT", bound=Moved | NotMoved | CancelRequested)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +75,28 @@ def _encode_requeue(key: RequestKey, answers: list[Moved | NotMoved]) -> bytes |
 
 
 def _decode_requeue(stored: bytes) -> list[Moved | NotMoved]:
-    answers = [NotMoved(**one) if "reason" in one else Moved(**one) for one in json.loads(stored)]
-    return [replace(answer, repeated=True) if isinstance(answer, Moved) else answer for answer in answers]
+    return [_repeated(NotMoved(**one) if "reason" in one else Moved(**one)) for one in json.loads(stored)]
+
+
+def _repeated(answer: AnyAnswerT) -> AnyAnswerT:
+    return answer if isinstance(answer, NotMoved) else replace(answer, repeated=True)
+
+
+def _encode_change(_: RequestKey, changed: ChangedJobs) -> bytes | None:
+    stored = [asdict(answer) for answer in changed.answers]
+    return json.dumps({"answers": stored, "next_cursor": changed.next_cursor}).encode()
+
+
+def _decode_change(stored: bytes) -> ChangedJobs:
+    body = json.loads(stored)
+    answers = tuple(_repeated(_change_answer(one)) for one in body["answers"])
+    return ChangedJobs(answers=answers, next_cursor=body["next_cursor"], repeated=True)
+
+
+def _change_answer(one: dict[str, Any]) -> ChangeAnswer:
+    if "reason" in one:
+        return NotMoved(**one)
+    return Moved(**one) if "source" in one else CancelRequested(**one)
 
 
 def _encode_submit(_: RequestKey, answers: list[Submitted | Mismatch]) -> bytes | None:
@@ -98,4 +120,5 @@ def _decode_signal(stored: bytes) -> SignalSent:
 SIGNAL_ANSWERS = StoredAnswers(encode=_encode_signal, decode=_decode_signal)
 SUBMIT_ANSWERS = StoredAnswers(encode=_encode_submit, decode=_decode_submit)
 CANCEL_ANSWERS = StoredAnswers(encode=_encode_cancel, decode=_decode_cancel)
+CHANGE_ANSWERS = StoredAnswers(encode=_encode_change, decode=_decode_change)
 REQUEUE_ANSWERS = StoredAnswers(encode=_encode_requeue, decode=_decode_requeue)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from trellis.engine.errors import HistoryBroken
-from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Epoch
+from trellis.engine.event_data import priority_in
+from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Epoch, Priority
 from trellis.engine.records import Event, JobPlace, JobToRestore, RecordedEvent
 from trellis.engine.retry_policy import releasable, sparable
 from trellis.engine.verify import recorded_step
@@ -80,6 +81,14 @@ def restored_place(job: JobToRestore, now: datetime) -> RestoredPlace:
         held_by=held_by,
         held_until=None if held_until is None else min(held_until, now),
     )
+
+
+def restored_priority(job: JobToRestore) -> Priority:
+    """The priority of a checked job: the last one that an operator gave it, else the one it was submitted with."""
+    submission = job.records[0].submission
+    assert submission is not None, "a checked job says what was asked"
+    given = [priority_in(one.event) for one in job.records]
+    return next((priority for priority in reversed(given) if priority is not None), submission.priority)
 
 
 def _problems(job: JobToRestore) -> Iterator[str]:

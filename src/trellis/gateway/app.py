@@ -27,6 +27,7 @@ from trellis.gateway.routes import (
     batches,
     dead_letters,
     inbox,
+    job_changes,
     jobs,
     memory,
     proposals,
@@ -54,6 +55,7 @@ Errors are `application/problem+json` with a `code` and the `correlation_id` tha
 
 ROUTES = (
     runs,
+    job_changes,
     jobs,
     batches,
     agents,

@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from trellis.bus.requests import TopicSubmitOptions
+from trellis.engine.job_changes import CHANGED_MAX
 from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
-from trellis.http.operation_shapes import BatchSubmittedShape, JobExplained, JobListed
+from trellis.http.operation_shapes import BatchSubmittedShape, JobExplained, JobListed, JobsChanged, JobsPreview
 from trellis.http.shapes import (
     OUTCOME,
     REPLACED,
@@ -75,6 +76,33 @@ class QueueSubmitOptions(TypedDict, total=False):
     """Correlation id of the job; by default the request's."""
     parent_id: str
     """The job that caused this one."""
+
+
+class JobChangeFilter(TypedDict, total=False):
+    """Which jobs to change. A filter that names nothing is refused, unless `everything` says that all are meant."""
+
+    type_: str | None
+    """Only this job type."""
+    lifecycle: str | None
+    """`leased-job`, `queue-job` or `bus-job`."""
+    status: str | None
+    """Only jobs of this status."""
+    correlation_id: str | None
+    """Only jobs with this correlation id."""
+    concurrency_key: str | None
+    """Only jobs of this concurrency key."""
+    parent_id: str | None
+    """Only jobs that this one caused."""
+    reason_code: str | None
+    """Only leased-jobs with a dead letter for this reason."""
+    priority: str | None
+    """Only jobs of this priority: `critical`, `interactive` or `batch`."""
+    submitted_before: datetime | None
+    """Only jobs that were submitted before this moment, which has a time zone."""
+    submitted_after: datetime | None
+    """Only jobs that were submitted after this moment, which has a time zone."""
+    everything: bool
+    """All jobs are meant."""
 
 
 class Jobs:
@@ -247,6 +275,41 @@ class Jobs:
         body = {"reason": reason}
         return await self._calls.post(JobShape, path_of("jobs", job_id, "requeue"), body, key=idempotency_key)
 
+    async def change(
+        self,
+        change: str,
+        *,
+        job_ids: Sequence[str] = (),
+        limit: int = CHANGED_MAX,
+        cursor: str | None = None,
+        mode: str = "soft",
+        to_priority: str | None = None,
+        reason: str | None = None,
+        idempotency_key: str | None = None,
+        **where: Unpack[JobChangeFilter],
+    ) -> JobsChanged:
+        """`cancel`, `discard`, `run_now` or `prioritize` the named jobs, or the next ones of a filter, oldest first.
+
+        At most 500 in one transaction. `next_cursor` of the answer asks for the next ones.
+        """
+        body = _change_body(change, where, mode=mode, to_priority=to_priority)
+        body |= {"job_ids": list(job_ids)} if job_ids else {"limit": limit, "cursor": cursor}
+        path = path_of("jobs", change.replace("_", "-"))
+        return await self._calls.post(JobsChanged, path, {**body, "reason": reason}, key=idempotency_key)
+
+    async def preview(
+        self,
+        change: str,
+        *,
+        mode: str = "soft",
+        to_priority: str | None = None,
+        **where: Unpack[JobChangeFilter],
+    ) -> JobsPreview:
+        """How many jobs such a change would concern, and the oldest of them. Changes nothing."""
+        body = _change_body(change, where, mode=mode, to_priority=to_priority)
+        path = path_of("jobs", change.replace("_", "-"))
+        return await self._calls.post(JobsPreview, path, {**body, "dry_run": True})
+
     async def approve(
         self,
         job_id: str,
@@ -265,6 +328,16 @@ class Jobs:
         """Refuse a job that the safety kernel held, and say why; it is then DENIED. Raises WrongState."""
         body = {"decision": "reject", "note": note, "policy_hash": policy_hash}
         return await self._calls.post(JobShape, path_of("jobs", job_id, "approval"), body, key=idempotency_key)
+
+
+def _change_body(change: str, where: JobChangeFilter, *, mode: str, to_priority: str | None) -> dict[str, Any]:
+    """The body of a change without its jobs by name."""
+    names = {"type_": "type", "everything": "all"}
+    given = {names.get(name, name): value for name, value in where.items() if value not in (None, False)}
+    moments = {name: value.isoformat() for name, value in given.items() if isinstance(value, datetime)}
+    body: dict[str, Any] = {"filter": {**given, **moments}} if given else {}
+    body |= {"mode": mode} if change == "cancel" else {}
+    return body | ({} if to_priority is None else {"priority": to_priority})
 
 
 def has_ended(job: JobShape) -> bool:

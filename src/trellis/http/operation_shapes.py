@@ -49,6 +49,48 @@ class EventPage(pydantic.BaseModel):
     position: str | None
 
 
+class ChangedJob(pydantic.BaseModel):
+    """What became of one job: it was `changed`, its holder was `requested` to stop, or it was `skipped` for a reason."""
+
+    job_id: str
+    outcome: str
+    status: str
+    reason: str
+
+
+class JobsChanged(pydantic.BaseModel):
+    """One batch of a change of many jobs, which was one transaction. `next_cursor` asks for the next batch; null at the end."""
+
+    change: str
+    changed: int
+    requested: int
+    """Held jobs whose holder was asked to stop."""
+    skipped: int
+    """Jobs that had changed meanwhile, or whose state does not allow the change."""
+    items: list[ChangedJob]
+    next_cursor: str | None
+
+
+class ChangeExample(pydantic.BaseModel):
+    """A job that a change would concern."""
+
+    job_id: str
+    lifecycle: str
+    type: str
+    status: str
+    priority: str
+    created_at: str
+
+
+class JobsPreview(pydantic.BaseModel):
+    """What a change of many jobs would concern: how many, or `more` than that, and the oldest of them."""
+
+    change: str
+    matched: int
+    more: bool
+    examples: list[ChangeExample]
+
+
 class JobExplained(pydantic.BaseModel):
     """Why a job is where it is, in sentences. An entry of `you_can` is a command, a tab, and what the command does."""
 

@@ -160,6 +160,8 @@ class SyncJobs(BlockingTwin):
     signal = BlockingMethod(Jobs.signal)
     dead_letter = BlockingMethod(Jobs.dead_letter)
     requeue = BlockingMethod(Jobs.requeue)
+    change = BlockingMethod(Jobs.change)
+    preview = BlockingMethod(Jobs.preview)
     approve = BlockingMethod(Jobs.approve)
     deny = BlockingMethod(Jobs.deny)
 

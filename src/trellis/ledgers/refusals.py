@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from trellis.engine.alerts import ALERTS_MAX, SUBJECT_CHARS_MAX, TEXT_CHARS_MAX, AlertRound
 from trellis.engine.errors import OptionInvalid, SignalRefused
+from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import (
     ATTEMPTS_MAX,
     CLAIM_MAX,
@@ -22,6 +23,7 @@ from trellis.engine.jobs import (
     JobId,
     Lease,
     NewJob,
+    NotMoved,
     TypeOptions,
     Wait,
 )
@@ -42,6 +44,7 @@ from trellis.lifecycles import (
 )
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.lifecycles.lifecycle import IN_PLACE
 
 # Checks of arguments, before the ledger is read. The same for every ledger.
 
@@ -205,6 +208,12 @@ def check_children(limit: int) -> None:
         raise OptionInvalid(option="limit", value=limit, expected=f"from 1 to {CHILDREN_MAX}")
 
 
+def check_selected(limit: int) -> None:
+    """Check how many jobs to change a caller asks for. Raises OptionInvalid."""
+    if not 1 <= limit <= CHANGED_MAX:
+        raise OptionInvalid(option="limit", value=limit, expected=f"from 1 to {CHANGED_MAX}")
+
+
 def check_ids(job_ids: Sequence[JobId]) -> None:
     """Check how many ids a caller asks about. Raises OptionInvalid."""
     if len(job_ids) > CLAIM_MAX:
@@ -231,6 +240,8 @@ ENGINE_TRIGGERS = {
 
 KEY_IS_FULL = "its concurrency key is at its limit"
 KEY_RATE_IS_USED = "the rate of its concurrency key allows no claim now"
+NOT_DELAYED = "it does not wait for its time"
+HAS_THIS_PRIORITY = "it has this priority"
 REQUEST_IS_ANSWERED = "this request has an answer already"
 
 
@@ -239,11 +250,17 @@ def unique_key_is_taken(job_id: str) -> str:
     return f"job {job_id} holds its unique key now; cancel that one first, or wait until it has ended"
 
 
+def no_such_job(job_id: JobId, change: JobChange) -> NotMoved:
+    """The answer for a job that was removed, or that the caller cannot reach."""
+    return NotMoved(job_id=job_id, state="", target=change.value, reason="there is no such job")
+
+
 def transition_or_refusal(lifecycle: Lifecycle, source: str, target: str, role: Role) -> Transition | str:
     """The transition that a `move` by this role makes from one state to another, or why there is none."""
     if target not in lifecycle.by_name:
         return f"{lifecycle.name} has no such state"
-    declared = [t for t in lifecycle.transitions if (t.source, t.target) == (source, target)]
+    steps = [t for t in lifecycle.transitions if t.trigger not in IN_PLACE]
+    declared = [t for t in steps if (t.source, t.target) == (source, target)]
     if not declared:
         return "not declared"
     allowed = [t for t in declared if role in t.actors]

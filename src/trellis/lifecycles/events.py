@@ -70,6 +70,10 @@ EVENT_TYPES: tuple[str, ...] = (
     # leased-job: waits for children, a signal or a time without a holder
     "job_suspended",
     "job_resumed",
+    # operators: a dead letter that nobody needs, a delay that is over, another priority
+    "job_discarded",
+    "job_expedited",
+    "job_reprioritized",
 )
 
 SIGNAL_TYPES: tuple[str, ...] = ("job_heartbeat", "job_lease_renewed", "job_log", "job_result_refused")

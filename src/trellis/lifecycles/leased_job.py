@@ -47,6 +47,7 @@ LEASED_JOB = Lifecycle(
         ended("cancelled", 3),
         ended("dead_lettered", 3, dead_letter=True),
         waiting(SUSPENDED_STATE, 0),
+        ended("discarded", 4),
     ),
     transitions=(
         arrow(None, "queued", Trigger.SUBMIT, SUBMITTERS, "job_queued", "accepted into the system"),
@@ -103,7 +104,26 @@ LEASED_JOB = Lifecycle(
             _dead(source, trigger="reject", actors=Role.WORKER, when=REJECT, fenced=True)
             for source in ("assigned", "running")
         ),
-        *(_requeue(source) for source in ("failed", "dead_lettered")),
+        *(_requeue(source) for source in ("failed", "dead_lettered", "discarded")),
+        *(
+            arrow(
+                source,
+                "discarded",
+                Trigger.DISCARD,
+                Role.CONTROL_PLANE,
+                "job_discarded",
+                "an operator decides that nobody needs it",
+                extension=True,
+            )
+            for source in ("failed", "dead_lettered")
+        ),
+        *(
+            arrow("queued", "queued", trigger, Role.CONTROL_PLANE, event, when, extension=True)
+            for trigger, event, when in (
+                (Trigger.RUN_NOW, "job_expedited", "an operator ends its delay"),
+                (Trigger.PRIORITIZE, "job_reprioritized", "an operator gives it another priority"),
+            )
+        ),
         _by_holder(
             "running",
             "suspended",

@@ -92,8 +92,17 @@ class Trigger:
     CANCEL = "cancel"
     DEAD_LETTER = "dead_letter"
     REQUEUE = "requeue"
+    DISCARD = "discard"
+    RUN_NOW = "run_now"
+    PRIORITIZE = "prioritize"
     COMPENSATED = "compensated"
     FINALIZE = "finalize"
+
+
+IN_PLACE = frozenset({Trigger.RUN_NOW, Trigger.PRIORITIZE})
+"""Triggers that change when a waiting job is claimed, and not its state. A move to a target state never fires them."""
+OF_ENDED = frozenset({Trigger.REQUEUE, Trigger.DISCARD, Trigger.COMPENSATED})
+"""The only triggers that may be declared for a final state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +155,7 @@ def held(
 
 
 def ended(name: str, rank: int, *, dead_letter: bool = False, success: bool = False) -> State:
-    """A final state. Only a declared requeue leaves it."""
+    """A final state. Only a declared requeue or discard leaves it."""
     return State(name=name, phase=Phase.ENDED, rank=rank, dead_letter=dead_letter, success=success)
 
 
@@ -273,7 +282,8 @@ class Lifecycle:
         named = self.by_name[state]
         if named.phase is Phase.ENDED:
             return True
-        onward = [t.target for t in self.transitions if t.source == state and t.trigger != Trigger.REQUEUE]
+        by_person = {Trigger.REQUEUE, Trigger.DISCARD}
+        onward = [t.target for t in self.transitions if t.source == state and t.trigger not in by_person]
         ends = [self.by_name[target] for target in onward]
         return named.phase is Phase.WAITING and all(end.phase is Phase.ENDED and not end.success for end in ends)
 
@@ -343,8 +353,10 @@ def _transition_problems(lifecycle: Lifecycle, t: Transition) -> Iterable[str]:
         yield f"{label} finalizes an artifact and is not a holder's success"
     if t.fenced and source.phase is not Phase.HELD:
         yield f"{label} is fenced but nobody holds {source.name}"
-    if source.phase is Phase.ENDED and t.trigger not in {Trigger.REQUEUE, Trigger.COMPENSATED}:
+    if source.phase is Phase.ENDED and t.trigger not in OF_ENDED:
         yield f"{label} leaves an ended state"
+    if t.trigger in IN_PLACE and t.source != t.target:
+        yield f"{label} changes the state, which {t.trigger} does not"
 
 
 def _state_problems(lifecycle: Lifecycle, state: State) -> Iterable[str]:

@@ -48,6 +48,7 @@ QUEUE_JOB = Lifecycle(
         waiting("RETRY_BACKOFF", 5),
         waiting("FAILED", 6, timer_s=15 * 60.0),
         ended("DEAD", 7),
+        ended("DISCARDED", 8),
     ),
     transitions=(
         arrow(None, "PENDING", Trigger.SUBMIT, SUBMITTERS, "job_accepted", "inbox entry or POST /jobs"),
@@ -114,6 +115,19 @@ QUEUE_JOB = Lifecycle(
         _by_orchestrator("FAILED", "DEAD", Trigger.DUE, event="job_dead_lettered", when="operator window over"),
         _requeue("FAILED"),
         _requeue("DEAD", extension=True),
+        _requeue("DISCARDED", extension=True),
+        *(
+            arrow(
+                source,
+                "DISCARDED",
+                Trigger.DISCARD,
+                Role.CONTROL_PLANE,
+                "job_discarded",
+                "an operator decides that nobody needs it",
+                extension=True,
+            )
+            for source in ("FAILED", "DEAD")
+        ),
         *(_cancel(source) for source in ("PENDING", "QUEUED", *STAGES, "RETRY_BACKOFF")),
     ),
 )

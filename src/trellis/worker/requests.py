@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack, cast
 
+from trellis.auth.principals import Principal, party_of
 from trellis.engine import tracing
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import (
@@ -28,6 +29,7 @@ from trellis.engine.uniqueness import OnConflict, UniqueRule, WhileHeld, checked
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
+from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.worker.app import App, JobSpec, checked_type, priority_of, refuse_unknown
 from trellis.worker.options import KEY_LIMIT_MAX
 from trellis.worker.payloads import any_json_bytes
@@ -292,3 +294,12 @@ def _matching(option: str, value: str) -> str:
     if not re.fullmatch(JOB_ID_PATTERN, value):
         raise OptionInvalid(option=option, value=value[:SHOWN_CHARS_MAX], expected=f"it must match {JOB_ID_PATTERN}")
     return value
+
+
+def stored_concurrency_key(principal: Principal, key: str | None) -> str | None:
+    """A caller's concurrency key as the ledger stores it, for a filter; see `admitted_submission`."""
+    if key is None:
+        return None
+    is_stored = key.startswith((KEY_NAMESPACE, f"{QUEUE_JOB.name}:"))
+    named = key if is_stored else f"{KEY_NAMESPACE}{key}"
+    return named if principal.tenant is None else f"{party_of(principal.name)}{named}"

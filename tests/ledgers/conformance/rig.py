@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from trellis.engine.errors import TrellisError
+from trellis.engine.job_changes import ChangeOrder, JobChange, JobToChange
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -27,6 +28,7 @@ from trellis.engine.jobs import (
     Moved,
     NewJob,
     NotMoved,
+    Priority,
     ReasonCode,
     RequestId,
     RequestKey,
@@ -42,6 +44,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, SweepOptions, SweepReport
 from trellis.engine.verify import VerifyReport, verify
 from trellis.lifecycles import LIFECYCLES, Phase, Role, Transition, Trigger
+from trellis.lifecycles.lifecycle import IN_PLACE
 
 LEASE_S = 60.0
 HEARTBEAT_S = 15.0
@@ -286,9 +289,20 @@ class Rig:
             )
             assert isinstance(outcome, StepApplied)
             return lease
+        if transition.trigger in IN_PLACE:
+            await self._step_in_place(job_id, JobChange(transition.trigger), actor(role))
+            return None
         moved = await self.move(job_id, transition.target, by=actor(role), death=death)
         assert isinstance(moved, Moved), moved
         return moved.lease
+
+    async def _step_in_place(self, job_id: JobId, change: JobChange, by: Actor) -> None:
+        """Make a step that keeps the state: another priority, or the end of a delay."""
+        other = Priority.BATCH if (await self.job(job_id)).priority is Priority.CRITICAL else Priority.CRITICAL
+        priority = other if change is JobChange.PRIORITIZE else None
+        order = ChangeOrder(change=change, request_id=self.request(), priority=priority)
+        (answer,) = (await self.ledger.change_jobs(by, order, [JobToChange(job_id)])).answers
+        assert isinstance(answer, Moved), answer
 
     async def artifact_of(self, parent: JobId, **options) -> JobId:
         """A staged artifact of a job."""

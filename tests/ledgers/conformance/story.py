@@ -22,6 +22,7 @@ from typing import Any
 from tests.ledgers.conformance.rig import ADMIN, HEARTBEAT_S, LEASE_S, SWEEPER, Rig, actor, answer_of
 from trellis.engine.errors import TrellisError
 from trellis.engine.event_data import CANCEL_REQUESTED
+from trellis.engine.job_changes import ChangeOrder, JobChange, JobToChange
 from trellis.engine.jobs import (
     Advance,
     CancelMode,
@@ -328,8 +329,9 @@ class Story:
                 self._fall_silent,
                 self._spawn,
                 self._send_signal,
+                self._change,
             ),
-            (13, 18, 38, 4, 12, 11, 10, 7, 4, 3, 3, 2, 6, 4),
+            (13, 18, 38, 4, 12, 11, 10, 7, 4, 3, 3, 2, 6, 4, 5),
         )[0]
         return await chosen()
 
@@ -574,6 +576,28 @@ class Story:
         return told, lambda player: player.rig.ledger.cancel(
             by, job.job_id, mode, request, grace_s=grace_s, cause=rng.choice(("asked",))
         )
+
+    async def _change(self) -> tuple[str, Act]:
+        """Change a few jobs at once, some of them under a version they may no longer have."""
+        rng, change = self.random, self.random.choice(list(JobChange))
+        jobs = [job for _ in range(rng.randint(1, 4)) if (job := await self._some_job()) is not None]
+        if not jobs:
+            return await self._submit()
+        wanted = [
+            JobToChange(job_id, rng.choice((None, version, version + 1)))
+            for job_id, version in {job.job_id: job.version for job in jobs}.items()
+        ]
+        order = ChangeOrder(
+            change=change,
+            request_id=self._request(),
+            cause="many",
+            mode=rng.choice(list(CancelMode)),
+            grace_s=20.0,
+            priority=rng.choice(list(Priority)) if change is JobChange.PRIORITIZE else None,
+            selected_by=rng.choice((None, "type=a")),
+        )
+        by = actor(rng.choice((Role.CONTROL_PLANE, Role.CONTROL_PLANE, Role.SUBMITTER)))
+        return f"change {wanted} {order} by {by.role}", lambda player: player.rig.ledger.change_jobs(by, order, wanted)
 
     async def _sweep(self) -> tuple[str, Act]:
         options = SweepOptions(elect=False, windows_s={("queue-job", "FAILED"): 30.0})

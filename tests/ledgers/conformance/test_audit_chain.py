@@ -152,7 +152,7 @@ async def test_a_state_has_its_own_time_and_off_keeps_it(rig: Rig):
     assert await rig.ledger.job(failed.lease.job_id) is not None
     sooner = RetentionOptions(ended_s=DAY_S, from_the_start=True)
     assert (await rig.ledger.retain(sooner)).jobs == 1, "a changed setting holds at once when all is looked at again"
-    with pytest.raises(OptionInvalid, match="a state in which a job ends: cancelled, dead_lettered, failed, succeeded"):
+    with pytest.raises(OptionInvalid, match="a state in which a job ends: cancelled, dead_lettered, discarded, failed"):
         await rig.ledger.retain(RetentionOptions(states_s={("leased-job", "running"): 1.0}, testing=True))
 
 

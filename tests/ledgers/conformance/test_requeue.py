@@ -63,8 +63,10 @@ async def test_attempts_spared_before_do_not_carry_into_the_next_generation(rig:
 REQUEUEABLE = {
     ("leased-job", "failed"),
     ("leased-job", "dead_lettered"),
+    ("leased-job", "discarded"),
     ("queue-job", "FAILED"),
     ("queue-job", "DEAD"),
+    ("queue-job", "DISCARDED"),
 }
 
 

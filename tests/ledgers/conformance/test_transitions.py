@@ -10,7 +10,7 @@ from tests.ledgers.conformance.rig import DEATH, Rig, actor, is_anybodys, unfenc
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import Advance, JobId, JobKey, Lease, LeaseLost, Moved, NotMoved, Turn
 from trellis.engine.records import JobFilter
-from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, State, Transition
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, State, Transition, Trigger
 
 AT_ONCE = 64
 
@@ -19,7 +19,8 @@ AT_ONCE = 64
 @pytest.mark.requirement("JQ-2", "NLM-2", "RUN-1", "DJ-1", "BUS-1", "D22", "D39")
 async def test_a_declared_step_passes_for_each_of_its_roles(rig: Rig, lifecycle: Lifecycle):
     for transition, role in _declared(lifecycle):
-        job_id = await rig.submit_one(lifecycle=lifecycle.name)
+        delay_s = 60.0 if transition.trigger == Trigger.RUN_NOW else 0.0
+        job_id = await rig.submit_one(lifecycle=lifecycle.name, delay_s=delay_s)
         lease = await rig.drive(job_id, str(transition.source))
         before = len(await rig.ledger.events(job_id))
         await rig.step(job_id, transition, lease, by=role)

@@ -68,7 +68,8 @@ WHERE e.seq > ?1 ORDER BY e.seq LIMIT ?2;
 -- name: dead_letters
 SELECT d.job, d.version, d.at, d.reason, d.stage, d.last_error, d.attempts, d.last_owner, d.last_lease_expires_at,
   coalesce(s.correlation, s.job_id),
-  (SELECT n.at FROM trellis_event n WHERE n.job = d.job AND n.version > d.version AND n.generation > e.generation ORDER BY n.version LIMIT 1)
+  (SELECT n.at FROM trellis_event n WHERE n.job = d.job AND n.version > d.version
+    AND (n.generation > e.generation OR n.type = (SELECT t.id FROM trellis_event_type t WHERE t.name = 'job_discarded')) ORDER BY n.version LIMIT 1)
 FROM trellis_dead_letter d JOIN trellis_event e ON e.job = d.job AND e.version = d.version JOIN trellis_submission s ON s.id = d.job
 WHERE (d.job, d.version) > (?1, ?2) ORDER BY d.job, d.version LIMIT ?3;
 

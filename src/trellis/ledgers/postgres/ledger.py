@@ -22,6 +22,7 @@ from trellis.engine.errors import (
     OutcomeUnknown,
 )
 from trellis.engine.job_batches import BatchSubmitted, NewBatch, check_batch_jobs
+from trellis.engine.job_changes import ChangedJobs, ChangeOrder, JobToChange, check_order
 from trellis.engine.jobs import (
     REMARKS_MAX,
     RESTORE_MAX,
@@ -68,7 +69,7 @@ from trellis.engine.schedules import ScheduleRecord
 from trellis.engine.text import storable
 from trellis.ledgers.measures import measured
 from trellis.ledgers.postgres import alerts as alert_rows
-from trellis.ledgers.postgres import moves, request_keys, restore, rows, submit
+from trellis.ledgers.postgres import job_changes, moves, request_keys, restore, rows, submit
 from trellis.ledgers.postgres import turn as turns
 from trellis.ledgers.postgres.connection import (
     APPLICATION_NAME,
@@ -547,6 +548,15 @@ class PostgresLedger(PostgresReads):
         )
         self._notifier.notify()
         return answers
+
+    async def change_jobs(self, actor: Actor, order: ChangeOrder, jobs: Sequence[JobToChange]) -> ChangedJobs:
+        check_order(order, jobs)
+        number = await self._actor(actor)
+        changed = await self._admin_lane.call(
+            "change_jobs", order.request_id, lambda c, _: job_changes.change_jobs(c, number, actor, order, jobs)
+        )
+        self._notifier.notify()
+        return changed
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
         require(actor, "sweep")

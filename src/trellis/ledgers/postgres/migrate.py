@@ -21,6 +21,7 @@ from trellis.engine.admin_acts import GRANTED, NewAct
 from trellis.engine.decide import Fact, decision_rows
 from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerReadOnly, LedgerUnavailable
 from trellis.engine.job_batches import BATCH_MAX
+from trellis.engine.job_changes import CHANGED_MAX
 from trellis.engine.jobs import (
     DERIVING_ROLES,
     JOB_SIGNALS_MAX,
@@ -28,6 +29,7 @@ from trellis.engine.jobs import (
     REPORT_ID_PATTERN,
     REPORTING_ROLE,
     RESERVED_ID_PATTERN,
+    Priority,
 )
 from trellis.engine.key_rates import KEY_TOKEN_WAIT_S_MIN, UNCLAIMED_WAIT_S
 from trellis.engine.request_keys import KEY_S_MIN
@@ -327,6 +329,8 @@ def _constants() -> LiteralString:
         .replace("{unclaimed_wait_s}", str(UNCLAIMED_WAIT_S))
         .replace("{batch_max}", str(BATCH_MAX))
         .replace("{job_signals_max}", str(JOB_SIGNALS_MAX))
+        .replace("{changed_max}", str(CHANGED_MAX))
+        .replace("{priorities}", ",".join(priority.name.lower() for priority in Priority))
         .replace("{actions}", " ".join(f"when '{verb}' then '{action}'" for verb, action in ACTIONS.items()))
     )
     return cast("LiteralString", text)

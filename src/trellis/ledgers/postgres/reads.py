@@ -7,6 +7,7 @@ from typing import LiteralString
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.alerts import ALERTS_MAX, STAGE_STEP_TYPES, Alert, AlertMark
 from trellis.engine.errors import OptionInvalid, UnknownLifecycle
+from trellis.engine.job_changes import JobSelection, SelectedPage
 from trellis.engine.jobs import (
     DECLARED_MAX,
     HEADS_MAX,
@@ -52,12 +53,20 @@ from trellis.engine.restoration import may_have_letter
 from trellis.engine.schedules import DUE_MAX, SCHEDULES_MAX, DueSchedules, ScheduleRecord
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.postgres import alerts as alert_rows
-from trellis.ledgers.postgres import request_keys, restore, rows
+from trellis.ledgers.postgres import job_selection, request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow, is_pooled
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit, check_sample
+from trellis.ledgers.refusals import (
+    check_children,
+    check_expiring,
+    check_ids,
+    check_peek_limit,
+    check_sample,
+    check_selected,
+)
+from trellis.ledgers.selections import position_in
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Lifecycle, Phase, event_code
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.contract import completed_states, final_states
@@ -323,12 +332,17 @@ class PostgresReads:
                 listed += await self.fetch(READ_QUERIES.jobs_ended, *page, states)
         return sorted(listed, key=lambda row: row["id"], reverse=True)[:limit]
 
-    async def _type_of(self, where: JobFilter) -> int | None:
+    async def _type_of(self, where: JobFilter | JobSelection) -> int | None:
         """The number of the filter's type; None for any, 0 for an unknown type."""
         if where.type is None:
             return None
         stored = await self.fetch(READ_QUERIES.type_by_name, where.type)
         return stored[0]["id"] if stored else 0
+
+    async def select_jobs(self, where: JobSelection, *, limit: int, cursor: str | None = None) -> SelectedPage:
+        check_selected(limit)
+        after, type_id = position_in(cursor), await self._type_of(where)
+        return await job_selection.select_jobs(self.fetch, where, type_id, limit, after)
 
     async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
         check_children(limit)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from trellis.engine.event_data import DISCARDED
 from trellis.engine.jobs import JobId, Priority
 from trellis.engine.records import DeadLetter, Event, IdempotencyKey, JobToRestore, RecordedEvent, Submission, UniqueKey
-from trellis.engine.restoration import check_restorable, restored_place
+from trellis.engine.restoration import check_restorable, restored_place, restored_priority
 from trellis.ledgers.postgres import rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.lifecycles import LIFECYCLES, event_code
@@ -128,7 +129,7 @@ def _submission_json(job: JobToRestore, submission: Submission) -> dict[str, Any
         "created_at": _iso(first.ts),
         "correlation_id": None if first.correlation_id == first.job_id else first.correlation_id,
         "type_name": submission.type,
-        "prio": int(submission.priority),
+        "prio": int(restored_priority(job)),
         "asked_attempts": submission.max_attempts,
         "max_deaths": submission.max_deaths,
         "key_name": submission.concurrency_key,
@@ -152,9 +153,9 @@ def _unique_json(unique: UniqueKey) -> dict[str, Any]:
 
 
 def _letter(job: JobToRestore, event: Event, letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter, with the time its job was requeued."""
-    later = (one.event for one in job.records if one.event.generation > event.generation)
-    requeued = next(later, None)
+    """A dead letter, with the time its job was requeued or discarded."""
+    later = (one.event for one in job.records if one.event.version > event.version)
+    requeued = next((one for one in later if one.generation > event.generation or one.type == DISCARDED), None)
     holder = next((one.event for one in job.records if one.event.actor == letter.last_owner), event)
     return {
         "job_id": event.job_id,

@@ -56,6 +56,7 @@ from trellis.ledgers.sqlite import (
     audit_chain,
     batches,
     control,
+    job_changes,
     moves,
     reads,
     request_keys,
@@ -183,6 +184,7 @@ class SqliteLedger:
     # --- verbs that are one function, in the module of their subject ---------------------------------------------
 
     job = _reading(reads.job)
+    select_jobs = _reading(job_changes.select_jobs)
     children = _reading(reads.children)
     peek_ready = _reading(reads.peek_ready)
     holds = _reading(reads.holds)
@@ -226,6 +228,7 @@ class SqliteLedger:
     spawn = _writing(turns.spawn)
     submit_batch = _writing(batches.submit_batch)
     move = _writing(moves.move)
+    change_jobs = _writing(job_changes.change_jobs)
     ack = _writing(control.ack)
     heartbeat_worker = _writing(control.heartbeat_worker)
     set_home_issuer = _writing(control.set_home_issuer)

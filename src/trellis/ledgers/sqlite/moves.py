@@ -45,7 +45,7 @@ from trellis.ledgers.sqlite.rows import moment_or_none
 from trellis.ledgers.sqlite.steps import STEP_QUERIES, StepBatch, find_job_row, job_id_of
 from trellis.ledgers.sqlite.unique_jobs import requeue_refusal
 from trellis.lifecycles import BY_CODE, Phase, Trigger, event_code
-from trellis.lifecycles.lifecycle import ROLES
+from trellis.lifecycles.lifecycle import IN_PLACE, ROLES
 
 REQUEUED = event_code("job_requeued")
 STOP = "stop"
@@ -71,14 +71,15 @@ def move(tx: Transaction, actor: Actor, move: Move) -> Moved | NotMoved:
 
 def _move(tx: Transaction, actor: Actor, request: Move) -> Moved | NotMoved:
     row = find_job_row(tx, request.job_id)
-    before = _made_before(tx, row, request.job_id, request.request_id)
+    before = made_before(tx, row, request.job_id, request.request_id)
     if before is not None:
         return before
     if request.version is not None and request.version != row.version:
         return _not_moved(row, request.job_id, request.target, refusals.version_refusal(row.version, request.version))
     lifecycle = BY_CODE[row.lifecycle]
     name = STATE_NAMES[row.lifecycle, row.state]
-    if request.target == name and not any(t.source == t.target == name for t in lifecycle.transitions):
+    stays = [t for t in lifecycle.transitions if t.source == t.target == name and t.trigger not in IN_PLACE]
+    if request.target == name and not stays:
         return Moved(job_id=request.job_id, source=name, target=name, version=row.version, repeated=True)
     transition = refusals.transition_or_refusal(lifecycle, name, request.target, actor.role)
     if isinstance(transition, str):
@@ -152,13 +153,13 @@ def cancel(
 ) -> Moved | NotMoved | CancelRequested:
     """End a job by its lifecycle's `cancel`. A soft cancel of a held job only records the request for its holder."""
     row = find_job_row(tx, job_id)
-    before = _made_before(tx, row, job_id, request_id)
+    before = made_before(tx, row, job_id, request_id)
     if before is not None:
         return before
     name = STATE_NAMES[row.lifecycle, row.state]
     step = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
     if step is None or not step.allows(ROLE_CODES[actor.role]):
-        return _not_pulled(row, job_id, Trigger.CANCEL, actor)
+        return not_pulled(row, job_id, Trigger.CANCEL, actor)
     if mode is CancelMode.SOFT and row.place == HELD:
         request_cancel(tx, actor, row, grace_s=grace_s, cause=cause)
         return CancelRequested(job_id=job_id, state=name, version=row.version)
@@ -221,12 +222,12 @@ def _requeue_one(
     tx: Transaction, actor: Actor, job_id: JobId, request_id: RequestId, cause: str | None
 ) -> Moved | NotMoved:
     row = find_job_row(tx, job_id)
-    before = _made_before(tx, row, job_id, request_id)
+    before = made_before(tx, row, job_id, request_id)
     if before is not None:
         return before
     step = STEPS.get((row.lifecycle, row.state, Trigger.REQUEUE))
     if step is None or not step.allows(ROLE_CODES[actor.role]):
-        return _not_pulled(row, job_id, Trigger.REQUEUE, actor)
+        return not_pulled(row, job_id, Trigger.REQUEUE, actor)
     taken = requeue_refusal(tx, row, step)
     if taken is not None:
         return _not_moved(row, job_id, step.target_name, taken)
@@ -257,7 +258,8 @@ def _states_named(states: list[int], name: str | None) -> list[int]:
     return [code for code in states if name is None or STATE_NAMES[code // 16, code % 16] == name]
 
 
-def _made_before(tx: Transaction, row: JobRow, job_id: JobId, request_id: RequestId) -> Moved | None:
+def made_before(tx: Transaction, row: JobRow, job_id: JobId, request_id: RequestId) -> Moved | None:
+    """The answer that a request with this id got for this job before; None the first time."""
     rows = tx.db.execute(_MOVE_QUERIES.made_before, (row.id, request_id)).fetchall()
     if not rows:
         return None
@@ -286,7 +288,8 @@ def _lease(row: JobRow, epoch: int, job_id: JobId) -> Lease:
     return Lease(JobKey(row.id), Epoch(epoch), job_id, BY_CODE[row.lifecycle].name)
 
 
-def _not_pulled(row: JobRow, job_id: JobId, trigger: str, actor: Actor) -> NotMoved:
+def not_pulled(row: JobRow, job_id: JobId, trigger: str, actor: Actor) -> NotMoved:
+    """The answer for a job whose state does not let this actor fire the trigger."""
     lifecycle, state = BY_CODE[row.lifecycle], STATE_NAMES[row.lifecycle, row.state]
     reason = refusals.trigger_refusal(lifecycle, state, trigger, actor.role)
     return _not_moved(row, job_id, refusals.trigger_target(lifecycle, state, trigger), reason)

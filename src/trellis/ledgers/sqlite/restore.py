@@ -15,7 +15,7 @@ from datetime import datetime
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import RESTORE_MAX, Actor, JobId
 from trellis.engine.records import JobPlace, JobToRestore, RecordedEvent, Submission, UniqueKey
-from trellis.engine.restoration import RestoredPlace, check_restorable, restored_place
+from trellis.engine.restoration import RestoredPlace, check_restorable, restored_place, restored_priority
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
@@ -92,7 +92,7 @@ def _put_back(
     deadline = None if now.deadline_at is None else rows.microseconds(now.deadline_at)
     tx.db.execute(
         _RESTORE_QUERIES.add_job,
-        (number, lifecycle.code, type_id, int(submission.priority), now.max_attempts, deadline, ckey, original),
+        (number, lifecycle.code, type_id, int(restored_priority(job)), now.max_attempts, deadline, ckey, original),
     )
     tx.db.execute(SUBMIT_QUERIES.insert_submission, _submission(job, submission, number))
     tx.db.execute(_RESTORE_QUERIES.begin_history, (number,))

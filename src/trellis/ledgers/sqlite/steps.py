@@ -71,7 +71,7 @@ class StepBatch:
             jobs.append(row.id)
         step = act.step
         check_death(state_of(step.lifecycle, step.target), death)
-        if death is not None and step.ended:
+        if death is not None and step.ended and step.trigger != Trigger.DISCARD:
             self.deaths.append((row.id, death))
         if step.opens == Progress.GENERATION:
             self.restarted.append(row.id)

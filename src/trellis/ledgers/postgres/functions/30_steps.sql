@@ -331,6 +331,7 @@ begin
         on conflict (id) do update set at = excluded.at;
     end if;
   end if;
+  if x.trigger = 'discard' then update dead_letter d set requeued_at = p_now where d.id = t.id and d.requeued_at is null; end if;
   if s.dead_letter and p_reason is null then
     raise exception 'job %: a dead letter needs its reason', t.id using errcode = 'TR003';
   end if;
@@ -351,7 +352,7 @@ begin
                      cause, request, data, due_at)
   values (t.id, p_batch, p_now, t.version, p_actor, t.epoch, x.event, t.lifecycle, x.source, x.target, t.generation, t.attempt,
           p_role, p_cause, p_request, p_data, case when s.phase = 0 and (not s.claimable or p_due > p_now) then p_due end);
-  if p_reason is not null and s.phase = 2 then perform _bury(t, p_now, p_reason, p_stage, p_error); end if;
+  if p_reason is not null and s.phase = 2 and x.trigger <> 'discard' then perform _bury(t, p_now, p_reason, p_stage, p_error); end if;
   if s.phase = 1 then
     insert into lease (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle,
                        prio, flags, lease_ms, beat_ms)

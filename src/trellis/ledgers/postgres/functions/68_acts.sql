@@ -54,7 +54,7 @@ begin
       using errcode = 'TR004';
   end if;
   if p_event in ('type.paused', 'type.resumed', 'type.rate.changed', 'type.held_limit.changed', 'key.limit.changed', 'follower.left_behind',
-      'job.signalled', 'type.options.changed', 'ledger.migrated', 'retention.removed', 'authority.granted', 'issuer.changed', 'schedule.added',
+      'job.signalled', 'jobs.changed', 'type.options.changed', 'ledger.migrated', 'retention.removed', 'authority.granted', 'issuer.changed', 'schedule.added',
       'schedule.changed', 'schedule.paused', 'schedule.resumed', 'schedule.removed') then
     raise exception 'the ledger itself records the event %, with its change', p_event using errcode = 'TR004';
   end if;

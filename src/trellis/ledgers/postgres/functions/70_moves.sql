@@ -18,14 +18,15 @@ end $$;
 
 -- The declared transition from a state to a target or by a trigger; one that this role may make comes first. Only the
 -- engine records that a job was compensated, when the compensation succeeds. Only the completion of its job finalizes
--- an artifact. Only the submit of a batch suspends a job that nobody holds.
+-- an artifact. Only the submit of a batch suspends a job that nobody holds. What keeps the state (IN_PLACE in
+-- lifecycles/lifecycle.py) is found by its trigger alone.
 create or replace function _declared_step(p_lifecycle smallint, p_source smallint, p_target smallint, p_trigger text, p_role smallint,
                                           out x transition, out refusal text)
 language plpgsql stable set search_path from current as $$
 begin
   select r.* into x from transition r
    where r.lifecycle = p_lifecycle and r.source = p_source and (p_target is null or r.target = p_target)
-     and (p_trigger is null or r.trigger = p_trigger)
+     and case when p_trigger is null then r.trigger not in ('run_now', 'prioritize') else r.trigger = p_trigger end
    order by (r.roles & (1 << p_role::int) <> 0) desc, r.fenced limit 1;
   if not found and p_source = p_target then refusal := 'same';
   elsif not found then refusal := 'undeclared';
@@ -127,6 +128,21 @@ begin
   perform _wake(batch_no, p_actors[1], trellis.now(), batch_no);
 end $$;
 
+-- Stores the request of a soft cancel with a held job's lease. Returns why not, or 'requested'. The first request stays.
+create or replace function _request_cancel(t token, p_actor int, p_role smallint, p_grace_s float8, p_cause text, p_now timestamptz)
+returns text language plpgsql set search_path from current as $$
+declare
+  d record := _declared_step(t.lifecycle, t.state, null, 'cancel', p_role);
+begin
+  if d.refusal is not null then return d.refusal; end if;
+  update lease l set cancel_at = p_now + p_grace_s * interval '1 s' where l.id = t.id and l.cancel_at is null;
+  if found then
+    insert into wish (id, epoch, at, actor, cause) values (t.id, t.epoch, p_now, p_actor, p_cause)
+      on conflict (id) do update set epoch = excluded.epoch, at = excluded.at, actor = excluded.actor, cause = excluded.cause;
+  end if;
+  return 'requested';
+end $$;
+
 -- A soft cancel stores a request with the lease. The holder learns of it when it renews. It is carried out as soon as
 -- no user code runs (a start, the end of the attempt, a lost lease) or when its grace is over. The first requester and
 -- reason are stored for the event of the cancel. A hard cancel, and any cancel of a waiting job, takes effect now.
@@ -139,7 +155,6 @@ declare
   a record := _actor(p_actor);
   j job;
   k record;
-  d record;
   now_at timestamptz := trellis.now();
   batch_no bigint;
 begin
@@ -152,15 +167,8 @@ begin
   perform _lock_family(array[j.id]);
   k := _find(j.id);
   if p_soft and k.place = 'held' and not exists (select from event e where e.id = j.id and e.request = p_request) then
-    d := _declared_step(j.lifecycle, (k.t).state, null, 'cancel', a.role);
-    if d.refusal is null then
-      update lease l set cancel_at = now_at + p_grace_s * interval '1 s' where l.id = j.id and l.cancel_at is null;
-      if found then
-        insert into wish (id, epoch, at, actor, cause) values (j.id, (k.t).epoch, now_at, p_actor, p_cause)
-          on conflict (id) do update set epoch = excluded.epoch, at = excluded.at, actor = excluded.actor, cause = excluded.cause;
-      end if;
-    end if;
-    return query select coalesce(d.refusal, 'requested'), j.id, j.lifecycle, (k.t).state, (d.x).target, (k.t).version, (k.t).epoch;
+    return query select _request_cancel(k.t, p_actor, a.role, p_grace_s, p_cause, now_at), j.id, j.lifecycle, (k.t).state, null::smallint,
+                        (k.t).version, (k.t).epoch;
     return;
   end if;
   batch_no := _open_batch();

@@ -47,6 +47,11 @@ $f$;
 create or replace function trellis._job_signals_max() returns int language sql immutable as $f$ select {job_signals_max} $f$;
 -- The most jobs of one batch (engine/job_batches.py).
 create or replace function trellis._batch_max() returns int language sql immutable as $f$ select {batch_max} $f$;
+-- The most jobs that one call changes (engine/job_changes.py), and the names of priorities, from 0.
+create or replace function trellis._changed_max() returns int language sql immutable as $f$ select {changed_max} $f$;
+create or replace function trellis._priority_name(p_prio smallint) returns text language sql immutable as $f$
+  select ('{{priorities}}'::text[])[p_prio + 1]
+$f$;
 -- How long the child of a cancelled job may take to stop (engine/jobs.py).
 create or replace function trellis._orphan_grace() returns interval language sql immutable as $f$
   select interval '{orphan_grace_s} s'

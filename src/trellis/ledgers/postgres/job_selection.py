@@ -1,0 +1,90 @@
+"""The jobs that a change of many jobs selects, on PostgreSQL: one page at a time."""
+
+from collections.abc import Awaitable, Callable
+from typing import LiteralString
+
+from trellis.engine.job_changes import EXAMINED_MAX, JobSelection, SelectedJob, SelectedPage
+from trellis.engine.jobs import JobId, Priority
+from trellis.ledgers.postgres.connection import PostgresRow
+from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.selections import cursor_after
+from trellis.lifecycles import BY_CODE, LIFECYCLES, Phase
+
+_SELECTION_QUERIES = NamedQueries("trellis.ledgers.postgres:job_selection.sql")
+
+Fetch = Callable[..., Awaitable[list[PostgresRow]]]
+
+
+async def select_jobs(fetch: Fetch, where: JobSelection, type_id: int | None, limit: int, after: int) -> SelectedPage:
+    """A page of the jobs to change. `type_id` is the number of the selection's type; None for any."""
+    named = sorted(where.states)
+    pairs = (
+        [LIFECYCLES[lifecycle].code for lifecycle, _ in named],
+        [LIFECYCLES[one].codes[state] for one, state in named],
+    )
+    ids, is_last = await _candidates(fetch, where, type_id, pairs, after)
+    page = await fetch(
+        _SELECTION_QUERIES.selected,
+        ids,
+        where.type,
+        where.correlation_id,
+        where.concurrency_key,
+        where.parent_id,
+        where.priority,
+        where.other_priority_than,
+        where.submitted_before,
+        where.submitted_after,
+        *pairs,
+        where.delayed,
+        where.not_asked_to_stop,
+        where.reason_code,
+        limit,
+    )
+    return SelectedPage(
+        jobs=tuple(_selected(row) for row in page),
+        cursor=cursor_after(ids, page[-1]["id"] if len(page) == limit else None, is_last=is_last),
+    )
+
+
+async def _candidates(
+    fetch: Fetch, where: JobSelection, type_id: int | None, pairs: tuple[list[int], list[int]], after: int
+) -> tuple[list[int], bool]:
+    """The ids of the next jobs that may be meant, oldest first, and whether these are the last ones."""
+    of_link = _by_link(where)
+    if of_link is not None:
+        rows = await fetch(*of_link, after, EXAMINED_MAX)
+    else:
+        places = ["resting"] if where.delayed else sorted({one for pair in where.states for one in _places_of(*pair)})
+        few = await fetch(_SELECTION_QUERIES.in_places, type_id, *pairs, places, EXAMINED_MAX + 1)
+        if len(few) <= EXAMINED_MAX:
+            return sorted(row["id"] for row in few if row["id"] > after), True
+        rows = await fetch(_SELECTION_QUERIES.next_jobs, after, *pairs, places, EXAMINED_MAX)
+    return [row["id"] for row in rows], len(rows) < EXAMINED_MAX
+
+
+def _by_link(where: JobSelection) -> tuple[LiteralString, str] | None:
+    if where.correlation_id is not None:
+        return _SELECTION_QUERIES.of_correlation, where.correlation_id
+    return None if where.parent_id is None else (_SELECTION_QUERIES.of_parent, where.parent_id)
+
+
+def _places_of(lifecycle: str, name: str) -> tuple[str, ...]:
+    state = LIFECYCLES[lifecycle].by_name[name]
+    if state.phase is Phase.HELD:
+        return ("held", "ready", "parked") if state.claimable else ("held",)
+    if state.phase is Phase.ENDED:
+        return ("ended",)
+    return ("ready", "resting", "parked") if state.claimable else ("resting",)
+
+
+def _selected(row: PostgresRow) -> SelectedJob:
+    lifecycle = BY_CODE[row["lifecycle"]]
+    return SelectedJob(
+        job_id=JobId(row["job_id"]),
+        version=row["version"],
+        lifecycle=lifecycle.name,
+        state=lifecycle.state_of(row["state"]).name,
+        type=row["type_name"],
+        priority=Priority(row["prio"]),
+        created_at=row["created_at"],
+    )
