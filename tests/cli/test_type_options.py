@@ -40,14 +40,6 @@ def test_type_options_declared_by_an_application_hold_for_submits_without_it(tre
     assert trellis("jobs", "--json").records[0]["job_id"] == named, "the refused one was not written"
 
 
-def test_the_command_checks_a_payload_before_it_asks_for_its_key(trellis: Terminal, tmp_path: Path):
-    (tmp_path / "crawler_of_walk.py").write_text(CRAWLER)
-    refused = trellis("submit", "http.fetch", '{"ulr": "/"}', "--app", "crawler_of_walk:app")
-    assert refused.code != 0
-    assert "did you mean url" in refused.err
-    assert "concurrency_key" not in refused.err
-
-
 def test_a_misspelt_option_names_the_one_that_was_meant(local: Terminal):
     refused = local("submit", "snz", "--max-atempts", "77")
     assert refused.code != 0
@@ -70,3 +62,11 @@ def test_unique_jobs_are_submitted_once_and_replaced(trellis: Terminal):
     wrong = trellis("submit", "work", "--unique", "k", "--while", "later")
     assert wrong.code != 0
     assert "waiting, unfinished" in wrong.err
+
+
+def test_the_command_checks_a_payload_before_it_asks_for_its_key(trellis: Terminal, tmp_path: Path):
+    (tmp_path / "crawler_of_walk.py").write_text(CRAWLER)
+    refused = trellis("submit", "http.fetch", '{"ulr": "/"}', "--app", "crawler_of_walk:app")
+    assert refused.code != 0
+    assert "did you mean url" in refused.err
+    assert "concurrency_key" not in refused.err
