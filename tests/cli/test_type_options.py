@@ -64,14 +64,6 @@ def test_jobs_that_wait_for_the_rate_of_their_key_are_shown(trellis: Terminal, t
     assert "--concurrency-key" in refused.err
 
 
-def test_the_command_checks_a_payload_before_it_asks_for_its_key(trellis: Terminal, tmp_path: Path):
-    (tmp_path / "crawler_of_walk.py").write_text(CRAWLER)
-    refused = trellis("submit", "http.fetch", '{"ulr": "/"}', "--app", "crawler_of_walk:app")
-    assert refused.code != 0
-    assert "did you mean url" in refused.err
-    assert "concurrency_key" not in refused.err
-
-
 def test_a_misspelt_option_names_the_one_that_was_meant(local: Terminal):
     refused = local("submit", "snz", "--max-atempts", "77")
     assert refused.code != 0
@@ -94,3 +86,11 @@ def test_unique_jobs_are_submitted_once_and_replaced(trellis: Terminal):
     wrong = trellis("submit", "work", "--unique", "k", "--while", "later")
     assert wrong.code != 0
     assert "waiting, unfinished" in wrong.err
+
+
+def test_the_command_checks_a_payload_before_it_asks_for_its_key(trellis: Terminal, tmp_path: Path):
+    (tmp_path / "crawler_of_walk.py").write_text(CRAWLER)
+    refused = trellis("submit", "http.fetch", '{"ulr": "/"}', "--app", "crawler_of_walk:app")
+    assert refused.code != 0
+    assert "did you mean url" in refused.err
+    assert "concurrency_key" not in refused.err

@@ -15,7 +15,7 @@ import pytest
 from tests.integrations.ways import asyncpg_connection
 from trellis.app.wiring import connect, make_development_key
 from trellis.client import Trellis
-from trellis.engine.errors import OptionInvalid, PayloadInvalid
+from trellis.engine.errors import JobDeadLettered, OptionInvalid, PayloadInvalid
 from trellis.engine.jobs import JobId, Priority
 from trellis.engine.records import JobFilter
 from trellis.engine.schedules import ScheduleSpec
@@ -174,6 +174,20 @@ async def test_a_handler_learns_of_a_misspelt_setting_and_of_a_payload_that_does
     await run_until_idle(app, trellis.ledger)
     assert [text.partition("did you mean ")[2].partition("?")[0] for text in refusals] == ["url", "delay_s"] * 2
     assert called == [], "no key function is asked about a payload or a submit that is refused"
+
+
+async def test_a_child_whose_unique_key_another_job_holds_is_refused_with_that_job(trellis: Trellis):
+    app, held = App(), await trellis.submit("page.index", URL)
+
+    @app.job("start", max_attempts=1)
+    async def start(ctx: Context) -> None:
+        ctx.spawn("page.index", URL)
+
+    parent = await trellis.submit("start", max_attempts=1)
+    await run_until_idle(app, trellis.ledger)
+    with pytest.raises(JobDeadLettered, match=f"ChildExists: Job {held.id} has the id or the unique key"):
+        await parent.result(timeout_s=0)
+    assert len((await trellis.ledger.jobs(JobFilter(type="page.index"), limit=9)).jobs) == 1
 
 
 @pytest.mark.parametrize("payload", [{"ulr": "/"}, None, 7, [URL]], ids=str)

@@ -242,6 +242,17 @@ async def test_settings_that_sql_does_not_take_are_refused_and_all_others_are_pa
     assert parameters | NOT_IN_SQL == SETTINGS
 
 
+@pytest.mark.requirement("D66")
+async def test_the_options_of_the_ledger_hold_for_a_program_with_older_ones(ledger: Ledger, postgres_url: str):
+    (declared,) = await ledger.declared_types("order.ship")
+    worker = Principal(name="test", roles=frozenset(Role)).acting(Role.WORKER, action="declare")
+    await ledger.declare_types(worker, [replace(declared, max_attempts=2, priority=Priority.CRITICAL, deadline_s=60.0)])
+    async with psycopg_connection(postgres_url) as way, way.transaction():
+        made = await way.submit("order.ship", Shipment("1"), app=app)
+    job = await stored(ledger, made.job_id)
+    assert (job.max_attempts, job.priority, job.deadline_at is None) == (2, Priority.CRITICAL, False)
+
+
 async def test_a_type_whose_application_computes_the_key_needs_the_application_or_the_key(
     ledger: Ledger, postgres_url: str
 ):

@@ -141,7 +141,7 @@ class JobNotFound(InputError):
 
 
 class ChildExists(InputError):
-    """Job {job_id} exists and is no child of {parent_id}, which would give its child this id; nothing was spawned."""
+    """Job {job_id} has the id or the unique key of a child that {parent_id} would spawn, and is no child of it; nothing was spawned. A unique job can be submitted with ctx.submit, which returns the one that is there."""
 
     code = "CONFLICT"
 

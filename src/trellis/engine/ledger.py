@@ -220,7 +220,8 @@ class Ledger(Protocol):
 
         Every job names the holder's job as its parent, and has an id that the holder derives: a repeated call submits
         nothing again. Returns the stored entry. When the parent is cancelled, its children that have not ended are
-        cancelled, too, except those in `abandoned`. Raises ChildExists when another job has the id of a child.
+        cancelled, too, except those in `abandoned`. Raises ChildExists when another job has the id or the unique key of a
+        child.
         """
         ...
 
