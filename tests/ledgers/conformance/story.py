@@ -19,7 +19,7 @@ from itertools import groupby
 from random import Random
 from typing import Any
 
-from tests.ledgers.conformance.rig import ADMIN, HEARTBEAT_S, LEASE_S, SWEEPER, Rig, actor, answer_of
+from tests.ledgers.conformance.rig import ADMIN, HEARTBEAT_S, LEASE_S, SWEEPER, WORKER, Rig, actor, answer_of
 from trellis.engine.errors import TrellisError
 from trellis.engine.event_data import CANCEL_REQUESTED
 from trellis.engine.job_changes import ChangeOrder, JobChange, JobToChange
@@ -45,9 +45,11 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
     TypeClaim,
+    TypeOptions,
     Wait,
     WaitMode,
 )
+from trellis.engine.key_rates import key_rate
 from trellis.engine.records import Event, Job, JobFilter, JobHistory, JobPlace, SweepOptions, SweepReport
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Trigger
 from trellis.lifecycles.events import Cause
@@ -658,7 +660,7 @@ class Story:
 
     async def _control(self) -> tuple[str, Act]:
         rng, type_ = self.random, self.random.choice(self.types)
-        match rng.randrange(4):
+        match rng.randrange(5):
             case 0:
                 paused = rng.random() < 0.3
                 return f"pause {type_} {paused}", lambda p: p.rig.ledger.pause(ADMIN, type_, paused=paused)
@@ -668,6 +670,9 @@ class Story:
             case 2:
                 limit = rng.choice((None, 1, 3))
                 return f"held {type_} {limit}", lambda p: p.rig.ledger.limit_held(ADMIN, type_, limit)
+            case 3:
+                options = TypeOptions(type=type_, key_rate=key_rate(*rng.choice(((None, None), (0.07, 1), (0.3, 2)))))
+                return f"declare {options}", lambda p: p.rig.ledger.declare_types(WORKER, [options])
             case _:
                 key, limit = self._named(rng.choice(("k1", "k2"))), rng.choice((1, 2, 3))
                 return f"key {key} {limit}", lambda p: p.rig.ledger.limit_key(ADMIN, key, limit)

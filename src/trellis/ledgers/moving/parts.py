@@ -76,7 +76,7 @@ PARTS: tuple[LedgerPart, ...] = (
     _part("types", ("trellis_job_type", "trellis_type_control"), ("",)),
     _part("type_options", ("trellis_type_options",), (-1, "")),
     _part("keys", ("trellis_concurrency_key",), ("",)),
-    _part("key_rates", ("trellis_key_rate",), ("", "")),
+    _part("key_rates", ("trellis_key_rate",), ("", "", 0)),
     _part("jobs", ("trellis_job", "trellis_submission"), (FIRST_NUMBER,)),
     _part("events", ("trellis_event",), (FIRST_NUMBER,), target_start=(FIRST_NUMBER, 0), in_order=_event),
     _part("dead_letters", ("trellis_dead_letter",), (FIRST_NUMBER, 0)),

@@ -43,8 +43,9 @@ WHERE k.name > ?1 ORDER BY k.name LIMIT ?2;
 
 -- When a key is looked at again is not moved: the sweep of the new ledger looks at every key.
 -- name: key_rates
-SELECT k.name, t.name, u.used_until FROM trellis_key_rate u JOIN trellis_concurrency_key k ON k.id = u.key
-JOIN trellis_job_type t ON t.id = u.type WHERE (k.name, t.name) > (?1, ?2) ORDER BY k.name, t.name LIMIT ?3;
+SELECT k.name, t.name, t.lifecycle, u.used_until FROM trellis_key_rate u JOIN trellis_concurrency_key k ON k.id = u.key
+JOIN trellis_job_type t ON t.id = u.type WHERE (k.name, t.name, t.lifecycle) > (?1, ?2, ?3)
+ORDER BY k.name, t.name, t.lifecycle LIMIT ?4;
 
 -- name: jobs
 SELECT j.id, j.lifecycle, t.name, j.state, min(j.place, 5), j.version, j.epoch, j.generation, j.attempt, j.prio,

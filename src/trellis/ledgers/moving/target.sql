@@ -17,9 +17,9 @@ select k.name, k.cap, a.role, a.name, a.node from concurrency_key k left join ac
  where k.name > $1 and k.id = _key_hash(k.name) order by k.name limit $2
 
 -- name: key_rates
-select k.name, t.name, _microseconds(u.used_until)
+select k.name, t.name, u.lifecycle, _microseconds(u.used_until)
   from key_rate u join concurrency_key k on k.id = u.ckey join job_type t on t.id = u.type
- where (k.name, t.name collate "C") > ($1, $2) order by k.name, t.name collate "C" limit $3
+ where (k.name, t.name collate "C", u.lifecycle) > ($1, $2, $3) order by k.name, t.name collate "C", u.lifecycle limit $4
 
 -- name: jobs
 select j.id, j.lifecycle, t.name, m.state, m.place, m.version, m.epoch, m.generation, m.attempt, j.prio, m.pos, m.max_attempts, m.deaths,

@@ -33,9 +33,9 @@ w as (insert into concurrency_key (id, name, cap, set_by) select _key_hash(m.nam
 select count(*) from m
 
 -- name: key_rates
-with m as (select x.*, t.id as type from unnest($1::text[], $2::text[], $3::bigint[]) as x(name, type_name, used_until)
+with m as (select x.*, t.id as type from unnest($1::text[], $2::text[], $3::smallint[], $4::bigint[]) as x(name, type_name, lifecycle, used_until)
   join job_type t on t.name = x.type_name),
-w as (insert into key_rate (ckey, type, used_until) select _key_hash(m.name), m.type, _moment_at(m.used_until) from m)
+w as (insert into key_rate (ckey, lifecycle, type, used_until) select _key_hash(m.name), m.lifecycle, m.type, _moment_at(m.used_until) from m)
 select count(*) from m
 
 -- name: jobs

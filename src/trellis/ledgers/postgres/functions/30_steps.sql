@@ -105,14 +105,14 @@ begin
       continue;
     end if;
     if k.due_at is not null then update concurrency_key c set due_at = null where c.id = k.id; end if;
-    promoted := promoted + _fill_slots(k.id, k.cap, 1000, null) + _let_urgent_pass(k.id);
+    promoted := promoted + _fill_slots(k.id, k.cap, 1000, null, null) + _let_urgent_pass(k.id);
   end loop;
   return promoted;
 end $$;
 
 -- Gives free slots of a key to its jobs parked first, at most p_most of them; with p_type, to those of that type. The
 -- caller has locked the key.
-create or replace function _fill_slots(p_key bigint, p_cap int, p_most int, p_type int) returns int language plpgsql
+create or replace function _fill_slots(p_key bigint, p_cap int, p_most int, p_lifecycle smallint, p_type int) returns int language plpgsql
 set search_path from current as $$
 declare
   seat int;
@@ -128,8 +128,8 @@ begin
       delete from parked p where p.id = (select q.id from parked q where q.ckey = p_key order by q.prio, q.pos limit 1
                                           for update skip locked) returning p.* into head;
     else
-      delete from parked p where p.id = (select q.id from parked q where q.ckey = p_key and q.type = p_type order by q.prio, q.pos limit 1
-                                          for update skip locked) returning p.* into head;
+      delete from parked p where p.id = (select q.id from parked q where q.ckey = p_key and q.type = p_type and q.lifecycle = p_lifecycle
+                                          order by q.prio, q.pos limit 1 for update skip locked) returning p.* into head;
     end if;
     exit when not found;
     insert into slot (ckey, n, id) values (p_key, seat, head.id);

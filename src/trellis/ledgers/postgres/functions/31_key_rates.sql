@@ -7,24 +7,28 @@
 -- The first parked job of each type of a key, and how many jobs of the type may become ready now, at most 1,000. `due_at` is when the next
 -- may, if none may now. One statement reads what claims have used and what is ready: both change in one transaction.
 create or replace function _key_heads(p_key bigint, p_now timestamptz)
-returns table (type int, prio smallint, pos bigint, rated boolean, tokens int, due_at timestamptz) language sql set search_path from current as $$
-  with recursive kinds(type) as (
-    select (select min(p.type) from parked p where p.ckey = p_key)
+returns table (lifecycle smallint, type int, prio smallint, pos bigint, rated boolean, tokens int, due_at timestamptz) language sql
+set search_path from current as $$
+  with recursive kinds(type, lifecycle) as (
+    (select p.type, p.lifecycle from parked p where p.ckey = p_key order by p.type, p.lifecycle limit 1)
     union all
-    select (select min(p.type) from parked p where p.ckey = p_key and p.type > k.type) from kinds k where k.type is not null
+    select n.type, n.lifecycle from kinds k cross join lateral (
+      select p.type, p.lifecycle from parked p where p.ckey = p_key and (p.type, p.lifecycle) > (k.type, k.lifecycle)
+       order by p.type, p.lifecycle limit 1) n
   )
-  select k.type, h.prio, h.pos, o.token_us is not null,
+  select k.lifecycle, k.type, h.prio, h.pos, o.token_us is not null,
          case when o.token_us is null then 1000 else least(1000, greatest(0, o.burst_per_key - n.needed))::int end,
          case when n.needed >= o.burst_per_key then n.use + (o.token_us - o.burst_per_key * o.token_us) * interval '1 microsecond' end
     from kinds k
-    cross join lateral (select p.prio, p.pos, p.lifecycle from parked p where p.ckey = p_key and p.type = k.type order by p.prio, p.pos limit 1) h
-    left join type_options o on o.lifecycle = h.lifecycle and o.type = k.type and o.rate_per_key is not null
-    left join key_rate u on u.ckey = p_key and u.type = k.type
+    cross join lateral (select p.prio, p.pos from parked p where p.ckey = p_key and p.type = k.type and p.lifecycle = k.lifecycle
+                         order by p.prio, p.pos limit 1) h
+    left join type_options o on o.lifecycle = k.lifecycle and o.type = k.type and o.rate_per_key is not null
+    left join key_rate u on u.ckey = p_key and u.type = k.type and u.lifecycle = k.lifecycle
     -- The tokens that are used or set aside for ready jobs, a part of one counted as one.
     left join lateral (
       select greatest(u.used_until, p_now) + count(*) * o.token_us * interval '1 microsecond' as use,
              ceil(extract(epoch from greatest(u.used_until - p_now, interval '0')) * 1000000 / o.token_us) + count(*) as needed
-        from slot s join ready r on r.id = s.id where s.ckey = p_key and r.type = k.type) n on o.token_us is not null
+        from slot s join ready r on r.id = s.id where s.ckey = p_key and r.type = k.type and r.lifecycle = k.lifecycle) n on o.token_us is not null
 $$;
 
 -- Gives free slots of a key to its jobs parked first, as far as the key has tokens for them, and notes when the key is
@@ -39,25 +43,25 @@ declare
 begin
   loop
     select k.*, count(*) over () as kinds, min(k.due_at) over () as next_at into h from _key_heads(p_key, p_now) k
-     where k.type is not null order by (k.tokens = 0), k.prio, k.pos limit 1;
+     order by (k.tokens = 0), k.prio, k.pos limit 1;
     next_at := h.next_at;
     exit when h.type is null or h.tokens = 0;
-    filled := _fill_slots(p_key, p_cap, case when h.kinds = 1 then h.tokens else 1 end, h.type);
+    filled := _fill_slots(p_key, p_cap, case when h.kinds = 1 then h.tokens else 1 end, h.lifecycle, h.type);
     promoted := promoted + filled;
     exit when filled = 0 or promoted >= 1000;
   end loop;
   -- The tokens of a key that was due are set aside for ready jobs that nobody claims: it is looked at less often.
   if promoted = 0 and p_due <= p_now then next_at := greatest(next_at, p_now + _unclaimed_wait()); end if;
   update concurrency_key c set due_at = next_at where c.id = p_key and c.due_at is distinct from next_at;
-  for h in select k.* from _key_heads(p_key, p_now) k where k.type is not null order by k.prio, k.pos loop
-    promoted := promoted + _let_urgent_pass_of(p_key, h.type, h.rated);
+  for h in select k.* from _key_heads(p_key, p_now) k order by k.prio, k.pos loop
+    promoted := promoted + _let_urgent_pass_of(p_key, h.lifecycle, h.type, h.rated);
   end loop;
   return promoted;
 end $$;
 
 -- Gives the slot of a ready, unclaimed job to a parked job of this type and of a more urgent priority. If the type has a rate, the token
 -- goes with the slot, from a job of the same type. The caller has locked the key.
-create or replace function _let_urgent_pass_of(p_key bigint, p_type int, p_rated boolean) returns int language plpgsql
+create or replace function _let_urgent_pass_of(p_key bigint, p_lifecycle smallint, p_type int, p_rated boolean) returns int language plpgsql
 set search_path from current as $$
 declare
   head parked;
@@ -65,10 +69,11 @@ declare
   passed int := 0;
 begin
   loop
-    select q.* into head from parked q where q.ckey = p_key and q.type = p_type order by q.prio, q.pos limit 1 for update skip locked;
+    select q.* into head from parked q where q.ckey = p_key and q.type = p_type and q.lifecycle = p_lifecycle
+     order by q.prio, q.pos limit 1 for update skip locked;
     exit when not found;
     select r.* into behind from slot o join ready r on r.id = o.id
-     where o.ckey = p_key and r.prio > head.prio and (r.type = p_type or not p_rated)
+     where o.ckey = p_key and r.prio > head.prio and (not p_rated or (r.type = p_type and r.lifecycle = p_lifecycle))
      order by r.prio desc, r.pos desc limit 1 for update of r skip locked;
     exit when not found;
     perform _exchange_slot(behind, head);
@@ -96,21 +101,22 @@ declare
   over jsonb;
 begin
   with needed as materialized (
-    select r.ckey, r.type, count(*) * o.token_us as use, o.burst_per_key * o.token_us as room, o.token_us
+    select r.ckey, r.lifecycle, r.type, count(*) * o.token_us as use, o.burst_per_key * o.token_us as room, o.token_us
       from unnest(p_picked) u(place) join ready r on r.ctid = u.place
       join type_options o on o.lifecycle = r.lifecycle and o.type = r.type and o.rate_per_key is not null
-     where r.ckey is not null group by r.ckey, r.type, o.token_us, o.burst_per_key
+     where r.ckey is not null group by r.ckey, r.lifecycle, r.type, o.token_us, o.burst_per_key
   ), taken as (
-    insert into key_rate as k (ckey, type, used_until)
-    select n.ckey, n.type, p_now + n.use * us from needed n where n.use <= n.room order by n.ckey, n.type
-    on conflict (ckey, type) do update set used_until = greatest(k.used_until, p_now) + (excluded.used_until - p_now)
+    insert into key_rate as k (ckey, lifecycle, type, used_until)
+    select n.ckey, n.lifecycle, n.type, p_now + n.use * us from needed n where n.use <= n.room order by n.ckey, n.type, n.lifecycle
+    on conflict (ckey, type, lifecycle) do update set used_until = greatest(k.used_until, p_now) + (excluded.used_until - p_now)
     where greatest(k.used_until, p_now) + (excluded.used_until - p_now)
-          <= p_now + (select n.room from needed n where n.ckey = k.ckey and n.type = k.type) * us
-    returning ckey, type, used_until
+          <= p_now + (select n.room from needed n where n.ckey = k.ckey and n.type = k.type and n.lifecycle = k.lifecycle) * us
+    returning ckey, lifecycle, type, used_until
   )
   select array_agg(n.ckey) filter (where t.ckey is not null), array_agg(t.used_until + (n.token_us - n.room) * us) filter (where t.ckey is not null),
-         jsonb_agg(jsonb_build_array(n.ckey::text, n.type)) filter (where t.ckey is null)
-    into taken_keys, due, over from needed n left join taken t on t.ckey = n.ckey and t.type = n.type;
+         jsonb_agg(jsonb_build_array(n.ckey::text, n.lifecycle, n.type)) filter (where t.ckey is null)
+    into taken_keys, due, over
+    from needed n left join taken t on t.ckey = n.ckey and t.type = n.type and t.lifecycle = n.lifecycle;
   -- The next tokens of these keys, if jobs wait for them. Keys that are locked are looked at by whoever has locked them, or later.
   if taken_keys is not null then
     update concurrency_key c set due_at = greatest(d.at, p_now)
@@ -128,7 +134,7 @@ set search_path from current as $$
 declare
   kept tid[] := array(
     select u.place from unnest(p_picked) with ordinality u(place, n) join ready r on r.ctid = u.place
-     where not p_over @> jsonb_build_array(jsonb_build_array(r.ckey::text, r.type)) order by u.n);
+     where not p_over @> jsonb_build_array(jsonb_build_array(r.ckey::text, r.lifecycle, r.type)) order by u.n);
 begin
   perform _park_again(array(select u.place from unnest(p_picked) u(place) where u.place <> all(kept)), p_now);
   return kept;
@@ -164,8 +170,9 @@ declare o type_options;
 begin
   select d.* into o from type_options d where d.lifecycle = t.lifecycle and d.type = t.type and d.rate_per_key is not null;
   if not found then return true; end if;
-  insert into key_rate as k (ckey, type, used_until) values (t.ckey, t.type, p_now + o.token_us * interval '1 microsecond')
-    on conflict (ckey, type) do update set used_until = greatest(k.used_until, p_now) + o.token_us * interval '1 microsecond'
+  insert into key_rate as k (ckey, lifecycle, type, used_until)
+  values (t.ckey, t.lifecycle, t.type, p_now + o.token_us * interval '1 microsecond')
+    on conflict (ckey, type, lifecycle) do update set used_until = greatest(k.used_until, p_now) + o.token_us * interval '1 microsecond'
     where greatest(k.used_until, p_now) + (o.token_us - o.burst_per_key * o.token_us) * interval '1 microsecond' <= p_now;
   return found;
 end $$;
@@ -175,7 +182,8 @@ end $$;
 create or replace function _key_rate_changed(p_lifecycle smallint, p_type int, p_factor float8, p_now timestamptz) returns void
 language plpgsql set search_path from current as $$
 begin
-  update key_rate k set used_until = p_now + (k.used_until - p_now) * p_factor where k.type = p_type and k.used_until > p_now;
+  update key_rate k set used_until = p_now + (k.used_until - p_now) * p_factor
+   where k.type = p_type and k.lifecycle = p_lifecycle and k.used_until > p_now;
   perform _park_again(array(select q.ctid from ready q where q.lifecycle = p_lifecycle and q.type = p_type and q.ckey is not null
                              for update skip locked), p_now);
   perform _look_at_keys(array(select c.id from concurrency_key c where c.due_at is not null), p_now);

@@ -8,7 +8,7 @@ create index type_options_rated on type_options (lifecycle, type) where rate_per
 
 -- How far the claims of a type have used the rate of each key. Only claims write here: whoever gives tokens to waiting jobs reads it, and
 -- locks the key.
-create table key_rate (ckey bigint, type int, used_until timestamptz not null, primary key (ckey, type))
+create table key_rate (ckey bigint, lifecycle smallint, type int, used_until timestamptz not null, primary key (ckey, type, lifecycle))
   with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 alter table key_rate enable row level security;
 create policy application on key_rate for select to trellis_app using (true);
@@ -17,4 +17,4 @@ create policy own on key_rate for select using ((select reads_all()) or exists (
 -- When a key whose jobs wait for a token is looked at again, and the first waiting job of each type of a key.
 alter table concurrency_key add column due_at timestamptz;
 create index concurrency_key_due on concurrency_key (due_at) where due_at is not null;
-create index parked_type on parked (ckey, type, prio, pos);
+create index parked_type on parked (ckey, type, lifecycle, prio, pos);
