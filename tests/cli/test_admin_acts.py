@@ -107,6 +107,7 @@ COMMAND_EVENTS = {
         "artifacts discard",
         "artifacts cleanup",
     ),
+    *("jobs cancel", "jobs discard", "jobs run-now", "jobs prioritize", "job discard", "job run-now", "job prioritize"),
     *("job cancel", "job dead-letter", "job requeue", "job approve", "job deny", "dlq requeue", "sweep"),
     *("worker", "up", "demo", "schedules run"),
     "job signal",  # an act without a reason: tests/ledgers/conformance/test_waits.py shows it
@@ -116,12 +117,14 @@ ROUTE_EVENTS = {
     *("POST /dlq/requeue", "POST /jobs", "POST /jobs/{job_id}/cancel", "POST /jobs/{job_id}/requeue"),
     *("POST /jobs/{job_id}/dead-letter", "POST /jobs/{job_id}/approval", "POST /jobs/{job_id}/result"),
     "POST /jobs/{job_id}/signals",
+    *("POST /jobs/cancel", "POST /jobs/discard", "POST /jobs/run-now", "POST /jobs/prioritize"),
     *("POST /artifacts", "POST /artifacts/{artifact_id}/discard", "POST /artifacts/cleanup"),
     *("POST /inbox/submit", "POST /agents/run", "POST /runs/{run_id}/cancel", "POST /schedules/{name}/run"),
     *("PATCH /proposals/{proposal_id}", "POST /proposals/{proposal_id}/apply"),
     *("POST /memory/{agent_id}/propose", "POST /logic/{agent_id}/propose"),
 }
 METHOD_EVENTS = {
+    "change_jobs",
     *("cancel", "signal", "compensate", "dead_letter", "requeue", "submit", "submit_many", "submit_on", "submit_topic"),
     "submit_batch",
 }
@@ -131,7 +134,17 @@ METHOD_EVENTS = {
 COMMANDS_WITHOUT = {
     **dict.fromkeys(
         [
-            *("jobs", "events", "schedules list", "schedules show", "workers", "wait", "verify", "doctor", "health"),
+            *(
+                "jobs list",
+                "events",
+                "schedules list",
+                "schedules show",
+                "workers",
+                "wait",
+                "verify",
+                "doctor",
+                "health",
+            ),
             *("metrics", "slo", "version", "alerts list", "alerts runbook"),
         ],
         "reads",
@@ -152,7 +165,9 @@ ROUTES_WITHOUT = {
     "POST /safety/explain": "reads",
     "POST /safety/simulate": "reads",
 }
-METHODS_WITHOUT = dict.fromkeys(["events", "feed", "handle", "job", "read_result", "signals", "wait", "why"], "reads")
+METHODS_WITHOUT = dict.fromkeys(
+    ["events", "feed", "handle", "job", "preview_change", "read_result", "signals", "wait", "why"], "reads"
+)
 VERBS_WITHOUT = {
     "advance_schedule": "the job that it fires has an event; a skipped instant stands with the schedule",
     "sweep": "each job that it moves has an event",

@@ -17,6 +17,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
+from trellis.operations.job_changes import ChangeFilter
 from trellis.testing import FakeClock
 from trellis.worker.app import App
 from trellis.worker.requests import BatchJob
@@ -92,6 +93,16 @@ async def _read_result(_: World) -> None:
     raise NotAllowed(role="submitter", action="read", reason="it reaches nothing", rule="jobs.read")
 
 
+async def _filtered(one: World) -> None:
+    """A filter passes over the jobs of others, in a preview as in a change."""
+    where = ChangeFilter(type=one.job.type)
+    seen = await one.stranger.preview_change("cancel", where)
+    assert one.job.job_id not in [job.job_id for job in seen.examples]
+    assert (await one.stranger.change_jobs("cancel", where)).taken == seen.matched
+    assert (await one.owner.preview_change("cancel", where)).matched == 1
+    await one.stranger.change_jobs("discard", where)
+
+
 Verb = Callable[[World], Awaitable[Any]]
 VERBS: dict[str, Verb] = {
     "submit": _submits,
@@ -112,6 +123,8 @@ VERBS: dict[str, Verb] = {
     "dead_letter": lambda one: one.stranger.dead_letter(one.job.job_id, reason="x"),
     "declare": lambda one: one.stranger.declare(App()),
     "requeue": lambda one: one.stranger.requeue([one.job.job_id]),
+    "change_jobs": lambda one: one.stranger.change_jobs("cancel", [one.job.job_id]),
+    "preview_change": _filtered,
     "compensate": lambda one: one.stranger.compensate(one.job.job_id, type_="undo"),
     "pause": lambda one: one.stranger.pause("work"),
     "resume": lambda one: one.stranger.resume("work"),

@@ -207,6 +207,7 @@ GUARDED = {place: rules[0] for place, rules in RULE_OF_ROUTE.items() if place no
 Ask = Callable[[World, str], dict[str, Any]]
 ENTRY = {"intent": {"action": "propose-note", "target": f"{VIOLIN}/notes/x.md"}}
 UPDATE = {"file": "facts.md", "operation": "append", "content": "- one more fact"}
+COUNT_JOBS = {"filter": {"type": "work"}, "dry_run": True}
 REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/agents/run"): lambda *_: {"json": {"agent_slug": VIOLIN}},
     ("PATCH", "/agents/{slug}/status"): lambda *_: {"slug": LOGICIAN, "json": {"status": "paused"}},
@@ -230,6 +231,10 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("GET", "/jobs/{job_id}/context"): lambda _, job: {"job_id": job, "expect": 404},
     ("GET", "/jobs/{job_id}/context/{epoch}"): lambda world, _: {"job_id": world.waiting, "epoch": 1, "expect": 404},
     ("POST", "/jobs/{job_id}/cancel"): lambda _, job: {"job_id": job},
+    ("POST", "/jobs/cancel"): lambda *_: {"json": COUNT_JOBS},
+    ("POST", "/jobs/discard"): lambda *_: {"json": COUNT_JOBS},
+    ("POST", "/jobs/run-now"): lambda *_: {"json": COUNT_JOBS},
+    ("POST", "/jobs/prioritize"): lambda *_: {"json": {**COUNT_JOBS, "priority": "critical"}},
     ("POST", "/jobs/{job_id}/signals"): lambda _, job: {"job_id": job, "json": {"name": "go"}},
     ("POST", "/jobs/{job_id}/requeue"): lambda world, _: {"job_id": world.dead},
     ("POST", "/jobs/{job_id}/dead-letter"): lambda world, _: {"job_id": world.dead, "json": {"reason": "no"}},

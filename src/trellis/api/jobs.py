@@ -373,18 +373,17 @@ class LocalJobs:
 
         At most 500 in one transaction. `next_cursor` of the answer asks for the next ones.
         """
-        wish = self.many.wish(change, mode=mode, to_priority=to_priority, reason=reason)
-        request = single_request(idempotency_key)
-        done = await self.many.change_once(wish, request, where, job_ids=job_ids, limit=limit, cursor=cursor)
+        many, request = self.many(), single_request(idempotency_key)
+        wish = many.wish(change, mode=mode, to_priority=to_priority, reason=reason)
+        done = await many.change_once(wish, request, where, job_ids=job_ids, limit=limit, cursor=cursor)
         return done.answer
 
     async def preview(
         self, change: str, *, mode: str = "soft", to_priority: str | None = None, **where: "Unpack[JobChangeFilter]"
     ) -> "JobsPreview":
         """How many jobs such a change would concern, and the oldest of them. Changes nothing."""
-        return await self.many.preview(self.many.wish(change, mode=mode, to_priority=to_priority), where)
+        return await self.many().preview(self.many().wish(change, mode=mode, to_priority=to_priority), where)
 
-    @property
     def many(self) -> LocalJobChanges:
         """Changes of many jobs, for routes."""
         return LocalJobChanges(self._context)

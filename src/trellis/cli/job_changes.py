@@ -358,8 +358,8 @@ def _report_totals(cli: Cli, change: JobChange, totals: dict[str, Any], limit: i
     if cli.out.as_json:
         cli.out.record({"change": change.value, **totals})
         return
-    asked = f", {totals['requested']} asked to stop" if totals["requested"] else ""
+    stopping = f", {totals['requested']} asked to stop" if totals["requested"] else ""
     skipped = f", {totals['skipped']} skipped" if totals["skipped"] else ""
-    cli.out.line(f"{counted(totals['changed'], 'job')} {PAST[change]}{asked}{skipped}")
+    cli.out.line(f"{counted(totals['changed'], 'job')} {PAST[change]}{stopping}{skipped}")
     if totals["next_cursor"] is not None:
         cli.out.note(f"--limit {limit} ended it; repeat the command for the rest")

@@ -39,8 +39,10 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 
 CHANGED_MAX = 500
 """The most jobs that one transaction changes."""
-EXAMINED_MAX = 10_000
-"""The most jobs that one page of a selection looks at. A page may be empty and still have a next one."""
+FEW_MAX = 10_000
+"""If no more jobs than this may be meant, every page of a selection reads their ids together, through indexes."""
+WALKED_MAX = 2_000
+"""Otherwise the most jobs that one page looks at, in the order of their ids. It may find none and still have a next page."""
 SELECTED_BY_CHARS_MAX = 1_000
 CHANGEABLE = (LEASED_JOB, QUEUE_JOB, BUS_JOB)
 """The lifecycles whose jobs are changed so. Runs, proposals and artifacts have commands of their own."""

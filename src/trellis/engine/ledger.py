@@ -464,8 +464,9 @@ class Ledger(Protocol):
         ...
 
     async def select_jobs(self, where: JobSelection, *, limit: int, cursor: str | None = None) -> SelectedPage:
-        """A page of the jobs to change, oldest first, at most CHANGED_MAX. Looks at no more than EXAMINED_MAX jobs.
+        """A page of the jobs to change, oldest first, at most CHANGED_MAX.
 
+        What a page costs does not depend on how many jobs the ledger has: see FEW_MAX and WALKED_MAX.
         A page may be short, even empty, and still have a next one.
         """
         ...

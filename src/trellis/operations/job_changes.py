@@ -234,12 +234,14 @@ class JobChanges:
         self, selection: JobSelection, rule: str, limit: int, cursor: str | None
     ) -> tuple[list[SelectedJob], str | None]:
         """The next jobs that the caller may change, and where to go on. It may be none although there are more."""
+        jobs: list[SelectedJob] = []
         for _ in range(PAGES_MAX):
-            page = await self._ledger.select_jobs(selection, limit=limit, cursor=cursor)
-            jobs, cursor = await self._reached(page.jobs, rule), page.cursor
-            if jobs or cursor is None:
-                return jobs, cursor
-        return [], cursor
+            page = await self._ledger.select_jobs(selection, limit=limit - len(jobs), cursor=cursor)
+            jobs += await self._reached(page.jobs, rule)
+            cursor = page.cursor
+            if len(jobs) == limit or cursor is None:
+                break
+        return jobs, cursor
 
     async def _reached(self, jobs: Sequence[SelectedJob], rule: str) -> list[SelectedJob]:
         if self._has_all(rule):
@@ -310,10 +312,10 @@ def _states(change: JobChange, where: ChangeFilter, actor: Actor) -> frozenset[L
         of = "" if lifecycle is None else f" {lifecycle}"
         value = lifecycle if where.state is None else where.state
         option = "lifecycle" if where.state is None else "status"
-        said = (
+        expected = (
             f"one of {', '.join(known)}{hint}" if known else f"no{of}: {actor.role.value} cannot {_words(change)} one"
         )
-        raise OptionInvalid(option=option, value=value, expected=said)
+        raise OptionInvalid(option=option, value=value, expected=expected)
     return states
 
 

@@ -300,8 +300,9 @@ async def test_two_operators_at_once_change_each_job_once(rig: Rig):
 def examined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether the jobs in question are few enough to be read together, or the ledger is walked in small steps."""
     if request.param == "many":
-        monkeypatch.setattr(sqlite_changes, "EXAMINED_MAX", 3)
-        monkeypatch.setattr(postgres_selection, "EXAMINED_MAX", 3)
+        for module in (sqlite_changes, postgres_selection):
+            monkeypatch.setattr(module, "FEW_MAX", 3)
+            monkeypatch.setattr(module, "WALKED_MAX", 3)
     return request.param
 
 

@@ -163,7 +163,7 @@ async def _change(
     mode: str = CancelMode.SOFT,
     to_priority: str | None = None,
 ) -> JobsChanged | JobsPreview:
-    many = api_for(instance, caller).jobs.many
+    many = api_for(instance, caller).jobs.many()
     wish = many.wish(change, mode=mode, to_priority=to_priority, reason=body.reason)
     where = JobChangeFilter() if body.filter is None else body.filter.to_options()
     if body.dry_run:

@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable
 from typing import LiteralString
 
-from trellis.engine.job_changes import EXAMINED_MAX, JobSelection, SelectedJob, SelectedPage
+from trellis.engine.job_changes import FEW_MAX, WALKED_MAX, JobSelection, SelectedJob, SelectedPage
 from trellis.engine.jobs import JobId, Priority
 from trellis.ledgers.postgres.connection import PostgresRow
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.selections import cursor_after
+from trellis.ledgers.selections import Candidates, SelectionPosition, cursor_after
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Phase
 
 _SELECTION_QUERIES = NamedQueries("trellis.ledgers.postgres:job_selection.sql")
@@ -15,17 +15,19 @@ _SELECTION_QUERIES = NamedQueries("trellis.ledgers.postgres:job_selection.sql")
 Fetch = Callable[..., Awaitable[list[PostgresRow]]]
 
 
-async def select_jobs(fetch: Fetch, where: JobSelection, type_id: int | None, limit: int, after: int) -> SelectedPage:
+async def select_jobs(
+    fetch: Fetch, where: JobSelection, type_id: int | None, limit: int, position: SelectionPosition
+) -> SelectedPage:
     """A page of the jobs to change. `type_id` is the number of the selection's type; None for any."""
     named = sorted(where.states)
     pairs = (
         [LIFECYCLES[lifecycle].code for lifecycle, _ in named],
         [LIFECYCLES[one].codes[state] for one, state in named],
     )
-    ids, is_last = await _candidates(fetch, where, type_id, pairs, after)
+    candidates = await _candidates(fetch, where, type_id, pairs, position)
     page = await fetch(
         _SELECTION_QUERIES.selected,
-        ids,
+        candidates.ids,
         where.type,
         where.correlation_id,
         where.concurrency_key,
@@ -42,24 +44,29 @@ async def select_jobs(fetch: Fetch, where: JobSelection, type_id: int | None, li
     )
     return SelectedPage(
         jobs=tuple(_selected(row) for row in page),
-        cursor=cursor_after(ids, page[-1]["id"] if len(page) == limit else None, is_last=is_last),
+        cursor=cursor_after(candidates, page[-1]["id"] if len(page) == limit else None),
     )
 
 
 async def _candidates(
-    fetch: Fetch, where: JobSelection, type_id: int | None, pairs: tuple[list[int], list[int]], after: int
-) -> tuple[list[int], bool]:
-    """The ids of the next jobs that may be meant, oldest first, and whether these are the last ones."""
+    fetch: Fetch,
+    where: JobSelection,
+    type_id: int | None,
+    pairs: tuple[list[int], list[int]],
+    position: SelectionPosition,
+) -> Candidates:
     of_link = _by_link(where)
     if of_link is not None:
-        rows = await fetch(*of_link, after, EXAMINED_MAX)
+        rows = await fetch(*of_link, position.after, WALKED_MAX)
     else:
         places = ["resting"] if where.delayed else sorted({one for pair in where.states for one in _places_of(*pair)})
-        few = await fetch(_SELECTION_QUERIES.in_places, type_id, *pairs, places, EXAMINED_MAX + 1)
-        if len(few) <= EXAMINED_MAX:
-            return sorted(row["id"] for row in few if row["id"] > after), True
-        rows = await fetch(_SELECTION_QUERIES.next_jobs, after, *pairs, places, EXAMINED_MAX)
-    return [row["id"] for row in rows], len(rows) < EXAMINED_MAX
+        if not position.walks:
+            few = await fetch(_SELECTION_QUERIES.in_places, type_id, *pairs, places, FEW_MAX + 1)
+            if len(few) <= FEW_MAX:
+                return Candidates(sorted(row["id"] for row in few if row["id"] > position.after), is_last=True)
+        rows = await fetch(_SELECTION_QUERIES.next_jobs, position.after, *pairs, places, WALKED_MAX)
+    ids = [row["id"] for row in rows]
+    return Candidates(ids, is_last=len(ids) < WALKED_MAX, walks=of_link is None)
 
 
 def _by_link(where: JobSelection) -> tuple[LiteralString, str] | None:

@@ -341,8 +341,8 @@ class PostgresReads:
 
     async def select_jobs(self, where: JobSelection, *, limit: int, cursor: str | None = None) -> SelectedPage:
         check_selected(limit)
-        after, type_id = position_in(cursor), await self._type_of(where)
-        return await job_selection.select_jobs(self.fetch, where, type_id, limit, after)
+        position, type_id = position_in(cursor), await self._type_of(where)
+        return await job_selection.select_jobs(self.fetch, where, type_id, limit, position)
 
     async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
         check_children(limit)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from trellis.engine.event_data import priority_data
 from trellis.engine.job_changes import (
-    EXAMINED_MAX,
+    FEW_MAX,
+    WALKED_MAX,
     ChangeAnswer,
     ChangedJobs,
     ChangeOrder,
@@ -21,7 +22,7 @@ from trellis.engine.jobs import Actor, JobId, NotMoved, Priority
 from trellis.engine.request_keys import CHANGE_ANSWERS
 from trellis.ledgers import refusals
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.selections import cursor_after, position_in
+from trellis.ledgers.selections import Candidates, SelectionPosition, cursor_after, position_in
 from trellis.ledgers.sqlite import control, moves, request_keys, rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
@@ -52,19 +53,22 @@ def select_jobs(tx: Transaction, where: JobSelection, *, limit: int, cursor: str
     refusals.check_selected(limit)
     codes = [_code(lifecycle, state) for lifecycle, state in sorted(where.states)]
     values = _bindings(where, codes)
-    ids, is_last = _candidates(tx, where, codes, values, position_in(cursor))
-    of_page = {"ids": json.dumps(ids), "limit": limit}
+    candidates = _candidates(tx, where, codes, values, position_in(cursor))
+    of_page = {"ids": json.dumps(candidates.ids), "limit": limit}
     page = tx.db.execute(_CHANGE_QUERIES.selected, values | of_page).fetchall()
     return SelectedPage(
         jobs=tuple(_selected(row) for row in page),
-        cursor=cursor_after(ids, page[-1][7] if len(page) == limit else None, is_last=is_last),
+        cursor=cursor_after(candidates, page[-1][7] if len(page) == limit else None),
     )
 
 
 def _candidates(
-    tx: Transaction, where: JobSelection, codes: Sequence[int], values: dict[str, str | int | None], after: int
-) -> tuple[list[int], bool]:
-    """The ids of the next jobs that may be meant, oldest first, and whether these are the last ones."""
+    tx: Transaction,
+    where: JobSelection,
+    codes: Sequence[int],
+    values: dict[str, str | int | None],
+    position: SelectionPosition,
+) -> Candidates:
     ended = any(_is_ended(code) for code in codes)
     if where.correlation_id is not None:
         query, names = _CHANGE_QUERIES.of_correlation, ("correlation",)
@@ -73,13 +77,13 @@ def _candidates(
     elif where.concurrency_key is not None and not ended:
         query, names = _CHANGE_QUERIES.of_key, ("key",)
     else:
-        few = _few_candidates(tx, where, codes, values)
+        few = None if position.walks else _few_candidates(tx, where, codes, values)
         if few is not None:
-            return [id_ for id_ in few if id_ > after], True
+            return Candidates([id_ for id_ in few if id_ > position.after], is_last=True)
         query, names = _CHANGE_QUERIES.next_jobs, ()
-    bound = {name: values[name] for name in names} | {"after": after, "most": EXAMINED_MAX}
+    bound = {name: values[name] for name in names} | {"after": position.after, "most": WALKED_MAX}
     ids = [id_ for (id_,) in tx.db.execute(query, bound)]
-    return ids, len(ids) < EXAMINED_MAX
+    return Candidates(ids, is_last=len(ids) < WALKED_MAX, walks=not names)
 
 
 def _few_candidates(
@@ -93,10 +97,10 @@ def _few_candidates(
         "types": json.dumps(types),
         "states": values["states"],
         "places": sum(1 << place for place in places),
-        "most": EXAMINED_MAX + 1,
+        "most": FEW_MAX + 1,
     }
     ids: list[int] = [id_ for (id_,) in tx.db.execute(_CHANGE_QUERIES.in_places, bound)]
-    return None if len(ids) > EXAMINED_MAX else sorted(ids)
+    return None if len(ids) > FEW_MAX else sorted(ids)
 
 
 def _places_of(code: int) -> tuple[int, ...]:
