@@ -3,8 +3,11 @@
 A figure's name is `<what>.<store>.<subject>`; the table (`table.py`) refers to figures by these names.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from bench.guards import GUARDS
 from bench.measures import Drained, asked, drain, drain_file, latencies_ms, percentile, submit_rate, submit_rate_file
@@ -33,6 +36,10 @@ class Sizes:
     runs: int = 600
     published_runs: int = 100
     dbos_runs: int = 80
+    workflows: tuple[int, int, int] = (3_000, 400, 100)
+    joins: tuple[int, int, int] = (100, 8, 4)
+    """How many workflows each of ours, Absurd and DBOS makes."""
+    sleeps: int = 1_000
     polls: int = 2_000
     http_submits: int = 1_000
     listeners: int = 1_000
@@ -55,6 +62,9 @@ SMALL = Sizes(
     runs=6,
     published_runs=6,
     dbos_runs=6,
+    workflows=(10, 5, 3),
+    joins=(2, 1, 1),
+    sleeps=10,
     polls=64,
     http_submits=32,
     listeners=20,
@@ -183,6 +193,45 @@ def _run_figures(name: str, drained: Drained) -> Figures:
     return {f"runs.{name}": drained.per_s, f"cpu_runs.{name}": (drained.worker_cpu_us + drained.server_cpu_us) / 1e3}
 
 
+WORKFLOW_SUBJECTS = ("workflows", "peer_absurd", "peer_dbos")
+"""Ours and the peers, in the order in which `Sizes` counts their workflows."""
+JOINS_AT_ONCE = 8
+"""How many fan-outs a process of a peer has under way. Each keeps a thread."""
+
+
+def absurd_is_missing() -> str | None:
+    """Why Absurd is not measured; None if it can be."""
+    if find_spec("absurd_sdk") is None:
+        return "the package absurd-sdk is not installed"
+    return None if os.environ.get("ABSURD_SQL") else "ABSURD_SQL does not name its schema, the file sql/absurd.sql"
+
+
+def workflows(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+    """Workflows of four steps, fan-outs of 100 with a join, and sleeps of a second, ours beside Absurd and DBOS."""
+    missing = absurd_is_missing()
+    if missing is not None:
+        print(f"  Absurd is left out: {missing}", file=sys.stderr, flush=True)
+    counts = {"steps": sizes.workflows, "join": sizes.joins, "sleep": (sizes.sleeps,) * 3}
+    for processes in (1, 2):
+        for handler, per_subject in counts.items():
+            for subject, jobs in zip(WORKFLOW_SUBJECTS, per_subject, strict=True):
+                if subject == "peer_absurd" and missing is not None:
+                    continue
+                task = _workflow_task(subject, handler, jobs)
+                drained = drain(stores, subject, task, workers=processes)
+                value = jobs / drained.per_s if handler == "sleep" else drained.per_s
+                yield {f"{handler}{processes}.workflows.{subject}": value}
+
+
+def _workflow_task(subject: str, handler: str, jobs: int) -> Task:
+    """A workflow is named `noop` where the runs of agents are measured too."""
+    at_once = {"workflows": 200, "peer_absurd": JOINS_AT_ONCE, "peer_dbos": RUNS_AT_ONCE}[subject]
+    if subject == "peer_dbos" and handler == "sleep":
+        at_once = jobs
+    named = "noop" if (subject, handler) == ("peer_dbos", "steps") else handler
+    return Task(url="", jobs=jobs, handler=named, concurrency=at_once, batch=at_once)
+
+
 def gateway(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
     """The gateway over HTTP, one process: polls, submits, and live events to many listeners."""
     tasks = {
@@ -214,6 +263,7 @@ GROUPS: dict[str, Callable[[Stores, Sizes], Iterator[Figures]]] = {
     "guards": guards,
     "steps": steps,
     "runs": runs,
+    "workflows": workflows,
     "gateway": gateway,
     "bus": bus,
 }

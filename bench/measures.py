@@ -23,6 +23,12 @@ UNSETTLED = {
     "peer_dbos": "select exists (select from dbos.workflow_status where status in ('ENQUEUED', 'PENDING'))",
 }
 UNSETTLED["ledger"] = UNSETTLED["trellis"]
+UNSETTLED["workflows"] = f"{UNSETTLED['trellis']} or exists (select from trellis.resting)"
+UNSETTLED["peer_absurd"] = " or ".join(
+    f"exists (select from absurd.t_{queue} where state not in ('completed', 'failed', 'cancelled'))"
+    for queue in ("work", "children")
+)
+UNSETTLED["peer_absurd"] = f"select {UNSETTLED['peer_absurd']}"
 UNSETTLED["runs"] = f"{UNSETTLED['trellis']} or exists (select from trellis.parked)"
 UNSETTLED_IN_FILE = {
     "trellis": "select exists (select 1 from trellis_job where place in (1, 4))",

@@ -18,7 +18,7 @@ from trellis.ledgers import migrate
 
 APPLICATION = "bench_app"
 MEMORY = Path("/dev/shm")
-OURS = frozenset({"trellis", "ledger", "runs", "gateway", "bus"})
+OURS = frozenset({"trellis", "workflows", "ledger", "runs", "gateway", "bus"})
 """Subjects that work on our own schema."""
 
 

@@ -47,6 +47,32 @@ def _run_lines(store: str, processes: str) -> list[Line]:
     ]
 
 
+def _workflow_lines(processes: int) -> list[Line]:
+    word = f"{processes} process{'es' if processes > 1 else ''}"
+    titles = {"steps": ("workflows of 4 steps", "/s"), "join": ("joins of 100 children", "/s")}
+    lines = [
+        Line(
+            f"{title}, {word}",
+            unit,
+            f"{handler}{processes}.workflows.workflows",
+            f"{handler}{processes}.workflows.{peer}",
+            at_least=at_least,
+        )
+        for handler, (title, unit) in titles.items()
+        for peer, at_least in WORKFLOWS_BESIDE.items()
+    ]
+    return lines + [
+        Line(
+            f"1,000 sleeps of 1 s, {word}",
+            "s",
+            f"sleep{processes}.workflows.workflows",
+            f"sleep{processes}.workflows.{peer}",
+            ahead=True,
+        )
+        for peer in WORKFLOWS_BESIDE
+    ]
+
+
 def _gateway_lines(store: str) -> list[Line]:
     def of(figure: str) -> str:
         return f"http_{figure}.{store}.gateway"
@@ -85,6 +111,8 @@ def _bus_lines(store: str) -> list[Line]:
     ]
 
 
+WORKFLOWS_BESIDE = {"peer_absurd": 4.0, "peer_dbos": 10.0}
+"""How many times as many workflows as each peer."""
 RUNS_BESIDE_DBOS = 5.0
 RUNS_BESIDE_ABSURD = "aim 6.4x"
 """Twice Absurd, which was 2.3 to 3.2 times DBOS when both were measured in one run."""
@@ -122,6 +150,8 @@ POSTGRES_LINES = (
     Line("4 journalled steps, 1 process", "runs/s", "steps1.pg.trellis"),
     Line("4 journalled steps, 2 processes", "runs/s", "steps2.pg.trellis"),
     *_run_lines("pg", "2 processes"),
+    *_workflow_lines(1),
+    *_workflow_lines(2),
     *_gateway_lines("pg"),
     *_bus_lines("pg"),
 )
@@ -143,6 +173,7 @@ NAMES = {
     "peer_huey1": "huey, 1 thread",
     "peer_huey4": "huey, 4 threads",
     "peer_dbos": "DBOS",
+    "peer_absurd": "Absurd",
     "floor_postgres": "hand-written SQL",
     "floor_sqlite": "hand-written apsw",
 }

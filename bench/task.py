@@ -8,6 +8,10 @@ BATCH = 500
 """Jobs per batch: of bulk submits, of a peer's dequeue, of a floor's claim."""
 
 
+STEPS, CHILDREN, SLEEP_S = 4, 100, 1
+"""What a workflow of the group `workflows` does: steps, or children to join, or a sleep."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     """The options of every action; each reads what concerns it."""

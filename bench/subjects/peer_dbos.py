@@ -1,6 +1,7 @@
-"""DBOS as its own documents use it: a queue, and a workflow of four durable steps without work of their own.
+"""DBOS as its own documents use it: a queue, and workflows without work of their own: four steps, a fan-out with join, a sleep.
 
-Synchronous workflows on threads, which were faster here than asynchronous ones; the queue is polled every 20 ms instead of every second.
+Synchronous workflows on threads, which were faster here than asynchronous ones, but for the sleep, where each would keep a thread; the queue is
+polled every 20 ms instead of every second.
 """
 
 import os
@@ -9,12 +10,12 @@ import threading
 from dbos import DBOS, DBOSClient  # pyright: ignore[reportMissingImports]
 
 from bench.marks import Marker
-from bench.task import Task
+from bench.task import CHILDREN, SLEEP_S, STEPS, Task
 
-QUEUE = "bench"
+QUEUE, OTHER_QUEUE = "bench", "children"
 POLL_S = 0.02
 VERSION = "1"
-STEPS = 4
+THREADS = 200
 
 
 def setup(task: Task) -> None:
@@ -28,7 +29,7 @@ def bulk(task: Task) -> None:
     """Enqueue, one by one: it has no other way."""
     client = DBOSClient(system_database_url=_address(task))
     for _ in range(task.jobs):
-        client.enqueue({"queue_name": QUEUE, "workflow_name": "run", "app_version": VERSION})
+        client.enqueue({"queue_name": QUEUE, "workflow_name": task.handler, "app_version": VERSION})
     client.destroy()
 
 
@@ -40,16 +41,32 @@ def worker(task: Task) -> None:
     def step(number: int) -> int:
         return number
 
-    @DBOS.workflow(name="run")
-    def run() -> None:
+    @DBOS.workflow(name="noop")
+    def run() -> None:  # pyright: ignore[reportUnusedFunction]
         mark(0)
         for number in range(STEPS):
             step(number)
 
+    @DBOS.workflow(name="child")
+    def child(number: int) -> int:
+        return number
+
+    @DBOS.workflow(name="join")
+    def join() -> int:  # pyright: ignore[reportUnusedFunction]
+        mark(0)
+        handles = [DBOS.enqueue_workflow(OTHER_QUEUE, child, number) for number in range(CHILDREN)]
+        return sum(handle.get_result() for handle in handles)
+
+    @DBOS.workflow(name="sleep")
+    async def sleep() -> None:  # pyright: ignore[reportUnusedFunction]
+        mark(0)
+        await DBOS.sleep_async(SLEEP_S)
+
     _launch(task)
-    DBOS.register_queue(
-        QUEUE, worker_concurrency=task.concurrency, polling_interval_sec=POLL_S, on_conflict="always_update"
-    )
+    for queue in (QUEUE, OTHER_QUEUE):
+        DBOS.register_queue(
+            queue, worker_concurrency=task.concurrency, polling_interval_sec=POLL_S, on_conflict="always_update"
+        )
     threading.Event().wait()
 
 
@@ -61,6 +78,7 @@ def _launch(task: Task) -> None:
             "log_level": "ERROR",
             "application_version": VERSION,
             "executor_id": str(os.getpid()),
+            "max_executor_threads": THREADS,
         }
     )
     DBOS.launch()

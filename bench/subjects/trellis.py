@@ -35,12 +35,17 @@ async def paced(task: Task) -> None:
 
 async def worker(task: Task) -> None:
     """A worker process with every guard and service on."""
+    await run_application(application(task), task)
+
+
+async def run_application(app: App, task: Task) -> None:
+    """Work for an application until the process is ended."""
     ledger = await open_ledger(task.url)
     options = WorkerOptions(
         name=process_name("bench"), concurrency=task.concurrency, prefetch=task.batch, hints=task.hints, drain_s=1.0
     )
     try:
-        await run_worker(application(task), ledger, options)
+        await run_worker(app, ledger, options)
     finally:
         await ledger.close()
 

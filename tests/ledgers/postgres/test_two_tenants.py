@@ -296,7 +296,7 @@ async def test_a_login_completes_batches_of_its_own_jobs_only(tenants: Tenants):
             await tenants.rival.fetchval(sql, [own])
     with pytest.raises(asyncpg.PostgresError, match="not submitted in this transaction"):
         await tenants.rival.fetchval(f"{complete} $1, array[]::text[], '[]', false)", own)
-    completion = await tenants.acme.fetchval("SELECT trellis.submit_completion($1, 'ship')", [own])
+    completion = str(await tenants.acme.fetchval("SELECT trellis.submit_completion($1, 'ship')", [own]))
     job = await tenants.ledger.job(JobId(completion))
     assert job is not None
     assert job.state == "suspended"
