@@ -1,0 +1,1 @@
+"""Other libraries inside a job: each module makes one of them durable."""
