@@ -19,7 +19,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.test import TestModel
-from pydantic_ai.toolsets import FunctionToolset
+from pydantic_ai.toolsets import DynamicToolset, FunctionToolset
 
 from tests.worker.test_every_ledger import caller, ledger, url  # noqa: F401 - fixtures
 from trellis.app.wiring import make_worker
@@ -63,7 +63,7 @@ def traveller(calls: list[str]) -> Agent[Context, str]:
         calls.append(city)
         return f"{city} is sunny"
 
-    @agent.tool(metadata=dict(USES_CONTEXT))
+    @agent.tool(metadata=USES_CONTEXT)
     async def approval(run: RunContext[Context]) -> str:
         return f"approved by {await run.deps.wait_signal('approved')}"
 
@@ -220,7 +220,7 @@ async def test_retries_that_a_tool_asks_for_are_replayed():
 async def test_usage_limits_count_the_requests_that_the_journal_has():
     agent = Agent(TestModel(call_tools=["note"]), deps_type=Context)
 
-    @agent.tool(metadata=dict(USES_CONTEXT))
+    @agent.tool(metadata=USES_CONTEXT)
     async def note(run: RunContext[Context]) -> None:
         await run.deps.sleep(60)  # the handler begins again, with the first request from the journal
 
@@ -251,7 +251,7 @@ async def test_a_tool_that_uses_ctx_as_a_step_is_told_what_to_change():
         await run.deps.wait_signal("approved")
 
     async with sandbox(app_of(agent)) as box:
-        with pytest.raises(JobEnded, match=r"call_tool:approval made a durable call .* metadata=dict\(USES_CONTEXT\)"):
+        with pytest.raises(JobEnded, match=r"call_tool:approval made a durable call .* metadata=USES_CONTEXT"):
             await box.run("ask", "?")
 
 
@@ -298,6 +298,29 @@ async def test_tools_that_are_given_with_the_run_are_refused():
     async with sandbox(app_of(Agent(TestModel()), toolsets=[late])) as box:
         with pytest.raises(JobEnded, match="cannot be added at runtime with Trellis"):
             await box.run("ask", "?")
+
+
+async def test_a_toolset_that_is_made_for_each_step_is_journaled_too():
+    asked: list[str] = []
+
+    def tools(_: RunContext[Any]) -> FunctionToolset[Any]:
+        asked.append("made")
+        toolset = FunctionToolset[Any]()
+        toolset.add_function(lambda: asked.append("called"), name="note")
+        return toolset
+
+    agent = Agent(TestModel(), toolsets=[DynamicToolset(tools, id="late")])
+    app = app_of(agent)
+
+    @app.job("wait")
+    async def wait(ctx: Context) -> str:
+        result = await run_agent(ctx, agent, "?")
+        await ctx.sleep(60)
+        return result.output
+
+    async with sandbox(app) as box:
+        assert await box.run("wait") == '{"note":null}'
+    assert asked.count("called") == 1
 
 
 # --- conversations, streams and agents in tools ------------------------------------------------------------------------

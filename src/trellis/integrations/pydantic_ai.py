@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from pydantic_ai.agent import Agent, AgentRunResult, EventStreamHandler
@@ -44,8 +43,8 @@ OutputT = TypeVar("OutputT")
 
 TOOL_KEY = "trellis"
 """The key of a tool's metadata that says how the tool is executed."""
-USES_CONTEXT: Mapping[str, Any] = MappingProxyType({TOOL_KEY: False})
-"""The metadata of an async tool that makes durable calls itself: `@agent.tool(metadata=dict(USES_CONTEXT))`.
+USES_CONTEXT: dict[str, Any] = {TOOL_KEY: False}
+"""The metadata of an async tool that makes durable calls itself: `@agent.tool(metadata=USES_CONTEXT)`.
 
 Such a tool is no step. It begins again with each attempt, as the handler does, so what it does belongs into `ctx.step`,
 `ctx.spawn` or `ctx.wait_signal`.
@@ -101,7 +100,7 @@ class StepBackend(JournalCallableOperationBackend[None]):
             if isinstance(failure.__cause__, CallsOverlap):
                 raise PermanentError(
                     f"{name} made a durable call of its own ({failure.__cause__}). A tool that uses ctx is given "
-                    "metadata=dict(USES_CONTEXT), of trellis.integrations.pydantic_ai, and is then no step itself"
+                    "metadata=USES_CONTEXT, of trellis.integrations.pydantic_ai, and is then no step itself"
                 ) from failure
             raise
 
