@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterable
+from datetime import datetime, timedelta, tzinfo
 from typing import Any, cast
 
 import pytest
@@ -26,8 +27,10 @@ from trellis.app.wiring import make_worker
 from trellis.engine.errors import JobEnded, TransientError
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Lease
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import SweepOptions
 from trellis.engine.retry_policy import RetryPolicy
 from trellis.engine.verify import verify
+from trellis.integrations import pydantic_ai
 from trellis.integrations.pydantic_ai import USES_CONTEXT, run_agent
 from trellis.testing import sandbox
 from trellis.worker import durable
@@ -122,25 +125,28 @@ async def test_a_job_whose_agent_waits_for_a_person_is_suspended_and_asks_nobody
         assert any(run_id.encode() in body for body in journal.values())
 
 
-class LosesAnswers:
-    """A ledger that stores each journal entry, and loses its first answer."""
+class BreaksAtEntries:
+    """A ledger whose worker fails at the first write of each journal entry: before it is stored, or after."""
 
-    def __init__(self, real: Ledger) -> None:
-        self._ledger = real
-        self.lost: set[str] = set()
+    def __init__(self, real: Ledger, *, stored: bool) -> None:
+        self._ledger, self._stored = real, stored
+        self.broken: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ledger, name)
 
     async def journal(self, lease: Lease, entry: str, body: bytes) -> Any:
-        stored = await self._ledger.journal(lease, entry, body)
-        if entry not in self.lost:
-            self.lost.add(entry)
-            raise TransientError("the answer was lost")
-        return stored
+        is_first = entry not in self.broken
+        self.broken.add(entry)
+        if is_first and self._stored:
+            await self._ledger.journal(lease, entry, body)
+        if is_first:
+            raise TransientError("the connection broke")
+        return await self._ledger.journal(lease, entry, body)
 
 
-async def test_attempts_that_end_after_each_entry_repeat_no_model_request_and_no_tool_call(ledger: Ledger):  # noqa: F811 - the fixture
+@pytest.mark.parametrize("stored", [False, True], ids=["before", "after"])
+async def test_attempts_that_end_at_each_entry_repeat_only_what_the_journal_lacks(ledger: Ledger, stored: bool):  # noqa: F811 - the fixture
     app, calls = App(), list[str]()
     agent = traveller(calls)
 
@@ -148,13 +154,14 @@ async def test_attempts_that_end_after_each_entry_repeat_no_model_request_and_no
     async def travel(ctx: Context) -> str:
         return (await run_agent(ctx, agent, "where to?", deps=ctx)).output
 
-    trellis, losing = caller(ledger, app), LosesAnswers(ledger)
+    trellis, breaking = caller(ledger, app), BreaksAtEntries(ledger, stored=stored)
     job = await trellis.submit("travel")
     await trellis.signal(job.id, "approved", "ada")
-    async with make_worker(app, cast("Ledger", losing), WorkerOptions(name="w")):
+    options = WorkerOptions(name="w", sweep=SweepOptions(interval_s=0.05))
+    async with make_worker(app, cast("Ledger", breaking), options):
         assert await asyncio.wait_for(job.result(), 60) == OUTPUT
-    assert calls == CALLS
-    assert len(losing.lost) == len(CALLS) + 2, "the run, each call, and the signal"
+    assert calls == (CALLS if stored else [call for call in CALLS for _ in range(2)])
+    assert len(breaking.broken) == len(CALLS) + 2, "the run, each call, and the signal"
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -229,6 +236,20 @@ async def test_usage_limits_count_the_requests_that_the_journal_has():
             await box.run("ask", "?")
     async with sandbox(app_of(agent, usage_limits=UsageLimits(request_limit=2))) as box:
         assert await box.run("ask", "?") == '{"note":null}'
+
+
+async def test_the_timeout_of_a_run_counts_from_its_first_attempt(monkeypatch: pytest.MonkeyPatch):
+    class HourAgo(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr(pydantic_ai, "datetime", HourAgo)
+    async with sandbox(app_of(Agent(TestModel()), timeout=7_200)) as box:
+        assert await box.run("ask", "?") == "success (no tool calls)"
+    async with sandbox(app_of(Agent(TestModel()), timeout=1_800)) as box:
+        with pytest.raises(JobEnded, match=r"(?i)timeout|timed out"):
+            await box.run("ask", "?")
 
 
 async def test_model_settings_reach_the_model():
