@@ -61,14 +61,17 @@ async def test_a_local_instance_is_used_as_the_person_who_started_it_but_nobody_
     async with open_instance(Settings.model_validate({}), url) as instance:
         waiting = await proposal(_Holder(instance))  # type: ignore[arg-type]
     async with started(tmp_path) as client:
-        assert {tool.name for tool in (await client.list_tools()).tools} == set(TOOLS) - DECISIONS
+        offered = {tool.name for tool in (await client.list_tools()).tools}
         submitted = await called(client, "job_submit", job={"type": "index", "payload": [1, 2]})
-        assert (await called(client, "job_show", job_id=submitted["job_id"]))["payload"] == [1, 2]
-        assert (await called(client, "proposal_show", proposal_id=waiting))["status"] == "pending"
+        shown = await called(client, "job_show", job_id=submitted["job_id"])
         refused = await called(client, "proposal_approve", proposal_id=waiting, version=1)
-        assert "this server has none" in refused
-        assert "trellis token issue --role owner" in refused
-        assert "nothing" in await called(client, "job_show", job_id="nothing")
+        proposed = await called(client, "proposal_show", proposal_id=waiting)
+        missing = await called(client, "job_show", job_id="nothing")
+    assert (offered, shown["payload"]) == (set(TOOLS) - DECISIONS, [1, 2])
+    assert proposed["status"] == "pending"
+    assert "this server has none" in refused
+    assert "trellis token issue --role owner" in refused
+    assert "nothing" in missing
     ledger = await open_ledger(url)
     try:
         first = (await ledger.events(JobId(submitted["job_id"])))[0]
