@@ -27,7 +27,8 @@ INTRODUCTION = """# Python
 
 Written from the docstrings by `python -m tools.python_reference`; the suite compares. Everything is imported from `trellis`, but for what
 stands under [Tests](#tests), which is in `trellis.testing`, under [Callers over HTTP](#callers-over-http), whose objects `connect(gateway=…)` makes, under
-[Callers in their own transaction](#callers-in-their-own-transaction), which is in `trellis.integrations.sql`, and the less
+[Callers in their own transaction](#callers-in-their-own-transaction), which is in `trellis.integrations.sql`, under
+[Agents of pydantic-ai](#agents-of-pydantic-ai), which is in `trellis.integrations.pydantic_ai`, and the less
 common [errors](#errors). The words are defined in the
 [glossary](../glossary.md); the [tutorial](../tutorial.md) shows them at work.
 """
@@ -108,6 +109,7 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("function", "trellis.app.wiring", "run_worker"),
         ("fields", "trellis.worker.options", "WorkerOptions"),
     ),
+    "Agents of pydantic-ai": (("function", "trellis.integrations.pydantic_ai", "run_agent"),),
     "Tests": (
         ("function", "trellis.testing", "sandbox"),
         ("class", "trellis.testing", "Sandbox"),

@@ -152,6 +152,7 @@ COMMANDS_WITHOUT = {
     **dict.fromkeys(["lifecycles", "authority", "completion", "runs list", "runs show"], "reads"),
     **dict.fromkeys(["agents list", "agents show", "agents sources", "memory diff"], "reads"),
     **dict.fromkeys(["proposals list", "proposals show", "artifacts list", "artifacts show"], "reads"),
+    "mcp": "each tool is a request to a route of the gateway, which leaves its record",
     "artifacts download": "reads, and writes a file of its caller's own",
     **dict.fromkeys(["memory list", "memory read", "memory history", "job show", "job result"], "reads"),
     **dict.fromkeys(["job context", "job explain", "policy check", "policy explain", "policy simulate"], "reads"),
@@ -161,6 +162,7 @@ COMMANDS_WITHOUT = {
     "token key": "makes a key that nobody trusts before its public half is put into a key set, which is a file",
 }
 ROUTES_WITHOUT = {
+    "POST /mcp": "each tool is a request to another route, which leaves its record",
     "POST /events/tickets": "a ticket is what its bearer may do already, for some seconds",
     "POST /safety/explain": "reads",
     "POST /safety/simulate": "reads",

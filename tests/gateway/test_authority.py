@@ -239,6 +239,7 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("POST", "/jobs/{job_id}/requeue"): lambda world, _: {"job_id": world.dead},
     ("POST", "/jobs/{job_id}/dead-letter"): lambda world, _: {"job_id": world.dead, "json": {"reason": "no"}},
     ("POST", "/jobs/{job_id}/approval"): lambda world, _: {"job_id": world.held, "json": {"decision": "approve"}},
+    ("POST", "/mcp"): lambda *_: {"json": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}},
     ("POST", "/safety/explain"): lambda *_: {"json": {"request": {"topic": "job.x"}}},
     ("POST", "/safety/simulate"): lambda *_: {"json": {"policy": POLICY_EXAMPLE}},
     ("GET", "/dlq/{job_id}"): lambda world, _: {"job_id": world.also_dead},

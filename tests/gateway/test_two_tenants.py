@@ -80,6 +80,7 @@ OUTCOMES: dict[tuple[str, str], str] = {
     ("GET", "/memory/{agent_id}/deep"): REFUSED,
     ("GET", "/memory/{agent_id}/diff"): REFUSED,
     ("GET", "/memory/{agent_id}/history"): REFUSED,
+    ("POST", "/mcp"): RULE,
     ("POST", "/memory/{agent_id}/propose"): REFUSED,
     ("GET", "/memory/{agent_id}/read"): REFUSED,
     ("GET", "/proposals"): REFUSED,

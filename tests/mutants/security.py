@@ -28,6 +28,7 @@ PRIVATE = "tests/engine/test_private_files.py"
 OUTPUT = "tests/cli/test_output.py"
 WORKER = "tests/worker/test_on_bus.py"
 COMMANDS = "tests/cli/test_tokens.py"
+MCP = "tests/cli/test_mcp.py"
 
 
 def _one_party(*tests: str) -> Mutant:
@@ -384,6 +385,25 @@ LOW: dict[str, Mutant] = {
         old='    fault = name_fault(name) if isinstance(name, str) else "it must be text"',
         new='    fault = None if isinstance(name, str) else "it must be text"',
         tests=(f"{NAMES}::test_and_when_it_is_verified",),
+    ),
+    # Guards of the MCP server, which no review has found missing.
+    "L-mcp-decides-without-a-token": Mutant(
+        file="mcp_server/protocol.py",
+        old="        if tool.decides and not self.decides:",
+        new="        if tool.decides and not tool.changes:",
+        tests=(f"{MCP}::test_a_local_instance_is_used_as_the_person_who_started_it_but_nobody_decides",),
+    ),
+    "L-mcp-origin": Mutant(
+        file="gateway/routes/mcp.py",
+        old="        if origin is not None and not _is_own(",
+        new="        if origin is None and not _is_own(origin or '',",
+        tests=("tests/gateway/test_mcp.py::test_pages_of_other_origins_may_not_use_the_tools",),
+    ),
+    "L-mcp-header": Mutant(
+        file="mcp_server/protocol.py",
+        old="        if headers.get(name) != value:",
+        new="        if headers.get(name) is None:",
+        tests=("tests/gateway/test_mcp.py::test_messages_that_are_none_or_contradict_their_headers_are_refused",),
     ),
     "L-no-diff": Mutant(
         file="proposals/apply.py",

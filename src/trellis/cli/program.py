@@ -29,6 +29,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "proposals": ("proposals", "Agents", "Proposals of agents: list, show, approve, reject."),
         "artifacts": ("artifacts", "Agents", "Artifacts of queue jobs: list, show, download, discard, clean up."),
         "memory": ("memory", "Agents", "Memory of agents: list, read, history, diff, export, import."),
+        "mcp": ("mcp", "Agents", "Serve runs, proposals and jobs as tools for an MCP client, on..."),
         "submit": ("submit", "Jobs", "Submit one job and print its id."),
         "batch": ("batch", "Jobs", "Submit the jobs of a file, and one that starts when all have ended."),
         "jobs": ("jobs", "Jobs", "Jobs: list them; cancel, discard, run now or prioritize many."),

@@ -7,7 +7,7 @@ async with connect(gateway="http://127.0.0.1:8420") as client:
 
 import random
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -104,13 +104,18 @@ async def open_client(
     ca_file: Path | None = None,
     options: CallOptions | None = None,
     transport: httpx2.AsyncBaseTransport | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[GatewayClient]:
-    """A client of the gateway at `url`. Calls `token` before every request, and verifies certificates."""
+    """A client of the gateway at `url`. Calls `token` before every request, and verifies certificates.
+
+    `headers` go with every request.
+    """
     chosen = options or CallOptions()
     async with httpx2.AsyncClient(
         base_url=checked_url(url),
         verify=_trust(url, ca_file),
         transport=transport,
+        headers=headers,
         limits=httpx2.Limits(max_connections=CONNECTIONS_MAX),
         follow_redirects=False,
         trust_env=False,

@@ -1,1 +1,1 @@
-"""Trellis inside other libraries. Each module imports its library on use, so that none of them is a dependency."""
+"""Trellis inside other libraries, and they inside a job. Each module imports its library on use: none is a dependency."""

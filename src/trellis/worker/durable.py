@@ -80,6 +80,10 @@ class ReplayMismatch(PermanentError):
     """
 
 
+class CallsOverlap(PermanentError):
+    """The handler makes a durable call while another one has not returned."""
+
+
 class DurableStepFailed(PermanentError):
     """A step raised an error, which is its `__cause__` when it happens and its text when the handler is repeated.
 
@@ -302,13 +306,13 @@ class DurableCalls:
         return self._number
 
     def _check_alone(self, kind: str) -> None:
-        """Check that a call may begin. Raises Suspended, ReplayMismatch, and PermanentError beside another call."""
+        """Check that a call may begin. Raises Suspended, ReplayMismatch, CallsOverlap."""
         if self.suspension is not None:
             raise Suspended
         if self._mismatch is not None:  # also for a handler that caught it
             raise self._mismatch
         if self._busy is not None:
-            raise PermanentError(
+            raise CallsOverlap(
                 f"ctx.{kind} was called while ctx.{self._busy} had not returned: a handler makes one durable call at a time. "
                 "Use ctx.spawn and ctx.gather for what shall run in parallel"
             )
