@@ -12,7 +12,21 @@ from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
 from trellis.documents.audit_chain import AuditSealer
 from trellis.engine.alerts import AlertObservation, AlertRound, AlertScope
-from trellis.engine.jobs import CancelMode, DeadLetterReason, JobId, ReasonCode, RequestKey, Stage, TypeOptions, Wait
+from trellis.engine.jobs import (
+    CancelMode,
+    Claim,
+    ClaimId,
+    DeadLetterReason,
+    JobId,
+    ReasonCode,
+    RequestKey,
+    Stage,
+    Turn,
+    TypeClaim,
+    TypeOptions,
+    Wait,
+)
+from trellis.engine.key_rates import key_rate
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobHistory
 from trellis.engine.schedules import ScheduleRecord, ScheduleSpec
@@ -70,8 +84,26 @@ async def _wait_for_a_child(rig: Rig) -> None:
     await rig.pull(waits, "suspend", wait=wait, spare_attempt=True)
 
 
+async def _use_tokens(rig: Rig) -> None:
+    """A type with a rate per key, of which one token is used, one set aside and two jobs wait."""
+    await rig.ledger.declare_types(ADMIN, [TypeOptions(type="paced", key_rate=key_rate(1e-5, 2))])
+    await rig.submit(4, type="paced", concurrency_key="customer", concurrency_limit=9)
+    assert len(await rig.claim(1, types=("paced",))) == 1
+
+
+async def paced_jobs_claimed(url: str) -> int:
+    """How many jobs with a rate per key can be claimed now."""
+    ledger = await open_ledger(url)
+    try:
+        claim = Claim(claim_id=ClaimId("after the move"), types=(TypeClaim(type="paced"),), start=9)
+        return len((await ledger.turn(Turn(actor=WORKER, claim=claim))).claimed)
+    finally:
+        await ledger.close()
+
+
 async def _fill(rig: Rig, lifecycles: Iterable[str]) -> None:
     ledger = rig.ledger
+    await _use_tokens(rig)
     await ledger.declare_types(ADMIN, [TypeOptions(type="work", deadline_s=1.5e6, compensation="undo", keyed=True)])
     await ledger.declare_types(
         ADMIN, [TypeOptions(type="one", unique=UniqueRule(key="args", while_=WhileHeld.WAITING))]
@@ -188,7 +220,9 @@ async def records(url: str) -> dict[str, Any]:
             "request": await ledger.find_request(
                 RequestKey(scope="s", key="k", fingerprint=b"\x01", about="jobs", given="k")
             ),
-            "waiting": sorted((one.type, one.paused, one.rate_limit) for one in await ledger.queues() if one.ready),
+            "waiting": sorted(
+                (one.type, one.paused, one.rate_limit, one.rate_per_key) for one in await ledger.queues() if one.ready
+            ),
         }
     finally:
         await ledger.close()

@@ -9,7 +9,7 @@ import apsw
 import pytest
 
 from tests.cli.conftest import Answer, Terminal
-from tests.cli.moving import fill, records, seal
+from tests.cli.moving import fill, paced_jobs_claimed, records, seal
 from tests.servers.postgres import PostgresServer
 from tests.servers.seaweedfs import ACCESS_KEY, SECRET_KEY, SeaweedServer
 from tests.storage.conftest import CREDENTIALS, seaweedfs
@@ -133,6 +133,7 @@ def test_an_instance_with_one_of_everything_arrives_whole_and_goes_on(whole: Fle
         return whole.terminal.bare(*arguments)
 
     assert there("verify").code == 0
+    assert asyncio.run(paced_jobs_claimed(whole.ledger)) == 1, "the used token of the key is still used"
     assert there("audit", "verify", "--json").code == 0
     assert there("run", VIOLIN, "--watch").code == 0, "work goes on"
     settings = {"objects": whole.objects, "memory": str(whole.memory)}

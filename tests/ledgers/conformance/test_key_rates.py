@@ -8,12 +8,12 @@ from itertools import combinations
 import asyncpg
 import pytest
 
-from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, OTHER_WORKER, WORKER, Rig, claimed_ids
+from tests.ledgers.conformance.rig import ADMIN, DEATH, LENGTH_S, OTHER_WORKER, WORKER, Rig, actor, claimed_ids
 from trellis.engine.errors import ConcurrencyKeyMissing, OptionInvalid
 from trellis.engine.jobs import Claimed, JobId, NotMoved, Priority, TypeOptions
 from trellis.engine.key_rates import KeyRate, key_rate
-from trellis.engine.records import JobFilter, JobPlace, RetentionOptions
-from trellis.lifecycles import Trigger
+from trellis.engine.records import JobFilter, JobPlace, JobToRestore, RetentionOptions
+from trellis.lifecycles import Role, Trigger
 
 MANY = 10_000
 """A limit of held jobs that no test reaches."""
@@ -345,6 +345,22 @@ async def test_what_is_declared_can_be_read_and_changes_are_recorded(rig: Rig):
     assert acts[0].target.endswith("rate_per_key 2.5/s, burst 4")
     assert acts[1].source == acts[0].target
     assert [queue.rate_per_key for queue in await rig.ledger.queues() if queue.type == "work"] in ([0.2], [])
+
+
+async def test_a_restored_ledger_puts_histories_back_and_limits_what_waits(rig: Rig):
+    """The claims of the histories take no tokens again: the buckets are full."""
+    await declare(rig, 0.001, 2)
+    await submit(rig, 5)
+    assert len(await rig.claim(10)) == 2
+    before = [
+        JobToRestore(records=tuple(await rig.ledger.recorded(history.events)))
+        async for history in rig.ledger.histories()
+    ]
+    owner = await rig.lose()
+    await declare(rig, 0.001, 2)
+    assert await owner.restore(actor(Role.OWNER), before) == [True] * 5
+    await rig.sweep()
+    assert len(await rig.claim(10)) == 2
 
 
 async def test_retention_removes_what_is_known_of_an_unused_key(rig: Rig):
