@@ -211,6 +211,8 @@ def _report_jobs(cli: Cli, change: JobChange, done: "JobsChanged") -> None:
             cli.out.error(f"{job.job_id} stays as it is{f', {job.status}' if job.status else ''}: {job.reason}")
         elif job.outcome == "requested":
             cli.out.line(f"{job.job_id} is {job.status}; its holder was asked to stop")
+        elif PAST[change] == job.status.lower():
+            cli.out.line(f"{job.job_id} is {job.status}")
         else:
             cli.out.line(f"{job.job_id} was {PAST[change]}; it is {job.status}")
 

@@ -680,6 +680,10 @@ def _you_can(
         yield _cancel_command(job)
     if lifecycle.pull(state.name, Trigger.REQUEUE):
         yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
+    if lifecycle.pull(state.name, Trigger.DISCARD) and lifecycle.pull(state.name, Trigger.REQUEUE):
+        yield f"trellis job discard {job.job_id}\tgive it up: nobody needs it"
+    if job.place is JobPlace.SCHEDULED and lifecycle.pull(state.name, Trigger.RUN_NOW):
+        yield f"trellis job run-now {job.job_id}\tend its delay"
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
     signal = None if last is None else awaited_signal(last)
