@@ -671,11 +671,8 @@ def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: d
 # --- what a person can do --------------------------------------------------------------------------------------------
 
 
-def _you_can(
-    job: Job, lifecycle: Lifecycle, state: State, last: Event | None, around: JobSurroundings
-) -> Iterator[str]:
-    if last is not None and (artifact := _artifact(lifecycle, last)):
-        yield f"trellis artifacts show {artifact}\tread its result"
+def _changes(job: Job, lifecycle: Lifecycle, state: State) -> Iterator[str]:
+    """Commands that change the job, as far as its state allows them."""
     if lifecycle.pull(state.name, Trigger.CANCEL):
         yield _cancel_command(job)
     if lifecycle.pull(state.name, Trigger.REQUEUE):
@@ -684,6 +681,14 @@ def _you_can(
         yield f"trellis job discard {job.job_id}\tgive it up: nobody needs it"
     if job.place is JobPlace.SCHEDULED and lifecycle.pull(state.name, Trigger.RUN_NOW):
         yield f"trellis job run-now {job.job_id}\tend its delay"
+
+
+def _you_can(
+    job: Job, lifecycle: Lifecycle, state: State, last: Event | None, around: JobSurroundings
+) -> Iterator[str]:
+    if last is not None and (artifact := _artifact(lifecycle, last)):
+        yield f"trellis artifacts show {artifact}\tread its result"
+    yield from _changes(job, lifecycle, state)
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
     signal = None if last is None else awaited_signal(last)

@@ -15,6 +15,7 @@ from trellis.engine.job_changes import (
     JobChange,
     JobSelection,
     JobToChange,
+    OwnedBy,
     SelectedJob,
     changeable_states,
     counts,
@@ -337,6 +338,22 @@ async def test_every_part_of_a_filter_narrows_the_selection(rig: Rig, examined: 
         for page in (2, 100):
             read = await selected(rig, selection(JobChange.CANCEL, **options), page=page)
             assert [job.job_id for job in read] == jobs, (examined, name, page)
+
+
+async def test_jobs_are_selected_by_their_submitter_or_its_group(rig: Rig, examined: str):
+    def by(name: str) -> Actor:
+        return Actor(role=SUBMITTER.role, name=name)
+
+    names = ("<tenant=acme>ada", "<tenant=acme>bo", "<tenant=globex>ada", "ada")
+    jobs = {name: (await rig.submit(1, by=by(name)))[0] for name in names}
+    for owner, wanted in (
+        (OwnedBy("ada"), ["ada"]),
+        (OwnedBy("<tenant=acme>ada"), ["<tenant=acme>ada"]),
+        (OwnedBy("<tenant=acme>ada", "<tenant=acme>"), ["<tenant=acme>ada", "<tenant=acme>bo"]),
+        (OwnedBy("nobody"), []),
+    ):
+        read = await selected(rig, selection(JobChange.CANCEL, owned_by=owner))
+        assert [job.job_id for job in read] == [jobs[name] for name in wanted], (examined, owner)
 
 
 async def test_dead_letters_are_selected_by_reason_and_type(rig: Rig, examined: str):
