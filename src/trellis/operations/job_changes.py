@@ -54,16 +54,25 @@ class ChangeFilter:
     """Names the jobs to change. None matches any value."""
 
     type: str | None = None
+    """The job type."""
     lifecycle: str | None = None
+    """`leased-job`, `queue-job` or `bus-job`."""
     state: str | None = None
+    """The state in the words of the lifecycle."""
     correlation_id: str | None = None
+    """What the job belongs to."""
     concurrency_key: str | None = None
+    """The key that jobs share."""
     parent_id: str | None = None
+    """The job that caused it."""
     reason_code: ReasonCode | None = None
     """Of the dead letter of a leased-job."""
     priority: Priority | None = None
+    """The present priority."""
     submitted_before: datetime | None = None
+    """A moment with a time zone."""
     submitted_after: datetime | None = None
+    """A moment with a time zone."""
     everything: bool = False
     """All jobs are meant. Without it, a filter that names nothing is refused."""
 
@@ -114,6 +123,7 @@ class ChangeTotals:
     """What became of all jobs of a change."""
 
     changed: int = 0
+    """Jobs that made the step."""
     requested: int = 0
     """Jobs that are held, and whose holder was asked to stop."""
     skipped: int = 0

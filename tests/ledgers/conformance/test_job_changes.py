@@ -77,6 +77,7 @@ async def dead(rig: Rig, n: int = 1, reason: ReasonCode = ReasonCode.TIMEOUT, **
 # --- the four changes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("DJ-11")
 async def test_cancel_ends_waiting_jobs_and_asks_the_holder_of_a_held_one(rig: Rig):
     held = await rig.running()
     waiting, delayed = await rig.submit_one(), await rig.submit_one(delay_s=600.0)
@@ -101,6 +102,7 @@ async def test_a_hard_cancel_ends_a_held_job(rig: Rig):
     assert await rig.state(held.lease.job_id) == "cancelled"
 
 
+@pytest.mark.requirement("DJ-12", "D39")
 async def test_discard_takes_dead_letters_off_the_list_and_can_be_undone(rig: Rig):
     first, second = await dead(rig, 2)
     (answer,) = (await change(rig, JobChange.DISCARD, [first])).answers
@@ -195,6 +197,7 @@ async def test_a_restored_job_has_the_priority_that_it_was_given_last(rig: Rig):
 # --- what is refused and skipped ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("DJ-11")
 async def test_a_job_that_changed_after_it_was_selected_is_skipped_and_counted(rig: Rig):
     taken, left = await rig.submit(2)
     jobs = await selected(rig, selection(JobChange.CANCEL))
