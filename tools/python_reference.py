@@ -85,6 +85,8 @@ CHAPTERS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("record", "trellis.engine.records", "Signal"),
         ("record", "trellis.engine.records", "DeadLetter"),
         ("record", "trellis.engine.records", "JobFilter"),
+        ("record", "trellis.operations.job_changes", "ChangeFilter"),
+        ("record", "trellis.operations.job_changes", "ChangeTotals"),
         ("fields", "trellis.engine.jobs", "ReasonCode"),
         ("fields", "trellis.engine.jobs", "CancelMode"),
         ("record", "trellis.engine.jobs", "Moved"),

@@ -9,6 +9,7 @@ from typing import Any
 from tests.ledgers.conformance.rig import ADMIN, DEATH, LEASE_S, SUBMITTER, SWEEPER, WORKER, Rig, actor
 from trellis.engine.alerts import AlertObservation, AlertRound
 from trellis.engine.job_batches import BatchSubmitted, NewBatch, checked_batch
+from trellis.engine.job_changes import ChangeOrder, JobChange, JobToChange
 from trellis.engine.jobs import (
     Actor,
     Advance,
@@ -22,6 +23,7 @@ from trellis.engine.jobs import (
     Move,
     Moved,
     NewJob,
+    Priority,
     Renewed,
     RequestId,
     RequestKey,
@@ -405,6 +407,34 @@ def cancel(name: str, mode: CancelMode, *, held: bool, keyed: bool = False) -> V
     )
 
 
+def change(name: str, wanted: JobChange, event: str, *, keyed: bool = False) -> Verb:
+    """Two jobs in one transaction. Its administrative act is recorded once, too."""
+
+    async def arrange(rig: Rig) -> tuple[list[JobId], RequestId]:
+        return await rig.submit(2, type=str(rig.new_id("type")), delay_s=60.0), rig.request()
+
+    async def act(ledger: Ledger, case: tuple[list[JobId], RequestId]) -> Any:
+        jobs, request = case
+        key = RequestKey(scope="s", key=request, fingerprint=b"f", about="many", given="k") if keyed else None
+        priority = Priority.CRITICAL if wanted is JobChange.PRIORITIZE else None
+        order = ChangeOrder(change=wanted, request_id=request, priority=priority, selected_by=jobs[0], key=key)
+        return await ledger.change_jobs(ADMIN, order, [JobToChange(job_id, 1) for job_id in jobs])
+
+    async def effects(rig: Rig, case: tuple[list[JobId], RequestId]) -> float:
+        acts = [act for act in await rig.ledger.acts() if act.facts.get("selected_by") == case[0][0]]
+        return (sum([await count_events(rig, job_id, event) for job_id in case[0]]) + len(acts)) / 3
+
+    return Verb(
+        name=name,
+        sql="COMMIT" if keyed else "from change_jobs(",
+        arrange=arrange,
+        act=act,
+        effects=effects,
+        accepts=lambda done: all(isinstance(answer, Moved) for answer in done.answers),
+        one_statement=not keyed,
+    )
+
+
 async def _failed(rig: Rig, n: int = 1) -> tuple[str, list[JobId], RequestId]:
     type_ = str(rig.new_id("type"))
     jobs = await rig.submit(n, type=type_)
@@ -433,6 +463,9 @@ MOVES = (
     cancel("cancel_soft", CancelMode.SOFT, held=True),
     cancel("cancel_waiting", CancelMode.SOFT, held=False),
     cancel("cancel_soft_with_key", CancelMode.SOFT, held=True, keyed=True),
+    change("change_cancel", JobChange.CANCEL, "job_cancelled"),
+    change("change_run_now", JobChange.RUN_NOW, "job_expedited"),
+    change("change_prioritize_with_key", JobChange.PRIORITIZE, "job_reprioritized", keyed=True),
     Verb(
         name="requeue",
         sql="from requeue(",

@@ -25,7 +25,30 @@ ONE_REQUEST = f"{LEDGER}/test_request_keys.py::test_concurrent_different_request
 ONLY = f"{LEDGER}/test_claim.py::test_a_claim_that_names_a_job_takes_the_slot_of_an_unclaimed_job_of_its_key"
 STORIES = f"{LEDGER}/test_differential.py::test_both_ledgers_agree_on_random_stories"
 
+MEANWHILE = f"{LEDGER}/test_job_changes.py::test_a_job_that_changed_after_it_was_selected_is_skipped_and_counted"
+DISCARDED = f"{LEDGER}/test_job_changes.py::test_discard_takes_dead_letters_off_the_list_and_can_be_undone"
+
 RULES: dict[str, Mutant] = {
+    # A change of many jobs takes one that somebody has claimed since it was selected.
+    "DJ-11 sqlite many": Mutant(
+        file="ledgers/sqlite/job_changes.py",
+        old="    if job.version is not None and job.version != row.version:",
+        new="    if job.version is not None and job.version > row.version:",
+        tests=(f"{MEANWHILE}[sqlite]",),
+    ),
+    "DJ-11 postgres many": Mutant(
+        file=f"{SQL}/71_job_changes.sql",
+        old="case when j.version <> (k.t).version then 'version'",
+        new="case when j.version > (k.t).version then 'version'",
+        tests=(f"{MEANWHILE}[postgres]",),
+    ),
+    # The dead letter of a discarded job stays in the list.
+    "DJ-12 postgres discarded": Mutant(
+        file=f"{SQL}/30_steps.sql",
+        old="if x.trigger = 'discard' then update dead_letter",
+        new="if x.trigger = 'never' then update dead_letter",
+        tests=(f"{DISCARDED}[postgres]",),
+    ),
     # A key lets one job more be held than its limit says.
     "JQ-7 sqlite": Mutant(
         file="ledgers/sqlite/queries/names.sql",

@@ -31,8 +31,8 @@ export type Simulation = Schemas["SimulationShape"];
 /** The states in which nothing happens any more until somebody acts: what is in one of them is not asked for again. */
 const RESTING: Record<string, readonly string[]> = {
   run: ["completed", "failed"],
-  "leased-job": ["succeeded", "failed", "cancelled", "dead_lettered"],
-  "queue-job": ["COMPLETE", "DEAD"],
+  "leased-job": ["succeeded", "failed", "cancelled", "dead_lettered", "discarded"],
+  "queue-job": ["COMPLETE", "DEAD", "DISCARDED"],
   "bus-job": ["SUCCEEDED", "FAILED", "CANCELLED", "DENIED", "TIMEOUT"],
   "nlm-job": ["DONE", "ERROR"],
 };

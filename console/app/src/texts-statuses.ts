@@ -18,6 +18,7 @@ const UK: Record<string, string> = {
   cancelled: "скасовано",
   dead_lettered: "недоставлено",
   suspended: "чекає на подію",
+  discarded: "відкинуто",
   // Jobs of the job queue
   PENDING: "очікує",
   QUEUED: "у черзі",
@@ -28,6 +29,7 @@ const UK: Record<string, string> = {
   COMPLETE: "завершено",
   FAILED: "не вдалося",
   DEAD: "недоставлено",
+  DISCARDED: "відкинуто",
   // Jobs on topics
   SCHEDULED: "заплановано",
   DISPATCHED: "надіслано",

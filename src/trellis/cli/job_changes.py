@@ -211,6 +211,8 @@ def _report_jobs(cli: Cli, change: JobChange, done: "JobsChanged") -> None:
             cli.out.error(f"{job.job_id} stays as it is{f', {job.status}' if job.status else ''}: {job.reason}")
         elif job.outcome == "requested":
             cli.out.line(f"{job.job_id} is {job.status}; its holder was asked to stop")
+        elif PAST[change] == job.status.lower():
+            cli.out.line(f"{job.job_id} is {job.status}")
         else:
             cli.out.line(f"{job.job_id} was {PAST[change]}; it is {job.status}")
 
@@ -266,7 +268,7 @@ async def _change(  # noqa: PLR0917 - what the four commands have in common
         named = zip(("submitted_before", "submitted_after"), times, strict=True)
         where |= {name: _moment(name, time, now) for name, time in named if time is not None}
         preview = await api.jobs.preview(change.value, **how, **where)
-        if dry_run or not preview.matched:
+        if dry_run or not (preview.matched or preview.more):
             _report_preview(cli, change, preview, now)
             return 0
         if not yes:
@@ -339,8 +341,8 @@ def _report_preview(cli: Cli, change: JobChange, preview: "JobsPreview", now: da
     if cli.out.as_json:
         cli.out.record(preview.model_dump())
         return
-    if not preview.matched:
-        cli.out.line(f"No job is like that: nothing {'would be' if preview.more else 'is to be'} {PAST[change]}.")
+    if not (preview.matched or preview.more):
+        cli.out.line(f"No job is like that: nothing is to be {PAST[change]}.")
         return
     many = "more than " if preview.more else ""
     cli.out.line(f"{many}{counted(preview.matched, 'job')} would be {PAST[change]}; the oldest:")

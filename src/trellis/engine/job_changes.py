@@ -78,6 +78,14 @@ def changeable_states(change: JobChange, role: Role | None = None) -> frozenset[
     )
 
 
+class OwnedBy(NamedTuple):
+    """Selects jobs by the recorded name of their submitter."""
+
+    name: str
+    party: str | None = None
+    """Also all submitters of this group: names that begin so."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSelection:
     """Selects the jobs to change. None matches any value."""
@@ -97,6 +105,8 @@ class JobSelection:
     other_priority_than: Priority | None = None
     not_asked_to_stop: bool = False
     """Only jobs whose holder was not asked to stop yet."""
+    owned_by: OwnedBy | None = None
+    """Only jobs that these submitted, and jobs that the reconciler made, whose owner the caller looks up."""
 
 
 class SelectedJob(NamedTuple):

@@ -286,7 +286,7 @@ class Jobs:
         to_priority: str | None = None,
         reason: str | None = None,
         idempotency_key: str | None = None,
-        **where: Unpack[JobChangeFilter],
+        **where: "Unpack[JobChangeFilter]",
     ) -> JobsChanged:
         """`cancel`, `discard`, `run_now` or `prioritize` the named jobs, or the next ones of a filter, oldest first.
 
@@ -303,7 +303,7 @@ class Jobs:
         *,
         mode: str = "soft",
         to_priority: str | None = None,
-        **where: Unpack[JobChangeFilter],
+        **where: "Unpack[JobChangeFilter]",
     ) -> JobsPreview:
         """How many jobs such a change would concern, and the oldest of them. Changes nothing."""
         body = _change_body(change, where, mode=mode, to_priority=to_priority)

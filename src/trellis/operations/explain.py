@@ -689,15 +689,24 @@ def _if_lost(job: Job, lifecycle: Lifecycle, state: State, *, left: bool, now: d
 # --- what a person can do --------------------------------------------------------------------------------------------
 
 
+def _changes(job: Job, lifecycle: Lifecycle, state: State) -> Iterator[str]:
+    """Commands that change the job, as far as its state allows them."""
+    if lifecycle.pull(state.name, Trigger.CANCEL):
+        yield _cancel_command(job)
+    if lifecycle.pull(state.name, Trigger.REQUEUE):
+        yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
+    if lifecycle.pull(state.name, Trigger.DISCARD) and lifecycle.pull(state.name, Trigger.REQUEUE):
+        yield f"trellis job discard {job.job_id}\tgive it up: nobody needs it"
+    if job.place is JobPlace.SCHEDULED and lifecycle.pull(state.name, Trigger.RUN_NOW):
+        yield f"trellis job run-now {job.job_id}\tend its delay"
+
+
 def _you_can(
     job: Job, lifecycle: Lifecycle, state: State, last: Event | None, around: JobSurroundings
 ) -> Iterator[str]:
     if last is not None and (artifact := _artifact(lifecycle, last)):
         yield f"trellis artifacts show {artifact}\tread its result"
-    if lifecycle.pull(state.name, Trigger.CANCEL):
-        yield _cancel_command(job)
-    if lifecycle.pull(state.name, Trigger.REQUEUE):
-        yield f"trellis job requeue {job.job_id}\trun it again with fresh attempts"
+    yield from _changes(job, lifecycle, state)
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
     signal = None if last is None else awaited_signal(last)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from trellis.auth.ownership import PrincipalReach, changing_actor, permit_on_job, sees_all
-from trellis.auth.principals import Principal
+from trellis.auth.principals import Principal, party_of
 from trellis.engine.errors import InputError, JobNotFound, NotAllowed, OptionInvalid
 from trellis.engine.job_changes import (
     CHANGEABLE,
@@ -25,6 +25,7 @@ from trellis.engine.job_changes import (
     JobSelection,
     JobToChange,
     LifecycleState,
+    OwnedBy,
     SelectedJob,
     changeable_states,
     counts,
@@ -41,9 +42,9 @@ COUNTED_MAX = 10_000
 COUNTED_OWN_MAX = 1_000
 """The same for a caller with jobs of its own only: who owns a job is read from its events."""
 EXAMPLES_MAX = 10
-PAGES_MAX = 20
+PAGES_MAX = 10
 """How many pages of the ledger one batch reads at most. A batch may be empty and have a next one."""
-PREVIEW_PAGES_MAX = 50
+PREVIEW_PAGES_MAX = 25
 """How many batches a preview counts at most."""
 ADD_TO_FILTER = "a type, a status, a lifecycle, a correlation id, a key, a parent, a reason, a priority or a time"
 
@@ -53,16 +54,25 @@ class ChangeFilter:
     """Names the jobs to change. None matches any value."""
 
     type: str | None = None
+    """The job type."""
     lifecycle: str | None = None
+    """`leased-job`, `queue-job` or `bus-job`."""
     state: str | None = None
+    """The state in the words of the lifecycle."""
     correlation_id: str | None = None
+    """What the job belongs to."""
     concurrency_key: str | None = None
+    """The key that jobs share."""
     parent_id: str | None = None
+    """The job that caused it."""
     reason_code: ReasonCode | None = None
     """Of the dead letter of a leased-job."""
     priority: Priority | None = None
+    """The present priority."""
     submitted_before: datetime | None = None
+    """A moment with a time zone."""
     submitted_after: datetime | None = None
+    """A moment with a time zone."""
     everything: bool = False
     """All jobs are meant. Without it, a filter that names nothing is refused."""
 
@@ -113,6 +123,7 @@ class ChangeTotals:
     """What became of all jobs of a change."""
 
     changed: int = 0
+    """Jobs that made the step."""
     requested: int = 0
     """Jobs that are held, and whose holder was asked to stop."""
     skipped: int = 0
@@ -147,7 +158,7 @@ class JobChanges:
     async def preview(self, wish: ChangeWish, where: ChangeFilter) -> ChangePreview:
         """How many jobs a change would concern. Changes nothing. Raises NotAllowed, InputError, OptionInvalid."""
         actor, rule = self._actor(wish), RULES_OF_CHANGES[wish.change]
-        selection = _selection(wish, where, actor)
+        selection = replace(_selection(wish, where, actor), owned_by=self._owner(rule))
         most = COUNTED_MAX if self._has_all(rule) else COUNTED_OWN_MAX
         jobs, cursor = list[SelectedJob](), None
         for _ in range(PREVIEW_PAGES_MAX):
@@ -176,7 +187,7 @@ class JobChanges:
         A repeated request with the same key gets the same answer; raises IdempotencyMismatch.
         """
         actor, rule = self._actor(wish), RULES_OF_CHANGES[wish.change]
-        selection = _selection(wish, where, actor)
+        selection = replace(_selection(wish, where, actor), owned_by=self._owner(rule))
         before = None if key is None else await self._ledger.find_request(key)
         if before is not None and before.answer is not None:
             return CHANGE_ANSWERS.decode(before.answer)
@@ -225,6 +236,13 @@ class JobChanges:
 
     def _actor(self, wish: ChangeWish) -> Actor:
         return changing_actor(self._principal, RULES_OF_CHANGES[wish.change])
+
+    def _owner(self, rule: str) -> OwnedBy | None:
+        """Whose jobs the ledger selects; None for all, and for a token that is for one job."""
+        principal = self._principal
+        if self._has_all(rule) or principal.job_id is not None:
+            return None
+        return OwnedBy(principal.name, None if principal.tenant is None else party_of(principal.name))
 
     def _has_all(self, rule: str) -> bool:
         """Whether the caller may change every job. Without a token the store decides: it is the caller's."""

@@ -15,6 +15,7 @@ from trellis.engine.job_changes import (
     JobChange,
     JobSelection,
     JobToChange,
+    OwnedBy,
     SelectedJob,
     changeable_states,
     counts,
@@ -76,6 +77,7 @@ async def dead(rig: Rig, n: int = 1, reason: ReasonCode = ReasonCode.TIMEOUT, **
 # --- the four changes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("DJ-11")
 async def test_cancel_ends_waiting_jobs_and_asks_the_holder_of_a_held_one(rig: Rig):
     held = await rig.running()
     waiting, delayed = await rig.submit_one(), await rig.submit_one(delay_s=600.0)
@@ -100,6 +102,7 @@ async def test_a_hard_cancel_ends_a_held_job(rig: Rig):
     assert await rig.state(held.lease.job_id) == "cancelled"
 
 
+@pytest.mark.requirement("DJ-12", "D39")
 async def test_discard_takes_dead_letters_off_the_list_and_can_be_undone(rig: Rig):
     first, second = await dead(rig, 2)
     (answer,) = (await change(rig, JobChange.DISCARD, [first])).answers
@@ -194,6 +197,7 @@ async def test_a_restored_job_has_the_priority_that_it_was_given_last(rig: Rig):
 # --- what is refused and skipped ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("DJ-11")
 async def test_a_job_that_changed_after_it_was_selected_is_skipped_and_counted(rig: Rig):
     taken, left = await rig.submit(2)
     jobs = await selected(rig, selection(JobChange.CANCEL))
@@ -337,6 +341,22 @@ async def test_every_part_of_a_filter_narrows_the_selection(rig: Rig, examined: 
         for page in (2, 100):
             read = await selected(rig, selection(JobChange.CANCEL, **options), page=page)
             assert [job.job_id for job in read] == jobs, (examined, name, page)
+
+
+async def test_jobs_are_selected_by_their_submitter_or_its_group(rig: Rig, examined: str):
+    def by(name: str) -> Actor:
+        return Actor(role=SUBMITTER.role, name=name)
+
+    names = ("<tenant=acme>ada", "<tenant=acme>bo", "<tenant=globex>ada", "ada")
+    jobs = {name: (await rig.submit(1, by=by(name)))[0] for name in names}
+    for owner, wanted in (
+        (OwnedBy("ada"), ["ada"]),
+        (OwnedBy("<tenant=acme>ada"), ["<tenant=acme>ada"]),
+        (OwnedBy("<tenant=acme>ada", "<tenant=acme>"), ["<tenant=acme>ada", "<tenant=acme>bo"]),
+        (OwnedBy("nobody"), []),
+    ):
+        read = await selected(rig, selection(JobChange.CANCEL, owned_by=owner))
+        assert [job.job_id for job in read] == [jobs[name] for name in wanted], (examined, owner)
 
 
 async def test_dead_letters_are_selected_by_reason_and_type(rig: Rig, examined: str):

@@ -186,6 +186,26 @@ async def test_a_login_moves_nothing_of_another(tenants: Tenants):
 
 
 @pytest.mark.requirement("D62")
+async def test_a_login_changes_its_own_jobs_only_and_as_a_submitter_only_cancels_them(tenants: Tenants):
+    job_id = await tenants.submit()
+    change = (
+        "SELECT outcome FROM trellis.change_jobs(trellis.register_actor('x', $1::smallint), $2, array[$3], array[null::int], $4,"
+        " 'because', true, 30, $5, 'type=work', $6)"
+    )
+    key = ["s", "k", "00", "jobs", "k"]
+    assert await tenants.rival.fetch(change, SUBMITTER, "cancel", job_id, "r1", None, key) == []
+    assert await tenants.rival.fetch("SELECT * FROM trellis.find_request_key('s', 'k')") == [], (
+        "nothing, not even its key"
+    )
+    assert await tenants.acme.fetchval(change, SUBMITTER, "run_now", job_id, "r2", None, None) == "actor"
+    assert await tenants.acme.fetchval(change, SUBMITTER, "prioritize", job_id, "r3", 0, None) == "actor"
+    assert await tenants.acme.fetchval(change, SUBMITTER, "cancel", job_id, "r4", None, key) == "moved"
+    for wrong in (("delete", None), ("cancel", 1), ("prioritize", None), ("prioritize", 3)):
+        with pytest.raises(Exception, match="a change is cancel, discard, run_now, or prioritize"):
+            await tenants.acme.fetch(change, SUBMITTER, wrong[0], job_id, "r5", wrong[1], None)
+
+
+@pytest.mark.requirement("D62")
 async def test_a_login_sends_no_signal_to_a_job_of_another_and_spawns_nothing_for_it(tenants: Tenants):
     job_id = await tenants.submit()
     send = "SELECT outcome FROM trellis.send_signal(trellis.register_actor('x', $1::smallint), $2, 'go', '1', null, null, false)"
@@ -331,6 +351,7 @@ CALLABLE = {
         "cancel",
         "moves",
         "send_signal",
+        "change_jobs",
     },
     "by role: no transition lets a submitter": {"requeue", "turn", "turns", "restore", "sweep", "remark"},
     "by role: for operators and services": {

@@ -24,7 +24,7 @@ const LIFECYCLES = ["leased-job", "queue-job", "bus-job"] as const;
 /** The first page is a screenful, so that it is there at once. */
 const FIRST_PAGE = 50;
 const PAGE = 200;
-const REQUEUEABLE = new Set(["failed", "dead_lettered", "DEAD", "FAILED"]);
+const REQUEUEABLE = new Set(["failed", "dead_lettered", "discarded", "DEAD", "DISCARDED", "FAILED"]);
 
 export function Jobs() {
   const t = useTexts();

@@ -8,7 +8,7 @@ from trellis.engine.jobs import JobId, Priority
 from trellis.ledgers.postgres.connection import PostgresRow
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.selections import Candidates, SelectionPosition, cursor_after
-from trellis.lifecycles import BY_CODE, LIFECYCLES, Phase
+from trellis.lifecycles import BY_CODE, LIFECYCLES, Phase, Role
 
 _SELECTION_QUERIES = NamedQueries("trellis.ledgers.postgres:job_selection.sql")
 
@@ -16,9 +16,13 @@ Fetch = Callable[..., Awaitable[list[PostgresRow]]]
 
 
 async def select_jobs(
-    fetch: Fetch, where: JobSelection, type_id: int | None, limit: int, position: SelectionPosition
+    fetch: Fetch, where: JobSelection, type_id: int | None, limit: int, position: SelectionPosition, prefix: str
 ) -> SelectedPage:
-    """A page of the jobs to change. `type_id` is the number of the selection's type; None for any."""
+    """A page of the jobs to change. `type_id` is the number of the selection's type; None for any.
+
+    `prefix` is what the ledger adds to the names of this connection's actors.
+    """
+    owner = where.owned_by
     named = sorted(where.states)
     pairs = (
         [LIFECYCLES[lifecycle].code for lifecycle, _ in named],
@@ -41,6 +45,9 @@ async def select_jobs(
         where.not_asked_to_stop,
         where.reason_code,
         limit,
+        None if owner is None else prefix + owner.name,
+        None if owner is None or owner.party is None else prefix + owner.party,
+        Role.RECONCILER.code,
     )
     return SelectedPage(
         jobs=tuple(_selected(row) for row in page),

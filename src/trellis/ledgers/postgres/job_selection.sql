@@ -57,4 +57,7 @@ select j.job_id, j.lifecycle, j.prio, j.created_at, j.id, t.name as type_name, s
    and (not $12::boolean or s.place = 'resting')
    and (not $13::boolean or s.cancel_at is null)
    and ($14::text is null or exists (select from dead_letter d where d.id = j.id and d.requeued_at is null and d.reason_code = $14))
+   and ($16::text is null or exists (
+     select from event e join actor a on a.id = e.actor where e.id = j.id and e.version = 1
+        and (a.name = $16 or starts_with(a.name, $17::text) or e.role = $18::smallint)))
  order by j.id limit $15

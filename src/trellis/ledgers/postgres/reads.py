@@ -225,6 +225,7 @@ class PostgresReads:
     """The reading half of the ledger. PostgresLedger adds the writing half."""
 
     url: str
+    name_prefix: str
     _read_lane: PostgresLane
 
     async def fetch(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
@@ -342,7 +343,7 @@ class PostgresReads:
     async def select_jobs(self, where: JobSelection, *, limit: int, cursor: str | None = None) -> SelectedPage:
         check_selected(limit)
         position, type_id = position_in(cursor), await self._type_of(where)
-        return await job_selection.select_jobs(self.fetch, where, type_id, limit, position)
+        return await job_selection.select_jobs(self._fetch_by_index, where, type_id, limit, position, self.name_prefix)
 
     async def children(self, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
         check_children(limit)

@@ -41,7 +41,7 @@ from trellis.ledgers.sqlite.plan import (
     state_of,
 )
 from trellis.ledgers.sqlite.steps import STEP_QUERIES, job_row
-from trellis.lifecycles import BY_CODE, Phase
+from trellis.lifecycles import BY_CODE, Phase, Role
 
 _CHANGE_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/job_changes.sql")
 
@@ -135,6 +135,9 @@ def _bindings(where: JobSelection, codes: Sequence[int]) -> dict[str, str | int 
         "submitted_after": None if after is None else rows.microseconds(after),
         "delayed": int(where.delayed),
         "not_asked": int(where.not_asked_to_stop),
+        "owner": None if where.owned_by is None else where.owned_by.name,
+        "party": None if where.owned_by is None else where.owned_by.party,
+        "reconciler": ROLE_CODES[Role.RECONCILER],
     }
 
 

@@ -57,6 +57,9 @@ WHERE j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states))
   AND (NOT :not_asked OR j.cancel_at IS NULL)
   AND (:reason IS NULL OR EXISTS (
     SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
+  AND (:owner IS NULL OR EXISTS (
+    SELECT 1 FROM trellis_event e JOIN trellis_actor a ON a.id = e.actor WHERE e.job = j.id AND e.version = 1
+      AND (a.name = :owner OR substr(a.name, 1, length(:party)) = :party OR e.role = :reconciler)))
 ORDER BY j.id LIMIT :limit;
 
 -- name: set_priority
