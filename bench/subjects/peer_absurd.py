@@ -1,7 +1,7 @@
 """Absurd as its own documents use it: tasks of four steps, a fan-out that awaits tasks of another queue, and a sleep.
 
-One thread with batches of 100, which was faster here than many; it is polled every 20 ms instead of every 250. A task that awaits another one
-keeps its thread, so a fan-out has as many threads as tasks at a time.
+One thread in each process with batches of 100: its documents recommend more processes, not threads. It is polled every 20 ms instead of every
+250. A task that awaits another one keeps its thread, so a fan-out has as many threads as tasks at a time.
 """
 
 import os
