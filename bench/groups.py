@@ -36,8 +36,8 @@ class Sizes:
     runs: int = 600
     published_runs: int = 100
     dbos_runs: int = 80
-    workflows: tuple[int, int, int] = (3_000, 400, 100)
-    joins: tuple[int, int, int] = (100, 8, 4)
+    workflows: tuple[int, int, int] = (3_000, 300, 100)
+    joins: tuple[int, int, int] = (80, 6, 3)
     """How many workflows each of ours, Absurd and DBOS makes."""
     sleeps: int = 1_000
     polls: int = 2_000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.servers.postgres import PostgresServer
 
-PACKAGES = ("trellis-engine", "pgqueuer", "huey", "dbos", "asyncpg", "apsw", "uvloop")
+PACKAGES = ("trellis-engine", "pgqueuer", "huey", "dbos", "absurd-sdk", "asyncpg", "apsw", "uvloop")
 
 
 def describe(server: PostgresServer, files: Path) -> dict[str, str]:

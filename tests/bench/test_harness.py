@@ -5,8 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from bench import processes
-from bench.groups import RUN_SUBJECTS, SMALL, _run_task, gateway, sqlite_drains
+from bench import groups, processes
+from bench.groups import (
+    RUN_SUBJECTS,
+    SMALL,
+    _run_task,
+    _workflow_task,
+    absurd_is_missing,
+    gateway,
+    sqlite_drains,
+)
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
 from bench.measures import asked, drain, drain_file
 from bench.preload import PreloadBroken, preload
@@ -57,6 +65,21 @@ def test_sqlite_is_drained(stores: Stores, subject: str):
 @pytest.mark.usefixtures("started_children")
 def test_sqlite_floor_is_drained_by_processes_as_the_benchmark_starts_them(stores: Stores):
     assert drain_file(stores, "floor_sqlite", TASK).per_s > 0
+
+
+@pytest.mark.parametrize("handler", ["join", pytest.param("steps", marks=pytest.mark.prove)])
+def test_workflows_are_taken_to_their_end(stores: Stores, handler: str):
+    assert drain(stores, "workflows", _workflow_task("workflows", handler, 2)).per_s > 0
+
+
+def test_absurd_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(groups, "find_spec", lambda _: object())
+    monkeypatch.delenv("ABSURD_SQL", raising=False)
+    assert "ABSURD_SQL" in (absurd_is_missing() or "")
+    monkeypatch.setenv("ABSURD_SQL", "absurd.sql")
+    assert absurd_is_missing() is None
+    monkeypatch.setattr(groups, "find_spec", lambda _: None)
+    assert "absurd-sdk" in (absurd_is_missing() or "")
 
 
 def test_runs_are_taken_to_their_end_by_two_processes(stores: Stores):

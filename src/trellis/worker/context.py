@@ -47,6 +47,10 @@ class WorkerServices(Protocol):
         """Builds and checks the job that a handler submits."""
         ...
 
+    def payload_bytes(self, type_: str, payload: Any) -> bytes:
+        """Encodes and checks the payload of a job that a handler submits."""
+        ...
+
     def read_result(self, type_: str, body: bytes | None) -> Any:
         """Decodes the result of a job as its handler's return type, if this application has the handler."""
         ...

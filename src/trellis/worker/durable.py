@@ -151,6 +151,10 @@ class DurableServices(Protocol):
         """Builds and checks a job to submit."""
         ...
 
+    def payload_bytes(self, type_: str, payload: Any) -> bytes:
+        """Encodes and checks the payload of a job to submit."""
+        ...
+
     def read_result(self, type_: str, body: bytes | None) -> Any:
         """Decodes the result of a job as its handler's return type, if this application has the handler."""
         ...
@@ -439,15 +443,16 @@ class DurableCalls:
             expected = "a spawned job gets its id and parent from the job that spawns it; use ctx.submit for others"
             raise OptionInvalid(option=min(wrong), value="set", expected=expected)
         self._check_alone(SPAWN)
-        job = self._worker.request(type_, payload, {**self._family(), **settings})
-        mark = _digest(job.payload)
+        job = None
+        if self._replay is None or not self._replay.at(self._number + 1):
+            job = self._worker.request(type_, payload, {**self._family(), **settings})
+        mark = _digest(self._worker.payload_bytes(type_, payload) if job is None else job.payload)
         number = self._begin(SPAWN, f"{type_}#{mark}")
         restarts = 0 if self._replay is None else self._replay.times_restarted
         job_id = JobId(str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self._lease.job_id} {restarts} {number}")))
-        is_new = self._replay is None or not self._replay.at(number)
-        if is_new:
+        if job is not None:
             self._pending.append(PendingChild(number, replace(job, job_id=job_id), mark, abandon))
-        return ChildHandle(job_id, type_, self, is_new)
+        return ChildHandle(job_id, type_, self, job is not None)
 
     async def _flush(self) -> None:
         """Journal an error that the handler caught, and submit the children that were spawned since the last call."""

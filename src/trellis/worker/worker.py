@@ -26,6 +26,7 @@ from trellis.worker.heartbeat import HeldJobWatch, WorkerLeaseHeartbeat
 from trellis.worker.held import HeldJobs, StopCause
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import release_advance
+from trellis.worker.payloads import any_json_bytes
 from trellis.worker.requests import SubmitSettings, new_job
 from trellis.worker.runners import Runners, SignalWriter
 from trellis.worker.schedules import JobScheduleFirer, declare_schedules
@@ -106,6 +107,10 @@ class Worker:
         """Builds a child job for a handler: of this application's types, or of a type that another worker serves."""
         known = self.app if type_ in self.app else None
         return new_job(type_, payload, settings, app=known, new_id=self._new_id)
+
+    def payload_bytes(self, type_: str, payload: Any) -> bytes:
+        """Encodes the payload of a child job, as `request` does."""
+        return self.app.spec(type_).codec.accept(payload)[1] if type_ in self.app else any_json_bytes(payload, type_)
 
     def read_result(self, type_: str, body: bytes | None) -> Any:
         """Decodes the result of a job: as its handler's return type, or as JSON if another application has it."""

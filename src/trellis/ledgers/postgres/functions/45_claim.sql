@@ -103,16 +103,6 @@ begin
   return whole;
 end $$;
 
--- Values that few jobs have, as JSON, so that most rows stay narrow.
-create or replace function _extra(j job, p_now timestamptz) returns text language sql stable set search_path from current as $$
-  select json_build_object(
-    'trace', j.trace, 'parent_id', j.parent_id, 'compensates', (select o.job_id from job o where o.id = j.compensates),
-    'deadline_s', extract(epoch from j.deadline_at - p_now),
-    'spared', (select d.max_attempts - j.max_attempts from lease d where d.id = j.id),
-    'runs_alone', (select _runs_alone(d.deaths, j.max_deaths, d.attempt, d.max_attempts) from lease d where d.id = j.id),
-    'checkpoint', (select encode(c.body, 'base64') from checkpoint c where c.id = j.id))::text
-$$;
-
 -- A claim returns its jobs as one row of arrays, in claim order, because rows of many columns cost more to transfer
 -- than to find. Large values (a large payload, a checkpoint, values that few jobs have) follow as rows of their own.
 --

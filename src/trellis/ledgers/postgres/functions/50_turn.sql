@@ -327,7 +327,15 @@ begin
       return next;
       return query select 4::smallint, null::smallint, j.id, null::int, null::bigint[], null::int[], null::int[], null::smallint[],
         null::int[], null::int[], null::smallint[], null::int[], null::smallint[], null::text[], null::bytea[], null::text[],
-        null::smallint[], null::bigint[], j.payload, _extra(j, now_at) from job j where j.id = any(c.wide);
+        null::smallint[], null::bigint[], j.payload,
+        -- Values that few jobs have. Here and not in a function of its own, which would cost as much as the rest of the claim.
+        json_build_object(
+          'trace', j.trace, 'parent_id', j.parent_id, 'deadline_s', extract(epoch from j.deadline_at - now_at),
+          'compensates', case when j.compensates is not null then (select o.job_id from job o where o.id = j.compensates) end,
+          'spared', d.max_attempts - j.max_attempts,
+          'runs_alone', d.deaths > 0 and _runs_alone(d.deaths, j.max_deaths, d.attempt, d.max_attempts),
+          'checkpoint', case when d.epoch > 1 then (select encode(k.body, 'base64') from checkpoint k where k.id = j.id) end)::text
+        from job j left join lease d on d.id = j.id where j.id = any(c.wide);
     end if;
   end if;
 end $$;
