@@ -154,6 +154,9 @@ async def test_wrong_arguments_and_names_are_told_what_to_change(gateway: Gatewa
         assert "stauts: there is no such field (did you mean status?)" in await refusal(
             client, "jobs_list", stauts="queued"
         )
+        assert "job.piority: there is no such field (did you mean priority?)" in await refusal(
+            client, "job_submit", job={"type": "index", "piority": "batch"}
+        )
         assert "limit: Input should be less than or equal to 50" in await refusal(client, "jobs_list", limit=1_000)
         assert "no job" in (await refusal(client, "job_show", job_id="nothing")).lower()
         with pytest.raises(MCPError, match=r"no such tool .did you mean jobs_list"):

@@ -14,6 +14,7 @@ import pydantic
 
 from trellis.engine.errors import TrellisError
 from trellis.engine.extras import program_version
+from trellis.engine.field_names import fields_beside
 from trellis.engine.text import no_such, no_such_field
 from trellis.http.client import GatewayClient
 from trellis.mcp_server.tools import TOOLS, McpTool
@@ -203,9 +204,8 @@ def _problems(error: pydantic.ValidationError, tool: McpTool) -> str:
     """What is wrong with the arguments of a tool, each in a line."""
     lines: list[str] = []
     for one in error.errors(include_url=False, include_input=False, include_context=False)[:ERRORS_MAX]:
-        place = ".".join(map(str, one["loc"]))
-        if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
-            lines.append(no_such_field(one["loc"], tool.takes.model_fields))
+        if one["type"] == "extra_forbidden":
+            lines.append(no_such_field(one["loc"], fields_beside(tool.takes, one["loc"])))
         else:
-            lines.append(f"{place}: {one['msg']}")
+            lines.append(f"{'.'.join(map(str, one['loc']))}: {one['msg']}")
     return f"{tool.name} was not called. " + "; ".join(lines)
