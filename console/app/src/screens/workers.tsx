@@ -199,11 +199,15 @@ function Queues({ items, workers }: { items: QueueListed[]; workers: WorkerListe
   const serving = (type: string) => workers.filter((one) => one.state === "alive" && servedBy(one.info).includes(type)).length;
   const shared = queueColumns(t, Math.max(1, ...items.map(depthOf)));
   const word = (one: QueueListed) => t(one.paused ? "workers.resume" : "workers.pause");
+  const rates = (one: QueueListed) => [
+    ...(one.rate_limit === null ? [] : [t("workers.rate.of", { n: one.rate_limit })]),
+    ...(one.rate_per_key == null ? [] : [t("workers.rate.key", { n: one.rate_per_key })]),
+  ];
   const columns: DataColumn<QueueListed>[] = [
     shared.name,
     { title: t("jobs.lifecycle"), cell: (one) => (one.lifecycle === "bus-job" ? t("workers.topic") : one.lifecycle) },
     ...shared.depths,
-    { title: t("workers.rate"), kind: "num nowrap", cell: (one) => (one.rate_limit === null ? "–" : t("workers.rate.of", { n: one.rate_limit })) },
+    { title: t("workers.rate"), kind: "num nowrap", cell: (one) => rates(one).join(", ") || "–" },
     { title: t("workers.title"), kind: "num", cell: (one) => (PAUSABLE.has(one.lifecycle) && one.lifecycle !== "queue-job" ? serving(one.type) : "–") },
     {
       title: <ActTitle />,
