@@ -15,6 +15,7 @@ from trellis.lifecycles import Role
 
 REFUSED_READS = MappingProxyType(
     {
+        "the jobs that a change selects, of which `operations/job_changes.py` takes the own ones": "select_jobs",
         "the state of the whole system": "queues workers followers declared_types home_issuer count_events key_limit "
         "sample_events figures connections ping",
         "alerts, and what their conditions read": "alerts alert alert_mark waiting_types stage_steps",
@@ -31,7 +32,7 @@ REFUSED_READS = MappingProxyType(
 WRITES = MappingProxyType(
     {
         "jobs": "submit turn renew move cancel requeue save_checkpoint journal signal sweep retain restore annotate "
-        "spawn send_signal",
+        "spawn send_signal change_jobs",
         "types and keys": "pause limit_rate declare_types limit_key limit_held",
         "schedules": "save_schedule remove_schedule advance_schedule",
         "subscriptions": "subscribe ack unsubscribe release_retention",

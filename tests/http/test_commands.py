@@ -54,6 +54,20 @@ def test_jobs_are_submitted_listed_shown_and_ended(shell: Shell):
     assert "--concurrency-key" in shell("jobs", "--concurrency-key", "x", code=2)
 
 
+def test_many_jobs_are_changed_through_a_gateway(shell: Shell):
+    jobs = [shell("submit", "mail", "--delay", "1h", "--concurrency-key", "smtp").strip() for _ in range(3)]
+    (seen,) = shell.records("jobs", "run-now", "--concurrency-key", "smtp", "--dry-run")
+    assert (seen["matched"], [one["job_id"] for one in seen["examples"]]) == (3, jobs)
+    assert shell("jobs", "run-now", "--type", "mail", "--submitted-after", "1h", "--yes").strip() == "3 jobs made ready"
+    assert (
+        shell("job", "prioritize", jobs[0], "critical").strip() == f"{jobs[0]} was given another priority; it is queued"
+    )
+    assert "--type" in shell("jobs", "cancel", code=2)
+    (done,) = shell.records("jobs", "cancel", "--type", "mail", "--yes")
+    assert (done["changed"], done["skipped"], done["next_cursor"]) == (3, 0, None)
+    assert shell.records("jobs", "--type", "mail", "--status", "queued") == []
+
+
 @pytest.mark.requirement("D38")
 def test_a_queue_job_is_submitted_shown_and_ended_through_a_gateway(shell: Shell):
     asked = ("RESEARCH", '{"query": "Who made it?"}', "--agent", AGENT, "--entity", "violin", "--key", "q")
