@@ -116,6 +116,7 @@ async def test_a_spawned_child_may_be_of_a_batch(rig: Rig):
     (own,) = await spawn(rig, parent, 1)
     await suspend(rig, parent, Wait(children=(own,)))
     stored = await rig.job(own)
+    assert stored.payload is not None
     twin = NewJob(job_id=own, type="child", payload=stored.payload, id_is_given=True)
     completion, members = await submit(rig, checked_batch(rig.new_job(), [twin]))
     assert members == [own]
