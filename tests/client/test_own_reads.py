@@ -32,7 +32,7 @@ REFUSED_READS = MappingProxyType(
 WRITES = MappingProxyType(
     {
         "jobs": "submit turn renew move cancel requeue save_checkpoint journal signal sweep retain restore annotate "
-        "spawn send_signal change_jobs",
+        "spawn submit_batch send_signal change_jobs",
         "types and keys": "pause limit_rate declare_types limit_key limit_held",
         "schedules": "save_schedule remove_schedule advance_schedule",
         "subscriptions": "subscribe ack unsubscribe release_retention",
