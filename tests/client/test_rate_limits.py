@@ -15,8 +15,9 @@ from trellis.worker.options import KEY_LIMIT_MAX
 
 def crm(**options: Any) -> App:
     app = App()
+    settings: dict[str, Any] = {"concurrency_key": lambda push: push["customer"], **options}
 
-    @app.job("crm.push", **{"concurrency_key": lambda push: push["customer"], **options})
+    @app.job("crm.push", **settings)
     async def push(ctx: Context, push: dict[str, str]) -> str:
         return push["customer"]
 
