@@ -243,6 +243,51 @@ async def test_types_that_share_a_key_each_keep_to_their_own_rate(rig: Rig):
     assert sum(job.type == "free" for job in claimed) == 12
 
 
+async def test_a_claim_of_a_slow_type_does_not_delay_the_tokens_of_another(rig: Rig):
+    await declare(rig, 1.0, 1)
+    await declare(rig, 0.0001, 1, type_="slow")
+    (first, second), (slow,) = await submit(rig, 2), await submit(rig, 1, type="slow")
+    assert claimed_ids(await rig.claim(1)) == [first]
+    assert claimed_ids(await rig.claim(1, types=("slow",))) == [slow]
+    await rig.advance(1.0)
+    await rig.sweep()
+    assert claimed_ids(await rig.claim(1)) == [second]
+
+
+async def test_a_key_with_nothing_that_waits_is_not_looked_at_again(rig: Rig):
+    await declare(rig, 1.0, 1)
+    jobs = await submit(rig, 2)
+    await rig.claim(1)
+    await rig.advance(2.0)
+    await rig.cancel(jobs[1])
+    await rig.claim(5)
+    await rig.sweep()
+    await rig.advance(2.0)
+    query = "select count(*) from {} where due_at is not null"
+    if rig.admin_sql is not None:
+        assert (await rig.admin_sql(query.format("trellis.concurrency_key")))[0][0] == 0
+
+
+@pytest.mark.only("postgres")
+async def test_a_token_that_is_freed_while_its_key_is_locked_is_given_by_a_later_sweep(rig: Rig):
+    """A user's transaction has submitted a job of the key and goes on: nobody waits for it."""
+    await declare(rig, 0.0001, 1)
+    ready, waiting = await submit(rig, 2)
+    connection = await asyncpg.connect(rig.admin_url)
+    try:
+        async with connection.transaction():
+            await connection.execute("select from trellis.concurrency_key for update")
+            await rig.cancel(ready)
+    finally:
+        await connection.close()
+    for _ in range(60):
+        await rig.sweep()
+        await rig.advance(1.0)
+        if (await places(rig)).get(JobPlace.READY):
+            break
+    assert claimed_ids(await rig.claim(1)) == [waiting]
+
+
 async def test_a_claim_of_one_job_needs_a_token_too(rig: Rig):
     await declare(rig, 1.0, 1)
     first, second, third = await submit(rig, 3)

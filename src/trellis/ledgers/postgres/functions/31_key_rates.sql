@@ -51,7 +51,7 @@ begin
     exit when filled = 0 or promoted >= 1000;
   end loop;
   -- The tokens of a key that was due are set aside for ready jobs that nobody claims: it is looked at less often.
-  if promoted = 0 and p_due <= p_now then next_at := greatest(next_at, p_now + _unclaimed_wait()); end if;
+  if next_at is not null and promoted = 0 and p_due <= p_now then next_at := greatest(next_at, p_now + _unclaimed_wait()); end if;
   update concurrency_key c set due_at = next_at where c.id = p_key and c.due_at is distinct from next_at;
   for h in select k.* from _key_heads(p_key, p_now) k order by k.prio, k.pos loop
     promoted := promoted + _let_urgent_pass_of(p_key, h.lifecycle, h.type, h.rated);
@@ -119,7 +119,8 @@ begin
     from needed n left join taken t on t.ckey = n.ckey and t.type = n.type and t.lifecycle = n.lifecycle;
   -- The next tokens of these keys, if jobs wait for them. Keys that are locked are looked at by whoever has locked them, or later.
   if taken_keys is not null then
-    update concurrency_key c set due_at = greatest(d.at, p_now)
+    -- Another type of a key may have its next token sooner.
+    update concurrency_key c set due_at = least(c.due_at, greatest(d.at, p_now))
       from (select u.ckey, min(u.at) as at from unnest(taken_keys, due) u(ckey, at)
              where exists (select from parked p where p.ckey = u.ckey) group by u.ckey) d
      where c.id = d.ckey and c.id = any(array(select o.id from concurrency_key o where o.id = any(taken_keys) for update skip locked));
