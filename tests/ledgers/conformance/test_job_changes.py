@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
+import asyncpg
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER, Rig, claimed_ids
@@ -391,3 +392,25 @@ async def test_a_submitters_changeable_states_leave_out_what_only_operators_canc
     }
     assert changeable_states(JobChange.DISCARD, WORKER.role) == frozenset()
     assert job_changes.RULES_OF_CHANGES.keys() == set(JobChange)
+
+
+@pytest.mark.only("postgres")
+async def test_a_change_locks_all_its_jobs_before_their_keys(rig: Rig):
+    """A turn locks the leases that it ends and then their keys: the other order would stop both."""
+    assert rig.admin_sql is not None
+    (waiting,) = await rig.submit(1, concurrency_key="k", concurrency_limit=2)
+    (held,) = await rig.submit(1, concurrency_key="k", concurrency_limit=2, priority=Priority.CRITICAL)
+    assert (await rig.claim_one()).lease.job_id == held
+    holder, other = await asyncpg.connect(rig.admin_url), await asyncpg.connect(rig.admin_url)
+    try:
+        async with holder.transaction():
+            await holder.execute("select from trellis.lease for update")
+            changing = asyncio.create_task(change(rig, JobChange.CANCEL, [waiting, held], mode=CancelMode.HARD))
+            async with asyncio.timeout(20):
+                while not await other.fetchval("select count(*) from pg_locks where not granted"):
+                    pass
+            assert await other.fetch("select id from trellis.concurrency_key for update skip locked")
+        assert counts((await changing).answers) == {"changed": 2, "requested": 0, "skipped": 0}
+    finally:
+        await holder.close()
+        await other.close()

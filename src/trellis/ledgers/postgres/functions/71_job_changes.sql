@@ -77,6 +77,10 @@ begin
   end if;
   batch_no := _open_batch();
   perform _lock_family(array(select b.id from unnest(p_job_ids) u(job_id) join job b on b.job_id = u.job_id));
+  -- All rows before the first step, which locks a concurrency key: turns lock what they end, then its keys.
+  for j in select b.id from unnest(p_job_ids) u(job_id) join job b on b.job_id = u.job_id where _within_reach(a.role, b.id) order by b.id loop
+    perform _find(j.id);
+  end loop;
   for j in select b.id, b.job_id, b.lifecycle, u.version from unnest(p_job_ids, p_versions) u(job_id, version)
              join job b on b.job_id = u.job_id order by b.id loop
     continue when not _within_reach(a.role, j.id);
