@@ -325,6 +325,26 @@ async def test_a_handler_that_never_ends_begins_anew_with_an_empty_journal(stand
     assert len((await stand.ledger.children(JobId(handle.id), since=None, limit=9)).job_ids) == 3
 
 
+async def test_a_job_that_began_anew_keeps_its_newer_input_after_a_requeue(stand: Stand, shop: Shop):
+    broken = True
+
+    @shop.app.job("loop")
+    async def loop(ctx: Context, n: int) -> int:
+        if n < 2:
+            await ctx.continue_as_new(n + 1)
+        await ctx.step("seen", lambda: n)
+        if broken:
+            raise PermanentError("not yet")
+        return n
+
+    handle = await stand.submit("loop", 0)
+    await stand.run_until_idle(shop.app)
+    broken = False
+    await requeue(stand, handle.id)
+    await stand.run_until_idle(shop.app)
+    assert await handle.result() == 2
+
+
 async def test_a_sync_handler_has_the_same_calls(stand: Stand, shop: Shop):
     @shop.app.job("sync")
     def sync(ctx: SyncContext) -> list[Any]:

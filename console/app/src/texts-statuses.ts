@@ -18,7 +18,6 @@ const UK: Record<string, string> = {
   cancelled: "скасовано",
   dead_lettered: "недоставлено",
   suspended: "чекає на подію",
-  discarded: "відкинуто",
   // Jobs of the job queue
   PENDING: "очікує",
   QUEUED: "у черзі",
