@@ -94,9 +94,13 @@ class BatchMembers:
         return cls(tuple(JobId(job_id) for job_id in entry["ids"]), types)
 
 
-def members_of(batch: NewBatch, answers: Iterable[Submitted]) -> BatchMembers:
-    """The jobs of a batch that was submitted with these answers."""
-    return BatchMembers(tuple(one.job_id for one in answers), tuple(job.type for job in batch.members))
+def members_of(batch: NewBatch, completion: Submitted, answers: Iterable[Submitted]) -> BatchMembers:
+    """The jobs of a batch that was submitted with these answers. Raises OptionInvalid if one is the completion job."""
+    ids = tuple(one.job_id for one in answers)
+    if completion.job_id in ids:
+        expected = "another job: this key of a job names the job that completes the batch, which would wait for itself"
+        raise OptionInvalid(option=f"jobs[{ids.index(completion.job_id)}]", value=completion.job_id, expected=expected)
+    return BatchMembers(ids, tuple(job.type for job in batch.members))
 
 
 def earlier_batch(batch: NewBatch, answer: Submitted, stored: bytes) -> BatchSubmitted:

@@ -139,6 +139,15 @@ async def test_a_unique_job_that_is_there_is_awaited_and_a_conflict_that_raises_
     assert await rig.state(completion) == "queued"
 
 
+async def test_a_completion_job_cannot_be_a_job_of_its_own_batch(rig: Rig):
+    same = UniqueRule(key="one", on_conflict=OnConflict.RETURN)
+    batch = checked_batch(rig.new_job(unique=same), [child(rig), rig.new_job(unique=same)])
+    with pytest.raises(OptionInvalid, match="wait for itself") as refused:
+        await rig.ledger.submit_batch(SUBMITTER, batch)
+    assert refused.value.data["option"] == "jobs[1]"
+    assert [await rig.ledger.job(job.job_id) for job in (batch.completion, *batch.members)] == [None] * 3
+
+
 async def test_a_repeated_batch_is_the_first_one(rig: Rig):
     def request() -> NewBatch:
         completion = rig.new_job(idempotency_key="day 7", fingerprint=b"one", payload=b"7")

@@ -414,3 +414,19 @@ async def test_a_change_locks_all_its_jobs_before_their_keys(rig: Rig):
     finally:
         await holder.close()
         await other.close()
+
+
+@pytest.mark.only("postgres")
+@pytest.mark.parametrize("wrong", ["null, array['job-1']", "'complete', array['job-1']", "'cancel', null::text[]"])
+async def test_sql_callers_make_declared_changes_of_named_jobs_only(rig: Rig, wrong: str):
+    job_id = await rig.submit_one()
+    connection = await asyncpg.connect(rig.app_url)
+    try:
+        actor = await connection.fetchval("select trellis.register_actor('sql', $1::smallint)", ADMIN.role.code)
+        more = "array[null]::int[], 'r', null, false, 0, 1::smallint, null, null"
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await connection.fetch(f"select * from trellis.change_jobs({actor}, {wrong}, {more})")
+    finally:
+        await connection.close()
+    assert refused.value.sqlstate == "TR004"
+    assert await rig.event_types(job_id) == ["job_queued"]

@@ -203,7 +203,7 @@ async def submit_batch(
         answers: list[Submitted] = []
         for start in range(0, len(batch.members), SUBMIT_MAX):
             answers += map(accepted, await submit_part(batch.members[start : start + SUBMIT_MAX]))
-        members = members_of(batch, answers)
+        members = members_of(batch, answer, answers)
         await connection.execute(
             "select complete_batch($1, $2, $3, $4, $5)",
             actor,

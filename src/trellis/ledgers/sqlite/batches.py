@@ -34,7 +34,7 @@ def submit_batch(tx: Transaction, actor: Actor, batch: NewBatch) -> BatchSubmitt
     created = {one.job_id for one in answers if one.created}
     values = {"parent": row.id, "children": children_array(created, set() if batch.abandon else created)}
     tx.db.execute(WAIT_QUERIES.link_members, values)
-    _suspend(tx, actor, row, members_of(batch, answers).body(), len(answers))
+    _suspend(tx, actor, row, members_of(batch, answer, answers).body(), len(answers))
     return BatchSubmitted(completion=answer, members=tuple(answers))
 
 

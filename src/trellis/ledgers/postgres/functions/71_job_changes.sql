@@ -60,11 +60,11 @@ declare
   changed int := 0;
   requested int := 0;
 begin
-  if p_change not in ('cancel', 'discard', 'run_now', 'prioritize') or (p_change = 'prioritize') <> (p_prio is not null)
-     or p_prio not between 0 and 2 then
+  if (p_change in ('cancel', 'discard', 'run_now', 'prioritize') and (p_change = 'prioritize') = (p_prio is not null)
+      and coalesce(p_prio, 0) between 0 and 2) is not true then
     raise exception 'a change is cancel, discard, run_now, or prioritize with a priority from 0 to 2' using errcode = 'TR004';
   end if;
-  if cardinality(p_job_ids) not between 1 and _changed_max() or cardinality(p_job_ids) is distinct from cardinality(p_versions)
+  if (cardinality(p_job_ids) between 1 and _changed_max()) is not true or cardinality(p_job_ids) is distinct from cardinality(p_versions)
      or length(p_selected_by) > 1000 then
     raise exception 'a change names 1 to % jobs, each with its version or null, and a filter of at most 1000 characters', _changed_max()
       using errcode = 'TR004';
