@@ -428,5 +428,5 @@ async def test_sql_callers_make_declared_changes_of_named_jobs_only(rig: Rig, wr
             await connection.fetch(f"select * from trellis.change_jobs({actor}, {wrong}, {more})")
     finally:
         await connection.close()
-    assert refused.value.sqlstate == "TR004"
+    assert getattr(refused.value, "sqlstate", None) == "TR004"
     assert await rig.event_types(job_id) == ["job_queued"]
