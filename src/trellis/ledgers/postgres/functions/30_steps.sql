@@ -100,7 +100,7 @@ begin
     mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update skip locked);
   end if;
   for k in select c.id, c.cap, c.due_at from concurrency_key c where c.id = any(mine) order by c.id loop
-    if rated then
+    if rated and _waits_for_rate(k.id) then
       promoted := promoted + _promote_by_rate(k.id, k.cap, k.due_at, p_now);
       continue;
     end if;

@@ -4,10 +4,8 @@
 -- Locks: whoever lets jobs become ready has locked the row of `concurrency_key` and reads `key_rate`. Claims lock rows of `key_rate`, in
 -- order, and wait for nothing after that.
 
--- The first parked job of each type of a key, and how many jobs of the type may become ready now, at most 1,000. `due_at` is when the next
--- may, if none may now. One statement reads what claims have used and what is ready: both change in one transaction.
-create or replace function _key_heads(p_key bigint, p_now timestamptz)
-returns table (lifecycle smallint, type int, prio smallint, pos bigint, rated boolean, tokens int, due_at timestamptz) language sql
+-- The types of the parked jobs of a key. Reads one row of each.
+create or replace function _parked_kinds(p_key bigint) returns table (type int, lifecycle smallint) language sql stable rows 2
 set search_path from current as $$
   with recursive kinds(type, lifecycle) as (
     (select p.type, p.lifecycle from parked p where p.ckey = p_key order by p.type, p.lifecycle limit 1)
@@ -16,10 +14,18 @@ set search_path from current as $$
       select p.type, p.lifecycle from parked p where p.ckey = p_key and (p.type, p.lifecycle) > (k.type, k.lifecycle)
        order by p.type, p.lifecycle limit 1) n
   )
+  select k.type, k.lifecycle from kinds k
+$$;
+
+-- The first parked job of each type of a key, and how many jobs of the type may become ready now, at most 1,000. `due_at` is when the next
+-- may, if none may now. One statement reads what claims have used and what is ready: both change in one transaction.
+create or replace function _key_heads(p_key bigint, p_now timestamptz)
+returns table (lifecycle smallint, type int, prio smallint, pos bigint, rated boolean, tokens int, due_at timestamptz) language sql
+set search_path from current as $$
   select k.lifecycle, k.type, h.prio, h.pos, o.token_us is not null,
          case when o.token_us is null then 1000 else least(1000, greatest(0, o.burst_per_key - n.needed))::int end,
          case when n.needed >= o.burst_per_key then n.use + (o.token_us - o.burst_per_key * o.token_us) * interval '1 microsecond' end
-    from kinds k
+    from _parked_kinds(p_key) k
     cross join lateral (select p.prio, p.pos from parked p where p.ckey = p_key and p.type = k.type and p.lifecycle = k.lifecycle
                          order by p.prio, p.pos limit 1) h
     left join type_options o on o.lifecycle = k.lifecycle and o.type = k.type and o.rate_per_key is not null
@@ -28,7 +34,13 @@ set search_path from current as $$
     left join lateral (
       select greatest(u.used_until, p_now) + count(*) * o.token_us * interval '1 microsecond' as use,
              ceil(extract(epoch from greatest(u.used_until - p_now, interval '0')) * 1000000 / o.token_us) + count(*) as needed
-        from slot s join ready r on r.id = s.id where s.ckey = p_key and r.type = k.type and r.lifecycle = k.lifecycle) n on o.token_us is not null
+        from slot s join ready r on r.id = s.id
+       where o.token_us is not null and s.ckey = p_key and r.type = k.type and r.lifecycle = k.lifecycle) n on true
+$$;
+
+-- Whether a parked job of this key is of a type that declares a rate.
+create or replace function _waits_for_rate(p_key bigint) returns boolean language sql stable set search_path from current as $$
+  select exists (select from _parked_kinds(p_key) k join type_options o on o.type = k.type and o.lifecycle = k.lifecycle where o.rate_per_key is not null)
 $$;
 
 -- Gives free slots of a key to its jobs parked first, as far as the key has tokens for them, and notes when the key is
