@@ -382,6 +382,7 @@ CALLABLE = {
         "name_prefix",
         "type_id",
         "lock_waiting",
+        "lock_keys",
         "beat",
         "sequence_feed",
         "feed_places",

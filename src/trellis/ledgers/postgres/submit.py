@@ -193,7 +193,11 @@ async def submit_batch(
 ) -> BatchSubmitted:
     """Submit the completion job, then the jobs, then suspend it until they have ended. One transaction."""
     async with connection.transaction():
-        await lock_waiting(connection, (batch.completion, *batch.members))
+        jobs = (batch.completion, *batch.members)
+        await lock_waiting(connection, jobs)
+        keys = {job.concurrency_key for job in jobs if job.concurrency_key is not None}
+        if len(keys) > 1:
+            await connection.execute("select lock_keys($1)", list(keys))
         answer = accepted((await submit_part([batch.completion]))[0])
         stored = await connection.fetchval(BATCH_ENTRY_OF, answer.job_id)
         if stored is not None:

@@ -1,5 +1,11 @@
 -- Batches: a job that starts once, when all jobs of its batch have ended. It is suspended from its submit on.
 
+-- Locks the concurrency keys of a batch that exist, in one order and before its parts are submitted: each part locks its own keys, and two
+-- batches would lock them in different orders.
+create or replace function lock_keys(p_names text[]) returns void language sql security definer set search_path from current as $$
+  select from concurrency_key c where c.id = any(array(select _key_hash(_of_login(u.name)) from unnest(p_names) u(name))) order by c.id for update
+$$;
+
 -- Makes a job that this transaction has submitted the completion job of these jobs, which may have been submitted before. If all of them
 -- have ended, it is resumed when this returns. Unless p_abandon, those that this transaction has submitted are cancelled with it.
 -- p_types: runs of jobs of the same type, as [[type, count], …].
