@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from trellis.engine.alerts import ALERTS_MAX, SUBJECT_CHARS_MAX, TEXT_CHARS_MAX, AlertRound
-from trellis.engine.errors import OptionInvalid, SignalRefused
+from trellis.engine.errors import OptionInvalid, SignalRefused, UnknownLifecycle
 from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import (
     ATTEMPTS_MAX,
@@ -28,7 +28,7 @@ from trellis.engine.jobs import (
     Wait,
 )
 from trellis.engine.key_rates import check_key_rate
-from trellis.engine.records import AuditHead, RetentionOptions
+from trellis.engine.records import AuditHead, JobFilter, RetentionOptions
 from trellis.engine.text import is_storable
 from trellis.engine.uniqueness import check_declared_rule
 from trellis.lifecycles import (
@@ -313,3 +313,23 @@ def check_death(target: State, death: DeadLetterReason | None) -> None:
         raise OptionInvalid(option="last_error", value="", expected="a dead letter says what went wrong")
     if death is None and target.dead_letter:
         raise OptionInvalid(option="death", value=None, expected=f"{target.name} needs a dead letter")
+
+
+def lifecycle_named(name: str) -> Lifecycle:
+    """The lifecycle of this name. Raises UnknownLifecycle, which lists the known names."""
+    try:
+        return LIFECYCLES[name]
+    except KeyError:
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES)) from None
+
+
+def state_pairs(where: JobFilter) -> list[tuple[Lifecycle, int]] | None:
+    """The states that a filter's state name selects, one per lifecycle that has it; None for any state."""
+    if where.state is None:
+        return None
+    among = [lifecycle_named(where.lifecycle)] if where.lifecycle else list(LIFECYCLES.values())
+    pairs = [(lifecycle, lifecycle.code_of(where.state)) for lifecycle in among if where.state in lifecycle.by_name]
+    if not pairs:
+        known = sorted({name for lifecycle in among for name in lifecycle.by_name})
+        raise OptionInvalid(option="state", value=where.state, expected=f"one of {', '.join(known)}")
+    return pairs

@@ -240,3 +240,10 @@ async def test_inspect_finds_nothing_wrong_with_a_fresh_ledger(rig: Rig):
     durability = {"fsync", "synchronous_commit", "full_page_writes"}
     assert [finding for finding in wrong if not any(name in finding.check for name in durability)] == []
     assert bool(wrong) == (rig.kind != "sqlite")
+
+
+@pytest.mark.parametrize("where", [JobFilter(state="queud"), JobFilter(lifecycle="run", state="dead_lettered")])
+async def test_a_state_that_no_lifecycle_of_the_filter_has_is_refused(rig: Rig, where: JobFilter):
+    await rig.submit()
+    with pytest.raises(OptionInvalid, match="one of "):
+        await rig.ledger.jobs(where, limit=10)

@@ -173,7 +173,6 @@ def test_jobs_of_a_state_of_rest_are_read_in_order_and_no_others(shell: Shell):
         (JobFilter(lifecycle="artifact", state="finalized"), reads._READ_QUERIES.jobs_resting),
         (JobFilter(lifecycle="queue-job", state="PENDING"), reads._READ_QUERIES.jobs_resting),
         (JobFilter(lifecycle="queue-job", state="QUEUED"), reads._READ_QUERIES.jobs_in_places),
-        (JobFilter(lifecycle="artifact", state="nowhere"), reads._READ_QUERIES.jobs_in_places),
         (JobFilter(state="succeeded"), reads._READ_QUERIES.jobs),
         (
             JobFilter(lifecycle="bus-job", state="SCHEDULED", place=JobPlace.SCHEDULED),

@@ -81,7 +81,7 @@ from trellis.ledgers.postgres.connection import (
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
-from trellis.ledgers.postgres.reads import PostgresReads, lifecycle_named
+from trellis.ledgers.postgres.reads import PostgresReads
 from trellis.ledgers.postgres.submit import SubmitPart
 from trellis.ledgers.refusals import (
     check_alerts,
@@ -92,6 +92,7 @@ from trellis.ledgers.refusals import (
     check_next_head,
     check_retention,
     check_signals,
+    lifecycle_named,
 )
 from trellis.ledgers.retention_plan import PlannedGroup, planned_removals, stored_ages
 from trellis.lifecycles import SIGNAL_TYPES, Trigger

@@ -22,9 +22,9 @@ from trellis.engine.text import storable
 from trellis.ledgers import refusals
 from trellis.ledgers.postgres import request_keys
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
-from trellis.ledgers.postgres.reads import READ_QUERIES, lifecycle_named, state_pairs
+from trellis.ledgers.postgres.reads import READ_QUERIES
 from trellis.ledgers.postgres.rows import STORED_PLACES
-from trellis.ledgers.refusals import check_death
+from trellis.ledgers.refusals import check_death, lifecycle_named, state_pairs
 from trellis.lifecycles import BY_CODE, Phase, Role, Trigger
 
 # Moves: concurrent moves become the arguments of one function call, and its rows become answers.

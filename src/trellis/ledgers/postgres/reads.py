@@ -6,7 +6,7 @@ from typing import LiteralString
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
 from trellis.engine.alerts import ALERTS_MAX, STAGE_STEP_TYPES, Alert, AlertMark
-from trellis.engine.errors import OptionInvalid, UnknownLifecycle
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.job_changes import JobSelection, SelectedPage
 from trellis.engine.jobs import (
     DECLARED_MAX,
@@ -65,6 +65,8 @@ from trellis.ledgers.refusals import (
     check_peek_limit,
     check_sample,
     check_selected,
+    lifecycle_named,
+    state_pairs,
 )
 from trellis.ledgers.selections import position_in
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Lifecycle, Phase, event_code
@@ -199,26 +201,6 @@ FINAL = final_states()
 
 
 READ_QUERIES = NamedQueries("trellis.ledgers.postgres:read.sql")
-
-
-def lifecycle_named(name: str) -> Lifecycle:
-    """The lifecycle of this name. Raises UnknownLifecycle, which lists the known names."""
-    try:
-        return LIFECYCLES[name]
-    except KeyError:
-        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES)) from None
-
-
-def state_pairs(where: JobFilter) -> list[tuple[Lifecycle, int]] | None:
-    """The states that a filter's state name selects, one per lifecycle that has it; None for any state."""
-    if where.state is None:
-        return None
-    among = [lifecycle_named(where.lifecycle)] if where.lifecycle else list(LIFECYCLES.values())
-    pairs = [(lifecycle, lifecycle.code_of(where.state)) for lifecycle in among if where.state in lifecycle.by_name]
-    if not pairs:
-        known = sorted({name for lifecycle in among for name in lifecycle.by_name})
-        raise OptionInvalid(option="state", value=where.state, expected=f"one of {', '.join(known)}")
-    return pairs
 
 
 class PostgresReads:

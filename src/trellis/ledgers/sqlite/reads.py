@@ -39,7 +39,7 @@ from trellis.engine.records import (
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
+from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit, state_pairs
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
@@ -404,11 +404,14 @@ def _states(where: JobFilter) -> list[int] | None:
     """
     if where.state is None and where.place in {None, JobPlace.ENDED}:
         return None
+    pairs = state_pairs(where)
+    if pairs is not None:
+        return [lifecycle.code * 16 + code for lifecycle, code in pairs]
     among = lifecycle_code(where.lifecycle)
     return [
         lifecycle * 16 + code
-        for (lifecycle, code), known in STATE_NAMES.items()
-        if among in {None, lifecycle} and (known == where.state or (where.state is None and _is_open(lifecycle, code)))
+        for lifecycle, code in STATE_NAMES
+        if among in {None, lifecycle} and _is_open(lifecycle, code)
     ]
 
 
