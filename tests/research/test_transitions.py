@@ -13,7 +13,15 @@ from trellis.research.errors import RateLimited
 @pytest.mark.requirement("JQ-2", "JQ-6", "JQ-9", "D8", "D19")
 async def test_every_declared_transition_is_reached_over_http_and_no_other(rig: Rig):
     seen: set[tuple[str | None, str, str, str]] = set()
-    for scenario in (_succeeds, _fails_in_each_stage, _dies_and_is_requeued, _is_lost, _is_too_late, _is_cancelled):
+    for scenario in (
+        _succeeds,
+        _fails_in_each_stage,
+        _dies_and_is_requeued,
+        _is_lost,
+        _is_too_late,
+        _is_cancelled,
+        _is_discarded,
+    ):
         for job_id in await scenario(rig):
             for event in await rig.recorded(job_id):
                 seen.add((event.source, event.target, event.type, event.role.value))
@@ -57,6 +65,21 @@ async def _dies_and_is_requeued(rig: Rig) -> list[str]:
     await rig.leap(900.0)
     assert await rig.status(dead) == "DEAD"
     assert (await rig.requeue(dead)).json()["status"] == "QUEUED"
+    await rig.work(dead, "COMPLETE")
+    return [failed, dead]
+
+
+async def _is_discarded(rig: Rig) -> list[str]:
+    rig.nlm.answer = saying("VALIDATION_ERROR")
+    dead = await rig.submit(agent_slug=OTHER)
+    await rig.work(dead, "FAILED")
+    await rig.leap(900.0)
+    failed = await rig.submit()
+    await rig.work(failed, "FAILED")
+    discarded = await rig.admin.post("/jobs/discard", json={"job_ids": [failed, dead], "reason": "not needed"})
+    assert discarded.json()["changed"] == 2, discarded.text
+    assert (await rig.requeue(dead)).json()["status"] == "QUEUED"
+    rig.nlm.answer = None
     await rig.work(dead, "COMPLETE")
     return [failed, dead]
 

@@ -135,6 +135,7 @@ class BusContext(AttemptContext):
     checkpoint, journal, submit, step = map(_awaited, ("checkpoint", "journal", "submit", "step"))
     sleep, sleep_until, gather, first = map(_awaited, ("sleep", "sleep_until", "gather", "first"))
     wait_signal, version, continue_as_new = map(_awaited, ("wait_signal", "version", "continue_as_new"))
+    batch, batch_results = map(_awaited, ("batch", "batch_results"))
 
     def spawn(self, *_: Any, **__: Any) -> NoReturn:
         """Needs a ledger, as the calls above."""

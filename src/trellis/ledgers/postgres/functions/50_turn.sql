@@ -334,7 +334,7 @@ begin
           'compensates', case when j.compensates is not null then (select o.job_id from job o where o.id = j.compensates) end,
           'spared', d.max_attempts - j.max_attempts,
           'runs_alone', d.deaths > 0 and _runs_alone(d.deaths, j.max_deaths, d.attempt, d.max_attempts),
-          'checkpoint', case when d.epoch > 1 then (select encode(k.body, 'base64') from checkpoint k where k.id = j.id) end)::text
+          'checkpoint', (select encode(k.body, 'base64') from checkpoint k where k.id = j.id))::text
         from job j left join lease d on d.id = j.id where j.id = any(c.wide);
     end if;
   end if;
