@@ -145,6 +145,15 @@ async def test_of_all_that_happened_before_the_wait_the_resumed_job_names_the_sa
     assert (await rig.last_event(parent.lease.job_id)).cause == cause
 
 
+async def test_a_wait_that_begins_after_the_last_child_ended_says_whether_one_failed(rig: Rig):
+    parent = await rig.running()
+    good, bad = await spawn(rig, parent, 2)
+    await end_child(rig, good)
+    await end_child(rig, bad, "fail")
+    await suspend(rig, parent, Wait(children=(good, bad), mode=WaitMode.ALL_OR_FAILURE))
+    assert (await rig.last_event(parent.lease.job_id)).cause == Cause.CHILD_FAILED
+
+
 async def test_a_child_may_end_in_any_way(rig: Rig):
     for end in ("cancel", "dead_letter", "deadline", "deaths"):
         parent = await rig.running()

@@ -92,12 +92,12 @@ begin
     perform _link_again(p_id, children);
     update spawned s set awaited = true where s.id = any(children) and s.parent = p_id;
     get diagnostics open_children = row_count;
-    if open_children = 0 or (kind = 3 and open_children < expected) then
-      reasons := reasons || text 'children_ended';
-    elsif kind = 2 and open_children < expected and exists (
+    if kind = 2 and open_children < expected and exists (
         select from unnest(children) c(id) join ended e on e.id = c.id join state s on s.lifecycle = e.lifecycle and s.state = e.state
          where not s.success) then
       reasons := reasons || text 'child_failed';
+    elsif open_children = 0 or (kind = 3 and open_children < expected) then
+      reasons := reasons || text 'children_ended';
     end if;
   end if;
   if exists (select from job_signal g where g.id = p_id and g.name = p_wait ->> 'signal'
