@@ -77,3 +77,9 @@ async def test_a_claim_of_another_lifecycle_lets_no_older_job_of_the_type_be_pas
     second = await rig.submit_one()
     assert len(await rig.claim(1, lifecycle="nlm-job")) == 1
     assert claimed_ids([*await rig.claim(1), *await rig.claim(1)]) == [first, second]
+
+
+async def test_a_claim_of_no_jobs_that_names_a_job_gives_it_no_slot(rig: Rig):
+    first, second = await rig.submit(2, concurrency_key="k")
+    assert await rig.claim(0, only=second) == []
+    assert claimed_ids(await rig.claim(2)) == [first]
