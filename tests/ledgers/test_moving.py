@@ -10,9 +10,10 @@ import apsw
 import pytest
 
 from tests.cli.moving import fill, records
+from tests.ledgers.conformance.histories import compare_histories
 from tests.ledgers.conformance.opening import postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import SUBMITTER, Rig
-from tests.ledgers.conformance.story import Player, Story, compare_histories
+from tests.ledgers.conformance.story import Player, Story
 from tests.servers.postgres import PostgresServer
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import LedgerReadOnly, OptionInvalid, Refused

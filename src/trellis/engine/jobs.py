@@ -304,7 +304,7 @@ class Wait:
     """What a suspended job waits for. It goes on when one of these has happened."""
 
     children: tuple[JobId, ...] = ()
-    """Jobs that this job spawned."""
+    """Jobs that this job spawned. Not read with `WaitMode.BATCH`."""
     mode: WaitMode = WaitMode.ALL
     signal: str | None = None
     """A signal of this name."""

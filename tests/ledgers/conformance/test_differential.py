@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ledgers.conformance.histories import compare_histories
 from tests.ledgers.conformance.opening import SQLITE_START_S, postgres_rig, sqlite_rig
-from tests.ledgers.conformance.story import HAPPENS, Player, Story, compare_histories
+from tests.ledgers.conformance.story import HAPPENS, Player, Story
 from tests.servers.postgres import PostgresServer
 
 SEEDS = 30

@@ -62,6 +62,16 @@ async def test_a_key_gets_its_burst_and_then_its_rate(rig: Rig):
     assert claimed_ids(await rig.claim(10)) == jobs[4:7]
 
 
+async def test_an_urgent_job_passes_a_job_of_another_type_once_its_own_has_no_rate(rig: Rig):
+    await declare(rig, 1.0, 1)
+    other = await rig.submit_one(type="other", concurrency_key="acme")
+    urgent = await rig.submit_one(concurrency_key="acme", priority=Priority.CRITICAL)
+    assert (await rig.job(urgent)).place is JobPlace.BLOCKED, f"{other} has no token to give"
+    await declare(rig, None)
+    await rig.sweep()
+    assert claimed_ids(await rig.claim(2, types=("work", "other"))) == [urgent]
+
+
 async def test_keys_and_types_without_a_rate_do_not_wait_for_an_exhausted_key(rig: Rig):
     await declare(rig, 0.001, 1)
     await submit(rig, 50, "busy")

@@ -126,6 +126,34 @@ async def test_children_that_ended_before_the_wait_began_count(rig: Rig):
         await rig.cancel(parent.lease.job_id)
 
 
+@pytest.mark.parametrize(
+    "wait, cause",
+    [
+        ({"signal": "go"}, Cause.SIGNAL_ARRIVED % "go"),
+        ({"signal": "go", "restart_with": b"2"}, Cause.BEGINS_ANEW),
+        ({"restart_with": b"2"}, Cause.BEGINS_ANEW),
+    ],
+)
+async def test_of_all_that_happened_before_the_wait_the_resumed_job_names_the_same(
+    rig: Rig, wait: dict[str, Any], cause: str
+):
+    parent = await rig.running()
+    (child,) = await spawn(rig, parent, 1)
+    await end_child(rig, child)
+    await rig.ledger.send_signal(ADMIN, parent.lease.job_id, "go", b"1")
+    await suspend(rig, parent, Wait(children=(child,), **wait))
+    assert (await rig.last_event(parent.lease.job_id)).cause == cause
+
+
+async def test_a_wait_that_begins_after_the_last_child_ended_says_whether_one_failed(rig: Rig):
+    parent = await rig.running()
+    good, bad = await spawn(rig, parent, 2)
+    await end_child(rig, good)
+    await end_child(rig, bad, "fail")
+    await suspend(rig, parent, Wait(children=(good, bad), mode=WaitMode.ALL_OR_FAILURE))
+    assert (await rig.last_event(parent.lease.job_id)).cause == Cause.CHILD_FAILED
+
+
 async def test_a_child_may_end_in_any_way(rig: Rig):
     for end in ("cancel", "dead_letter", "deadline", "deaths"):
         parent = await rig.running()

@@ -324,14 +324,13 @@ class PostgresLedger(PostgresReads):
     async def _submit_calls_once(
         self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
-        """Submit each actor's plain jobs set-wise, and jobs with keys one by one."""
+        """Submit each actor's calls of plain jobs set-wise, and calls with a key in them one by one, in their order."""
         plain: dict[int, list[NewJob]] = {}
         keyed: dict[int, list[NewJob]] = {}
         unique = self._unique_types
         for actor, jobs in calls:
-            for job in jobs:
-                group = plain if submit.is_plain(job) and job.type not in unique else keyed
-                group.setdefault(actor, []).append(job)
+            group = plain if submit.are_plain(jobs, unique) else keyed
+            group.setdefault(actor, []).extend(jobs)
         by_number: dict[int, Submitted | Mismatch] = {}
         if len(plain) + len(keyed) == 1:
             await self._submit_groups(connection, plain, keyed, by_number, repeat=repeat)

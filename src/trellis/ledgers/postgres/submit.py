@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -32,10 +33,19 @@ CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
 
 
-def is_plain(job: NewJob) -> bool:
-    """Whether a job has no key of any kind. Such jobs are inserted set-wise."""
-    return not (
-        job.idempotency_key or job.concurrency_key or job.compensates or job.id_is_given or job.unique is not None
+def are_plain(jobs: Sequence[NewJob], unique_types: AbstractSet[str]) -> bool:
+    """Whether the jobs of a call have no key of any kind, and one lifecycle. Such jobs are inserted set-wise.
+
+    If only some are plain, none is: jobs of one call become claimable in the order of the call.
+    """
+    return len({job.lifecycle for job in jobs}) <= 1 and not any(
+        job.idempotency_key
+        or job.concurrency_key
+        or job.compensates
+        or job.id_is_given
+        or job.unique is not None
+        or job.type in unique_types
+        for job in jobs
     )
 
 

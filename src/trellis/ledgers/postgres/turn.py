@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from trellis.engine.errors import InputError, InvalidTransition
 from trellis.engine.jobs import (
@@ -193,8 +193,12 @@ def steps_call(actor: int, steps: SortedSteps) -> StepsCall:
     return StepsCall(actor=actor, key=others[0].lease.key, steps=len(others), told=json.dumps(_others(others)))
 
 
+MarkedQueue: TypeAlias = tuple[str, int, int]
+"""Lifecycle, type and priority: jobs that a claim reads in the order of their positions."""
+
+
 class LowWaterMarks:
-    """Low-water marks of a claimer: where it last found work, by type and priority.
+    """Low-water marks of a claimer: where it last found work, by lifecycle, type and priority.
 
     They are used while claims come back full, for at most half a second at a time. A job that commits late, or that
     keeps an older position because it waited for its key's slot, is before the mark. A claim that finds too little
@@ -205,7 +209,7 @@ class LowWaterMarks:
     FULL_SCAN_EVERY_S = 0.5
 
     def __init__(self) -> None:
-        self._low: dict[tuple[int, int], int] = {}
+        self._low: dict[MarkedQueue, int] = {}
         self._full = False
         self._scanned_at = float("-inf")
         self._claims = 0
@@ -215,29 +219,31 @@ class LowWaterMarks:
         self._claims += 1
         return PRIORITIES[::-1] if self._claims % LEAST_URGENT_FIRST_EVERY == 0 else PRIORITIES
 
-    def lows(self, types: Sequence[int], priorities: Sequence[int], now: float) -> dict[tuple[int, int], int]:
-        """The mark of each type and priority; 0 is the beginning."""
+    def lows(
+        self, lifecycle: str, types: Sequence[int], priorities: Sequence[int], now: float
+    ) -> dict[MarkedQueue, int]:
+        """The marks of these types and priorities; 0 is the beginning."""
         if not self._full or now - self._scanned_at > self.FULL_SCAN_EVERY_S:
             self._scanned_at = now
             self._low.clear()
-        places = [(type_, priority) for priority in priorities for type_ in types]
-        return {place: self._low.get(place, 0) for place in places}
+        queues = [(lifecycle, type_, priority) for priority in priorities for type_ in types]
+        return {queue: self._low.get(queue, 0) for queue in queues}
 
-    def note(self, claimed: PostgresRow | None, wanted: int, lows: Mapping[tuple[int, int], int]) -> None:
+    def note(self, lifecycle: str, claimed: PostgresRow | None, wanted: int, lows: Mapping[MarkedQueue, int]) -> None:
         """Store the positions of the jobs claimed last with these marks."""
         self._full = claimed is not None and len(claimed["ids"]) >= wanted
         if claimed is None:
             return
         # The rows are in claim order: the first and the last one of a type and priority have the lowest and the highest
         # position.
-        places = list(zip(claimed["types"], claimed["prios"], strict=True))
+        queues = [(lifecycle, *queue) for queue in zip(claimed["types"], claimed["prios"], strict=True)]
         positions = claimed["places"]
-        first = dict(zip(reversed(places), reversed(positions), strict=True))
-        if any(position is not None and position < lows[place] for place, position in first.items()):
+        first = dict(zip(reversed(queues), reversed(positions), strict=True))
+        if any(position is not None and position < lows[queue] for queue, position in first.items()):
             self._low.clear()  # this claim searched from the beginning
-        for place, position in dict(zip(places, positions, strict=True)).items():
+        for queue, position in dict(zip(queues, positions, strict=True)).items():
             if position is not None:
-                self._low[place] = max(self._low.get(place, 0), position)
+                self._low[queue] = max(self._low.get(queue, 0), position)
 
 
 class TurnCaller:
@@ -263,13 +269,12 @@ class TurnCaller:
         self, actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int]
     ) -> list[PostgresRow]:
         order = self._marks.order() if claim else ()
-        lows = self._marks.lows(types, order, asyncio.get_running_loop().time())
-        rows = await self._ask(
-            turn_arguments(actor, steps, claim, types, [lows[type_, prio] for prio in order for type_ in types], order),
-            claim,
-        )
+        lifecycle = claim.lifecycle if claim else ""
+        lows = self._marks.lows(lifecycle, types, order, asyncio.get_running_loop().time())
+        positions = [lows[lifecycle, type_, prio] for prio in order for type_ in types]
+        rows = await self._ask(turn_arguments(actor, steps, claim, types, positions, order), claim)
         if claim is not None and claim.only is None:
-            self._marks.note(claimed_of(rows), claim.start + claim.prefetch, lows)
+            self._marks.note(lifecycle, claimed_of(rows), claim.start + claim.prefetch, lows)
         return rows
 
     async def _ask(self, args: list[Any], claim: Claim | None) -> list[PostgresRow]:

@@ -41,6 +41,7 @@ from trellis.ledgers.sqlite.plan import (
     state_of,
 )
 from trellis.ledgers.sqlite.steps import STEP_QUERIES, job_row
+from trellis.ledgers.sqlite.submit import existing
 from trellis.lifecycles import BY_CODE, Phase, Role
 
 _CHANGE_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/job_changes.sql")
@@ -163,7 +164,11 @@ def change_jobs(tx: Transaction, actor: Actor, order: ChangeOrder, jobs: Sequenc
 
 
 def _change(tx: Transaction, actor: Actor, order: ChangeOrder, jobs: Sequence[JobToChange]) -> ChangedJobs:
-    answers = tuple(_change_one(tx, actor, order, job) for job in jobs)
+    # Oldest first, as on PostgreSQL: jobs that keep waiting get their new places in this order.
+    known = existing(tx, [job.job_id for job in jobs])
+    oldest_first = sorted(jobs, key=lambda job: known.get(job.job_id, 0))
+    changed = {job.job_id: _change_one(tx, actor, order, job) for job in oldest_first}
+    answers = tuple(changed[job.job_id] for job in jobs)
     if order.selected_by is not None and not all(isinstance(answer, NotMoved) for answer in answers):
         control.record(tx, actor, act_of(actor, order, jobs, answers))
     return ChangedJobs(answers=answers, next_cursor=order.next_cursor)

@@ -14,6 +14,7 @@ from trellis.ledgers.refusals import check_death
 from trellis.ledgers.sqlite.key_rates import RATE_QUERIES, KeyHead, any_rate, due_keys, key_heads, look_again, look_at
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
+    PARKED,
     READY,
     STEPS,
     ActorRef,
@@ -43,10 +44,38 @@ STEP_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/steps.sql")
 
 
 @dataclass(slots=True)
-class StepBatch:
-    """Decided steps that are not written yet. `write` uses one statement for all jobs that make the same step."""
+class StepRuns:
+    """Steps in the order in which jobs make them. One statement writes all jobs of a run, which make the same step.
 
-    acts: dict[StepWrite, list[JobKey]] = field(default_factory=dict[StepWrite, list[JobKey]])
+    A job's place in its queue is the number of its event. So a step that makes a job claimable begins a new run if the
+    last such step was another one.
+    """
+
+    runs: list[tuple[StepWrite, list[JobKey]]] = field(default_factory=list[tuple[StepWrite, list[JobKey]]])
+    _open: dict[StepWrite, list[JobKey]] = field(default_factory=dict[StepWrite, list[JobKey]])
+    _last_claimable: StepWrite | None = None
+
+    def add(self, act: StepWrite, job: JobKey) -> None:
+        if act.place in {READY, PARKED} and act != self._last_claimable:
+            if self._last_claimable is not None:
+                del self._open[self._last_claimable]
+            self._last_claimable = act
+        jobs = self._open.get(act)
+        if jobs is None:
+            jobs = self._open[act] = []
+            self.runs.append((act, jobs))
+        jobs.append(job)
+
+    def write(self, tx: Transaction) -> None:
+        for act, jobs in self.runs:
+            write_step(tx, act, jobs)
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """Decided steps that are not written yet, with what goes with them."""
+
+    steps: StepRuns = field(default_factory=StepRuns)
     deaths: list[tuple[JobKey, DeadLetterReason]] = field(default_factory=list[tuple[JobKey, DeadLetterReason]])
     results: list[tuple[JobKey, bytes, int | None]] = field(default_factory=list[tuple[JobKey, bytes, int | None]])
     finalized: list[tuple[JobKey, JobKey]] = field(default_factory=list[tuple[JobKey, JobKey]])
@@ -64,11 +93,7 @@ class StepBatch:
 
     def add(self, row: JobRow, act: StepWrite, death: DeadLetterReason | None = None) -> None:
         """Add one decided step. A job may be in a batch once."""
-        jobs = self.acts.get(act)
-        if jobs is None:
-            self.acts[act] = [row.id]
-        else:
-            jobs.append(row.id)
+        self.steps.add(act, row.id)
         step = act.step
         check_death(state_of(step.lifecycle, step.target), death)
         if death is not None and step.ended and step.trigger != Trigger.DISCARD:
@@ -91,8 +116,7 @@ class StepBatch:
             tx.db.execute(STEP_QUERIES.insert_dead_letter, _dead_letter_row(key, death, tx.now))
         if self.finalized:
             tx.db.executemany(STEP_QUERIES.name_artifact, self.finalized)
-        for act, jobs in self.acts.items():
-            write_step(tx, act, jobs)
+        self.steps.write(tx)
         if self.results:
             tx.db.executemany(STEP_QUERIES.put_result, self.results)
         for key in self.spared:
@@ -161,7 +185,7 @@ def _begin_wait(tx: Transaction, key: JobKey, wait: Wait) -> set[Cause]:
         tx.db.execute(WAIT_QUERIES.link_members, values)
         if not tx.db.execute(WAIT_QUERIES.await_children, values).fetchall():
             happened.add(Cause.BATCH_ENDED)
-    if wait.children:
+    elif wait.children:
         # A child that runs again after it had ended is nobody's to cancel but the operator's who requeued it.
         values = {"parent": key, "children": children_array(wait.children, set())}
         tx.db.execute(WAIT_QUERIES.link_children, values)
@@ -307,8 +331,11 @@ def _let_urgent_pass(tx: Transaction, key: int, head: KeyHead | None) -> int:
 
 
 def overtake(tx: Transaction, row: JobRow) -> None:
-    """Give a parked job the slot of the last ready, unclaimed job of its key, if there is one."""
-    last = tx.db.execute(STEP_QUERIES.ready_last, (row.ckey,)).fetchall()
+    """Give a parked job the slot of the last ready, unclaimed job of its key, if there is one.
+
+    A job of its own type comes first: if the type has a rate per key, its token is free with the slot.
+    """
+    last = tx.db.execute(STEP_QUERIES.ready_last_to_overtake, (row.ckey, row.type)).fetchall()
     if not last:
         return
     limit: int = tx.db.execute(STEP_QUERIES.key_limit, (row.ckey,)).fetchall()[0][0]

@@ -17,6 +17,7 @@ from trellis.engine.jobs import (
     Actor,
     ChosenOptions,
     JobId,
+    JobKey,
     Mismatch,
     NewJob,
     Priority,
@@ -47,7 +48,7 @@ from trellis.ledgers.sqlite.plan import (
     target_place,
 )
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
-from trellis.ledgers.sqlite.steps import array, promote, write_step
+from trellis.ledgers.sqlite.steps import StepRuns, array, promote
 from trellis.ledgers.sqlite.unique_jobs import FreedKey, debounced_delay_us, free_key, take_key
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
 
@@ -154,7 +155,7 @@ class _NewRows:
     """Keys of new jobs, grouped by the values their `job` rows share."""
     submissions: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
     keys: list[tuple[str, str, int, bytes, int]] = field(default_factory=list[tuple[str, str, int, bytes, int]])
-    acts: dict[StepWrite, list[int]] = field(default_factory=dict[StepWrite, list[int]])
+    steps: StepRuns = field(default_factory=StepRuns)
     concurrency: set[int] = field(default_factory=set[int])
     ids: dict[str, tuple[NewJob, int]] = field(default_factory=dict[str, tuple[NewJob, int]])
     waiting: dict[str, int] = field(default_factory=dict[str, int])
@@ -163,8 +164,9 @@ class _NewRows:
 
     def written(self) -> None:
         """Forget the rows, which are written. What was submitted in this call is still known."""
-        for rows in (self.jobs, self.submissions, self.keys, self.acts, self.concurrency, self.waiting):
+        for rows in (self.jobs, self.submissions, self.keys, self.concurrency, self.waiting):
             rows.clear()
+        self.steps = StepRuns()
 
 
 def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
@@ -364,7 +366,7 @@ def _take_in(
     key_limit = None if ckey is None else options.concurrency_limit
     new.submissions.append((key, job.job_id, *row, key_limit, job.compensates))
     place, wait = target_place(step, keyed=ckey is not None, delay_us=delay_us or step.timer_us)
-    new.acts.setdefault(StepWrite(step, who, place, wait), []).append(key)
+    new.steps.add(StepWrite(step, who, place, wait), JobKey(key))
     _remember(new, job, key, tx.now)
 
 
@@ -405,8 +407,7 @@ def _write(tx: Transaction, new: _NewRows) -> None:
     if not new.jobs:
         return
     tx.db.executemany(SUBMIT_QUERIES.insert_submission, new.submissions)
-    for act, keys in new.acts.items():
-        write_step(tx, act, keys)
+    new.steps.write(tx)
     promote(tx, new.concurrency)
 
 

@@ -143,25 +143,27 @@ def _lose_in_place(tx: Transaction, batch: StepBatch, row: JobRow) -> None:
 
 
 def _pull_timers(tx: Transaction, actor: Actor, options: SweepOptions) -> tuple[int, int]:
-    """Handle due timers. Returns how many waits ended, and how many jobs exhausted their attempts."""
+    """Handle due timers. Returns how many waits ended, and how many jobs exhausted their attempts.
+
+    Jobs whose timer makes a step come first, then those whose delay is over; each oldest first, as on PostgreSQL.
+    """
     keys = tx.db.execute(_SWEEP_QUERIES.due, (tx.now, options.batch)).fetchall()
     due = exhausted = 0
     batch = StepBatch()
-    position: int | None = None
+    rested: list[JobRow] = []
     for row in job_rows(tx, (key for (key,) in keys)).values():
         decision = decision_for(row, Occasion.TIMER_DUE, _facts_when_due(row, tx.now))
         what, step = decision or (None, None)
         if what is None or step is None:
-            position = position or _take_position(tx)
-            _end_rest(tx, batch, row, position)
-            due += 1
+            rested.append(row)
             continue
         _add_to_batch(batch, tx, actor, options, row, what, step)
         run_out = step.trigger == Trigger.EXHAUST
         exhausted += run_out
         due += not run_out
     batch.write(tx)
-    return due, exhausted
+    _end_rests(tx, rested)
+    return due + len(rested), exhausted
 
 
 def _take_position(tx: Transaction) -> int:
@@ -174,16 +176,21 @@ def _facts_when_due(row: JobRow, now: int) -> Fact:
     return (Fact.DEADLINE_PASSED if late else Fact(0)) | (Fact.ATTEMPTS_LEFT if row.attempts_left else Fact(0))
 
 
-def _end_rest(tx: Transaction, batch: StepBatch, row: JobRow, position: int) -> None:
-    """End a wait without a step: the job becomes claimable, or keeps waiting where a timer has no meaning."""
-    if not state_of(row.lifecycle, row.state).claimable:
-        tx.db.execute(_SWEEP_QUERIES.rests_on, (row.id,))
-    elif row.ckey is None:
-        tx.db.execute(_SWEEP_QUERIES.becomes_claimable, (READY, position, row.id))
-        tx.woke = True
-    else:
-        tx.db.execute(_SWEEP_QUERIES.becomes_claimable, (PARKED, position, row.id))
-        batch.keys.add(row.ckey)
+def _end_rests(tx: Transaction, rows: list[JobRow]) -> None:
+    """End waits without a step: the jobs become claimable, or keep waiting where a timer has no meaning."""
+    if not rows:
+        return
+    position, keys = _take_position(tx), set[int]()
+    for row in rows:
+        if not state_of(row.lifecycle, row.state).claimable:
+            tx.db.execute(_SWEEP_QUERIES.rests_on, (row.id,))
+        elif row.ckey is None:
+            tx.db.execute(_SWEEP_QUERIES.becomes_claimable, (READY, position, row.id))
+            tx.woke = True
+        else:
+            tx.db.execute(_SWEEP_QUERIES.becomes_claimable, (PARKED, position, row.id))
+            keys.add(row.ckey)
+    promote(tx, keys)
 
 
 def _pass_deadlines(tx: Transaction, actor: Actor, options: SweepOptions) -> int:

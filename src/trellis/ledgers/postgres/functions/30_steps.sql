@@ -162,8 +162,8 @@ begin
   return passed;
 end $$;
 
--- Lets a parked job take the slot of the last ready, unclaimed job of its key, if there is one. Does not wait for a
--- locked key or row: the caller's next claim tries again.
+-- Lets a parked job take the slot of the last ready, unclaimed job of its key, if there is one. A job of its own type comes first: if the
+-- type has a rate per key, its token is free with the slot. Does not wait for a locked key or row: the caller's next claim tries again.
 create or replace function _overtake(p_id bigint) returns void language plpgsql set search_path from current as $$
 declare
   head parked;
@@ -174,7 +174,7 @@ begin
   select q.* into head from parked q where q.id = p_id for update skip locked;
   if not found then return; end if;
   select r.* into behind from slot o join ready r on r.id = o.id where o.ckey = head.ckey
-   order by (r.type = head.type) desc, r.prio desc, r.pos desc limit 1 for update of r skip locked;
+   order by (r.type = head.type and r.lifecycle = head.lifecycle) desc, r.prio desc, r.pos desc limit 1 for update of r skip locked;
   if found then perform _exchange_slot(behind, head); end if;
 end $$;
 

@@ -190,8 +190,9 @@ begin
   return found;
 end $$;
 
--- When the rate of a type changes, its used tokens stay used, its ready jobs wait for their keys again, and every key that waits is looked
--- at soon. p_factor: how much longer a token lasts than before.
+-- When the rate of a type changes, its used tokens stay used, its ready jobs wait for their keys again, and every key that waits, or for
+-- which jobs of the type wait, is looked at soon: without a rate, an urgent job may pass jobs of other types. p_factor: how much longer
+-- a token lasts than before.
 create or replace function _key_rate_changed(p_lifecycle smallint, p_type int, p_factor float8, p_now timestamptz) returns void
 language plpgsql set search_path from current as $$
 begin
@@ -199,5 +200,6 @@ begin
    where k.type = p_type and k.lifecycle = p_lifecycle and k.used_until > p_now;
   perform _park_again(array(select q.ctid from ready q where q.lifecycle = p_lifecycle and q.type = p_type and q.ckey is not null
                              for update skip locked), p_now);
-  perform _look_at_keys(array(select c.id from concurrency_key c where c.due_at is not null), p_now);
+  perform _look_at_keys(array(select c.id from concurrency_key c where c.due_at is not null or exists (
+    select from parked p where p.ckey = c.id and p.type = p_type and p.lifecycle = p_lifecycle)), p_now);
 end $$;

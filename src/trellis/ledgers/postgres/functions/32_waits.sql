@@ -65,7 +65,7 @@ declare
   children bigint[];
   expected int := jsonb_array_length(p_wait -> 'children');
   open_children int;
-  reason text;
+  reasons text[] := '{}';
 begin
   -- What an earlier wait of this job left. Its caller has locked these rows.
   update spawned s set awaited = false where s.parent = p_id and s.awaited;
@@ -76,7 +76,7 @@ begin
     delete from job_signal g using json_each_text(convert_from(decode(p_wait ->> 'restart', 'base64'), 'UTF8')::json -> 'signals') r(name, no)
      where g.id = p_id and g.name = r.name and g.no <= r.no::bigint;
     insert into journal (id, entry, at, epoch, body) values (p_id, '@input', trellis.now(), p_epoch, decode(p_wait ->> 'restart', 'base64'));
-    reason := 'begins_anew';
+    reasons := reasons || text 'begins_anew';
   elsif p_wait ->> 'entry' is not null then
     insert into journal (id, entry, at, epoch, body)
     values (p_id, p_wait ->> 'entry', trellis.now(), p_epoch, decode(p_wait ->> 'body', 'base64')) on conflict do nothing;
@@ -92,19 +92,19 @@ begin
     perform _link_again(p_id, children);
     update spawned s set awaited = true where s.id = any(children) and s.parent = p_id;
     get diagnostics open_children = row_count;
-    if open_children = 0 or (kind = 3 and open_children < expected) then
-      reason := 'children_ended';
-    elsif kind = 2 and open_children < expected and exists (
+    if kind = 2 and open_children < expected and exists (
         select from unnest(children) c(id) join ended e on e.id = c.id join state s on s.lifecycle = e.lifecycle and s.state = e.state
          where not s.success) then
-      reason := 'child_failed';
+      reasons := reasons || text 'child_failed';
+    elsif open_children = 0 or (kind = 3 and open_children < expected) then
+      reasons := reasons || text 'children_ended';
     end if;
   end if;
-  if reason is null and exists (select from job_signal g where g.id = p_id and g.name = p_wait ->> 'signal'
-                                   and g.no > coalesce((p_wait ->> 'after')::bigint, 0)) then
-    reason := 'signal_arrived';
+  if exists (select from job_signal g where g.id = p_id and g.name = p_wait ->> 'signal'
+                and g.no > coalesce((p_wait ->> 'after')::bigint, 0)) then
+    reasons := reasons || text 'signal_arrived';
   end if;
-  if reason is not null then insert into wake (batch, id, reason) values (p_batch, p_id, reason); end if;
+  insert into wake (batch, id, reason) select p_batch, p_id, u.reason from unnest(reasons) u(reason);
 end $$;
 
 -- Resumes the suspended jobs of `wake` whose wait is over. With p_batch: those of one transaction, which waits for locked

@@ -13,7 +13,8 @@ create or replace function submit_plain(
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
   p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[]) returns void
 language plpgsql security definer set search_path from current
-set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
+-- A nested loop keeps the order of the arrays, in which the jobs get their numbers and places.
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
 declare
   a record := _actor(p_actor);
   l lifecycle;

@@ -38,6 +38,7 @@ declare
   taken int[];
   rated boolean := exists (select from type_options o where o.rate_per_key is not null);
 begin
+  if p_want = 0 then return picked; end if;
   if rated then perform _promote_due(p_want, p_now); end if;
   for i in 1 .. cardinality(p_types) loop
     if kinds[i].paused then budget[i] := 0;

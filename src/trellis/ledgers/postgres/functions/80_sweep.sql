@@ -102,8 +102,10 @@ declare
   spent boolean;
 begin
   due := 0; exhausted := 0;
-  for d in select r.id from resting r join transition x on x.lifecycle = r.lifecycle and x.source = r.state and x.trigger = 'due'
-            where r.due_at <= p_now order by r.due_at limit p_limit for update of r skip locked loop
+  -- Jobs whose timer makes a step come first, then those whose delay is over; each oldest first, as on SQLite.
+  for d in select o.id from (
+             select r.id from resting r join transition x on x.lifecycle = r.lifecycle and x.source = r.state and x.trigger = 'due'
+              where r.due_at <= p_now order by r.due_at limit p_limit for update of r skip locked) o order by o.id loop
     continue when not _may_end(d.id);
     begin
       spent := _ring(d.id, p_actor, p_now, p_batch, p_windows);
@@ -122,7 +124,7 @@ begin
       select q.id from resting q join state s on s.lifecycle = q.lifecycle and s.state = q.state and s.claimable
        where q.due_at <= p_now order by q.due_at limit p_limit for update of q skip locked)) returning r.*
   ), placed as materialized (
-    -- Jobs with and without a key get their positions in one sequence, oldest first.
+    -- Jobs with and without a key get their positions in one sequence.
     select o.*, nextval('ready_pos') as pos from (select * from rested order by rested.id) o
   ), to_ready as (
     insert into ready (id, ckey, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,

@@ -42,14 +42,16 @@ SELECT id FROM trellis_concurrency_key WHERE due_at <= ? ORDER BY due_at LIMIT ?
 -- name: look_at
 UPDATE trellis_concurrency_key SET due_at = :due WHERE id = :key AND due_at IS NOT :due;
 
--- When the rate of a type changes, its used tokens stay used, its ready jobs go back to their keys, and every key that waits is
--- looked at again.
+-- When the rate of a type changes, its used tokens stay used, its ready jobs go back to their keys, and every key that waits, or for
+-- which jobs of the type wait, is looked at again: without a rate, an urgent job may pass jobs of other types.
 -- name: scale_used
 UPDATE trellis_key_rate SET used_until = :now + CAST((used_until - :now) * :factor AS INTEGER) WHERE type = :type AND used_until > :now;
 
 -- name: look_again
 UPDATE trellis_concurrency_key SET due_at = :now WHERE due_at IS NOT NULL OR id IN (
-  SELECT ckey FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = :type AND ckey IS NOT NULL);
+  SELECT ckey FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND type = :type AND ckey IS NOT NULL)
+  OR EXISTS (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_parked_type
+             WHERE j.place = 3 AND j.ckey = trellis_concurrency_key.id AND j.type = :type);
 
 -- name: park_ready
 UPDATE trellis_job SET place = 3, slot = NULL WHERE place = 1 AND type = ? AND ckey IS NOT NULL;

@@ -90,6 +90,10 @@ SELECT id, prio FROM trellis_job WHERE place = 3 AND ckey = ? ORDER BY prio, pos
 SELECT id, prio, slot FROM trellis_job WHERE ckey = ? AND slot IS NOT NULL AND place = 1 ORDER BY prio DESC, pos DESC, id DESC
 LIMIT 1;
 
+-- name: ready_last_to_overtake
+SELECT id FROM trellis_job WHERE ckey = ? AND slot IS NOT NULL AND place = 1 ORDER BY type = ? DESC, prio DESC, pos DESC, id DESC
+LIMIT 1;
+
 -- name: give_slot
 UPDATE trellis_job SET place = 1, slot = ? WHERE id = ?;
 
