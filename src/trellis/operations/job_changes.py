@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from trellis.auth.ownership import PrincipalReach, changing_actor, permit_on_job, sees_all
 from trellis.auth.principals import Principal, party_of
@@ -86,6 +87,12 @@ class ChangeFilter:
     def is_empty(self) -> bool:
         """Whether it names nothing."""
         return self == ChangeFilter()
+
+
+def check_filter(where: Any) -> None:
+    """Check that a value is a ChangeFilter. Raises OptionInvalid."""
+    if not isinstance(where, ChangeFilter):
+        raise OptionInvalid(option="where", value=where, expected='it must be a filter: ChangeFilter(type="mail")')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
