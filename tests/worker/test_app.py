@@ -152,6 +152,8 @@ def test_options_out_of_bounds_are_refused(out_of_bounds: dict[str, Any]):
         ({"window_s": "1h", "unique": "args"}, "window_s is '1h': it must be a number of seconds."),
         ({"deadline_s": "10"}, "deadline_s is '10': it must be a number of seconds."),
         ({"max_attempts": "3"}, "max_attempts is '3': it must be a whole number from 1 to 1000."),
+        ({"retry": 3}, "retry is 3: it must be a RetryPolicy; max_attempts says how often a job is tried."),
+        ({"compensation": 3}, "compensation is 3: it must be the name of a job type."),
         ({"priority": 5}, "priority is 5: choose one of critical, interactive, batch."),
         ({"unique": True}, "unique is True: it must be a text: 'args' for the payload, or a key."),
         (

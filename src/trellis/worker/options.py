@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import (
@@ -19,7 +19,7 @@ from trellis.engine.jobs import (
     Priority,
 )
 from trellis.engine.key_rates import KeyRate, key_rate
-from trellis.engine.option_values import CLAIMS_A_SECOND, SECONDS, check_whole, check_within
+from trellis.engine.option_values import CLAIMS_A_SECOND, SECONDS, check_text, check_whole, check_within
 from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.retry_policy import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
 from trellis.engine.service import RETENTION_DEFAULT
@@ -217,6 +217,12 @@ def check_job_options(options: JobOptions, *, testing: bool) -> None:
     check_whole("batch", options.batch, 0, BATCH_MAX)
     check_whole("concurrency_limit", options.concurrency_limit, 1, KEY_LIMIT_MAX)
     _ = options.key_rate
+    retry: Any = options.retry
+    if not isinstance(retry, RetryPolicy):
+        expected = "it must be a RetryPolicy; max_attempts says how often a job is tried"
+        raise OptionInvalid(option="retry", value=retry, expected=expected)
+    if options.compensation is not None:
+        check_text("compensation", options.compensation, "it must be the name of a job type")
     for name in ("deadline_s", "timeout_s", "rate", "result_ttl_s"):
         value: float | None = getattr(options, name)
         if value is not None:
