@@ -60,14 +60,22 @@ from trellis.engine.jobs import (
     accepted,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.option_values import check_listed
 from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
 from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.job_changes import ChangeFilter, ChangePreview, ChangeTotals, ChangeWish, JobChanges
+from trellis.operations.job_changes import (
+    ChangeFilter,
+    ChangePreview,
+    ChangeTotals,
+    ChangeWish,
+    JobChanges,
+    check_filter,
+)
 from trellis.worker.app import App, priority_of, refuse_unknown
 from trellis.worker.payloads import any_json_bytes, read_as
-from trellis.worker.requests import BatchJob, SubmitSettings, new_job, stored_concurrency_key
+from trellis.worker.requests import BatchJob, SubmitSettings, check_batch_jobs, new_job, stored_concurrency_key
 from trellis.worker.schedules import JobSchedules, declare_schedules
 
 if TYPE_CHECKING:  # the bus is imported only by callers that submit to it
@@ -216,6 +224,7 @@ class Trellis:
 
         All payloads are checked before the first job is written.
         """
+        check_listed("payloads", payloads, "it must be a list of payloads, one for each job")
         given = {"job_id", "idempotency_key"} & {name for name, value in settings.items() if value is not None}
         if given and len(payloads) != 1:
             option = min(given)
@@ -247,6 +256,7 @@ class Trellis:
         """
         actor = self._permitted("jobs.create", SUBMITTING_ROLES)
         await self._declare_new()
+        check_batch_jobs(jobs, on_complete)
         about = {"trellis.type": on_complete.type, "trellis.jobs": len(jobs)}
         with tracing.span("job.submit_batch", about, kind=tracing.PRODUCER) as span:
             first, *members = [
@@ -449,6 +459,8 @@ class Trellis:
         requeue. Raises JobNotFound if one of the ids is unknown; then no job is requeued.
         """
         actor = self._permitted("jobs.requeue")
+        if not isinstance(jobs, JobFilter):
+            check_listed("jobs", jobs, "it must be a list of job ids, or a JobFilter")
         chosen = jobs if isinstance(jobs, JobFilter) else [JobId(job_id) for job_id in jobs]
         return await self.ledger.requeue(actor, chosen, self._request_id(), limit=limit, cause=cause)
 
@@ -472,6 +484,7 @@ class Trellis:
         if isinstance(jobs, ChangeFilter):
             where = self._stored(jobs)
             return await changes.change_all(wish, where, self._request_id, limit=limit, on_progress=on_progress)
+        check_listed("jobs", jobs, "it must be a list of job ids, or a ChangeFilter")
         totals = ChangeTotals()
         for first in range(0, len(jobs), CHANGED_MAX):
             batch = await changes.change_named(wish, jobs[first : first + CHANGED_MAX], self._request_id())
@@ -546,7 +559,8 @@ class Trellis:
         return JobChanges(self.ledger, self.principal)
 
     def _stored(self, where: ChangeFilter) -> ChangeFilter:
-        """The filter with its concurrency key as the ledger stores it."""
+        """The filter with its concurrency key as the ledger stores it. Raises OptionInvalid for another object."""
+        check_filter(where)
         return replace(where, concurrency_key=stored_concurrency_key(self.principal, where.concurrency_key))
 
     def _wish(

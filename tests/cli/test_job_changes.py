@@ -34,6 +34,41 @@ def test_jobs_of_a_filter_are_counted_asked_about_and_cancelled(trellis: Termina
     assert trellis("jobs", "cancel", "--type", "mail", "--yes").out.startswith("No job is like that")
 
 
+def test_a_preview_counts_no_more_than_the_limit_lets_change(local: Terminal):
+    jobs = [local.submit("mail") for _ in range(3)]
+    seen = local("jobs", "cancel", "--type", "mail", "--limit", "2", "--dry-run").out
+    assert seen.startswith("2 of 3 jobs would be cancelled; the oldest:\n")
+    assert [job in seen for job in jobs] == [True, True, False]
+    assert local("jobs", "cancel", "--type", "mail", "--limit", "3", "--dry-run").out.startswith("3 jobs would be")
+    assert "error: 2 of 3 jobs would be" in local("jobs", "cancel", "--type", "mail", "--limit", "2").err
+
+
+def test_a_change_of_nothing_has_the_json_of_a_change(local: Terminal):
+    local.submit("mail")
+    done = local("jobs", "cancel", "--type", "mail", "--yes", "--json").record
+    nothing = local("jobs", "cancel", "--type", "mail", "--yes", "--json").record
+    assert (done["changed"], nothing) == (1, {**done, "changed": 0})
+    assert local("jobs", "cancel", "--type", "mail", "--dry-run", "--json").record["matched"] == 0
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (
+            ("cancel", "--status", "succeeded"),
+            "jobs that have ended cannot be cancelled; choose one of assigned, queued,",
+        ),
+        (("discard", "--status", "running"), "running jobs cannot be discarded; choose one of dead_lettered, failed."),
+        (("discard", "--status", "succeeded"), "succeeded jobs cannot be discarded; choose one of"),
+    ],
+)
+def test_a_status_that_cannot_be_changed_so_is_refused_with_the_reason(
+    local: Terminal, options: tuple[str, ...], says: str
+):
+    refused = local("jobs", *options, "--dry-run")
+    assert (refused.code, says in refused.err, "did you mean" in refused.err) == (2, True, False), refused.err
+
+
 def test_the_other_changes_take_filters_and_single_jobs(trellis: Terminal):
     delayed = [trellis.submit("mail", "--delay", "1h") for _ in range(3)]
     assert trellis("job", "run-now", delayed[0]).out == f"{delayed[0]} was made ready; it is queued\n"

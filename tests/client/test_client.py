@@ -1,6 +1,7 @@
 """The caller's side on a real ledger."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from trellis.testing import Sandbox, sandbox
 from trellis.worker.app import App
 from trellis.worker.context import Context
 from trellis.worker.payloads import Undo
+from trellis.worker.requests import BatchJob
 
 app = App()
 undone: list[str] = []
@@ -249,3 +251,22 @@ async def test_a_submit_in_the_callers_own_transaction_shares_its_fate(
     await box.run_until_idle()
     if jobs:
         assert await handle.result() == 8
+
+
+async def test_arguments_of_the_wrong_shape_are_refused_by_name(box: Sandbox):
+    client: Any = box.trellis
+    one = BatchJob("double", 1)
+    calls: list[tuple[Coroutine[Any, Any, Any], str]] = [
+        (client.submit_many("double", 3), "payloads is 3: it must be a list of payloads"),
+        (client.submit_many("double", "abc"), "payloads is 'abc': it must be a list of payloads"),
+        (client.submit_batch([("double", 1)], on_complete=one), "jobs[0] is ('double', 1): it must be a BatchJob"),
+        (client.submit_batch(one, on_complete=one), "it must be a list of jobs"),
+        (client.submit_batch([one], on_complete="double"), "on_complete is 'double': it must be a BatchJob"),
+        (client.preview_change("cancel", {"type": "double"}), "where is {'type': 'double'}: it must be a filter"),
+        (client.change_jobs("cancel", {"type": "double"}), "it must be a list of job ids, or a ChangeFilter"),
+        (client.change_jobs("cancel", "some-job"), "jobs is 'some-job': it must be a list of job ids"),
+        (client.requeue("some-job"), "jobs is 'some-job': it must be a list of job ids, or a JobFilter"),
+    ]
+    for call, says in calls:
+        with pytest.raises(OptionInvalid, match=re.escape(says)):
+            await call

@@ -141,6 +141,42 @@ def test_options_out_of_bounds_are_refused(out_of_bounds: dict[str, Any]):
 
 
 @pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"rate_per_key": 2, "burst_per_key": 1.5}, "burst_per_key is 1.5: it must be a whole number from 1 to 10000."),
+        ({"rate": "2/s"}, "rate is '2/s': it must be a number of claims a second; 10 a minute is 10/60."),
+        ({"rate": True}, "rate is True: it must be a number of claims a second; 10 a minute is 10/60."),
+        ({"rate_per_key": "2"}, "rate_per_key is '2': it must be a number of claims a second; 10 a minute is 10/60."),
+        ({"lease_s": "60"}, "lease_s is '60': it must be a number of seconds."),
+        ({"debounce_s": "2s", "unique": "args"}, "debounce_s is '2s': it must be a number of seconds."),
+        ({"window_s": "1h", "unique": "args"}, "window_s is '1h': it must be a number of seconds."),
+        ({"deadline_s": "10"}, "deadline_s is '10': it must be a number of seconds."),
+        ({"max_attempts": "3"}, "max_attempts is '3': it must be a whole number from 1 to 1000."),
+        ({"retry": 3}, "retry is 3: it must be a RetryPolicy; max_attempts says how often a job is tried."),
+        ({"compensation": 3}, "compensation is 3: it must be the name of a job type."),
+        ({"priority": 5}, "priority is 5: choose one of critical, interactive, batch."),
+        ({"unique": True}, "unique is True: it must be a text: 'args' for the payload, or a key."),
+        (
+            {"concurrency_key": "customer"},
+            "concurrency_key is 'customer': it must be a function of the payload, such as lambda order: order.customer.",
+        ),
+        (
+            {"unique": "args", "debounce_s": 1, "while_": "unfinished"},
+            "while_ is 'unfinished': only a waiting job is replaced, never a running one: leave it out, or say waiting.",
+        ),
+        (
+            {"unique": "args", "debounce_s": 1, "on_conflict": "raise"},
+            "on_conflict is 'raise': leave it out: a debounced job replaces the waiting one.",
+        ),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused_by_name_at_the_declaration(settings: dict[str, Any], says: str):
+    with pytest.raises(OptionInvalid) as refused:
+        App().job("t", **settings)(anything)
+    assert str(refused.value) == says
+
+
+@pytest.mark.parametrize(
     "option, says",
     [
         ("leese_s", r"there is no such option \(did you mean lease_s\?\)"),
@@ -205,6 +241,37 @@ def test_a_handler_that_cannot_be_called_is_refused():
         App().job("t", batch=2)(batch)
     with pytest.raises(OptionInvalid, match="ctx, payload"):
         App().job("t")(three)
+
+
+def test_a_decorator_without_parentheses_is_refused_instead_of_losing_the_handler():
+    with pytest.raises(OptionInvalid, match=r'^handler is \'anything\': write @app\.job\("anything"\)'):
+        App().job(anything)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("annotation", [int, dict[str, Any], "list[int]", Document, Model])
+def test_a_handler_without_a_context_is_refused_where_its_annotation_shows_it(annotation: Any):
+    def add(x: Any) -> None: ...
+
+    add.__annotations__["x"] = annotation
+    with pytest.raises(OptionInvalid, match=r"its first parameter is the context: write \(ctx, x: "):
+        App().job("add")(add)
+
+
+@pytest.mark.parametrize("annotation", [Any, Context, "Context", "int_like"])
+def test_a_first_parameter_that_may_be_a_context_is_accepted(annotation: Any):
+    def add(first: Any) -> None: ...
+
+    add.__annotations__["first"] = annotation
+    App().job("add")(add)
+
+
+def test_a_handler_of_two_values_is_told_to_take_one_payload():
+    async def add(ctx: Context, x: int, y: int) -> None: ...
+
+    app = App()
+    app.job("add")(add)
+    with pytest.raises(OptionInvalid, match="takes one payload: put x and y into a dataclass"):
+        app.check()
 
 
 def test_a_worker_checks_every_reference_before_it_claims():
@@ -364,6 +431,33 @@ def test_payload_limit_is_one_mebibyte():
 def test_a_submit_that_cannot_be_meant_is_refused(settings: dict[str, Any]):
     with pytest.raises(OptionInvalid):
         made(None, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"delay_s": "3"}, "delay_s is '3': it must be a number of seconds."),
+        ({"deadline_s": "10"}, "deadline_s is '10': it must be a number of seconds."),
+        ({"window_s": "1h"}, "window_s is '1h': it must be a number of seconds."),
+        ({"max_attempts": "3"}, "max_attempts is '3': it must be a whole number from 1 to 1000."),
+        (
+            {"run_at": "2026-12-01"},
+            "run_at is '2026-12-01': it must be a datetime with a time zone, such as datetime(2026, 12, 1, tzinfo=UTC).",
+        ),
+        ({"priority": 5}, "priority is 5: choose one of critical, interactive, batch."),
+        ({"unique": 5}, "unique is 5: it must be a text: 'args' for the payload, or a key."),
+        ({"concurrency_key": 3}, "concurrency_key is 3: it must be a text."),
+        ({"concurrency_limit": 1.5}, "concurrency_limit is 1.5: it must be a whole number from 1 to 10000."),
+        ({"idempotency_key": 7}, "idempotency_key is 7: it must be a text."),
+        ({"idempotency_scope": 7}, "idempotency_scope is 7: it must be a text."),
+        ({"job_id": 7}, "job_id is 7: it must be a text."),
+        ({"type_": 7}, "job type is 7: it must be a text."),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_refused_by_name(settings: dict[str, Any], says: str):
+    with pytest.raises(OptionInvalid) as refused:
+        made(None, **settings)
+    assert str(refused.value) == says
 
 
 def test_a_wished_moment_is_kept_in_utc():

@@ -111,6 +111,12 @@ async def test_sleep_until_a_time_that_has_passed_does_not_wait(stand: Stand, sh
         await ctx.sleep(0)
         with pytest.raises(OptionInvalid, match="time zone"):
             await ctx.sleep_until(datetime(2030, 1, 1))  # noqa: DTZ001 - the point of the test
+        for call, says in (
+            (ctx.sleep, "sleep is '1h': it must be a number of seconds"),
+            (ctx.sleep_until, "a datetime"),
+        ):
+            with pytest.raises(OptionInvalid, match=says):
+                await call("1h")  # type: ignore[arg-type]
         return "at once"
 
     handle = await stand.submit("late")

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from trellis.cli.commands import LimitOption
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, counting
 from trellis.engine.errors import InputError, OptionInvalid
-from trellis.engine.job_changes import CHANGED_MAX, JobChange
+from trellis.engine.job_changes import CHANGED_MAX, PARTICIPLES, JobChange
 from trellis.operations.explain import counted
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
@@ -24,15 +25,8 @@ if TYPE_CHECKING:  # HTTP is imported only when it is used
 LIMIT_OF_CHANGE = 10_000
 LIMIT_OF_CHANGE_MAX = 1_000_000
 SKIPPED_SHOWN_MAX = 10
-PAST = MappingProxyType(
-    {
-        JobChange.CANCEL: "cancelled",
-        JobChange.DISCARD: "discarded",
-        JobChange.RUN_NOW: "made ready",
-        JobChange.PRIORITIZE: "given another priority",
-    }
-)
-"""What became of the jobs, for people."""
+NO_TOTALS: Mapping[str, Any] = MappingProxyType({"changed": 0, "requested": 0, "skipped": 0, "next_cursor": None})
+"""The counts of a change before its first batch."""
 FILTERS = (
     "--type, --status, --lifecycle, --correlation, --concurrency-key, --parent, --reason, --priority, "
     "--submitted-before, --submitted-after or --all"
@@ -211,10 +205,10 @@ def _report_jobs(cli: Cli, change: JobChange, done: "JobsChanged") -> None:
             cli.out.error(f"{job.job_id} stays as it is{f', {job.status}' if job.status else ''}: {job.reason}")
         elif job.outcome == "requested":
             cli.out.line(f"{job.job_id} is {job.status}; its holder was asked to stop")
-        elif PAST[change] == job.status.lower():
+        elif PARTICIPLES[change] == job.status.lower():
             cli.out.line(f"{job.job_id} is {job.status}")
         else:
-            cli.out.line(f"{job.job_id} was {PAST[change]}; it is {job.status}")
+            cli.out.line(f"{job.job_id} was {PARTICIPLES[change]}; it is {job.status}")
 
 
 # --- many jobs -------------------------------------------------------------------------------------------------------
@@ -268,8 +262,12 @@ async def _change(  # noqa: PLR0917 - what the four commands have in common
         named = zip(("submitted_before", "submitted_after"), times, strict=True)
         where |= {name: _moment(name, time, now) for name, time in named if time is not None}
         preview = await api.jobs.preview(change.value, **how, **where)
-        if dry_run or not (preview.matched or preview.more):
-            _report_preview(cli, change, preview, now)
+        nothing = not (preview.matched or preview.more)
+        if nothing and not (dry_run and cli.out.as_json):
+            _report_nothing(cli, change)
+            return 0
+        if dry_run:
+            _report_preview(cli, change, preview, now, wanted)
             return 0
         if not yes:
             _ask(change, preview, wanted)
@@ -287,7 +285,7 @@ async def _run(
     limit: int,
 ) -> dict[str, Any]:
     """Change batch after batch. What was changed before an interruption stays changed."""
-    totals: dict[str, Any] = {"changed": 0, "requested": 0, "skipped": 0, "next_cursor": None}
+    totals = dict(NO_TOTALS)
     shown = 0
     with counting(cli.out) as progress:
         try:
@@ -297,7 +295,7 @@ async def _run(
                 for count in ("changed", "requested", "skipped"):
                     totals[count] += getattr(done, count)
                 totals["next_cursor"] = done.next_cursor
-                progress(f"jobs {PAST[change]}", totals["changed"] + totals["requested"])
+                progress(f"jobs {PARTICIPLES[change]}", totals["changed"] + totals["requested"])
                 for job in done.items:
                     if job.outcome == "skipped" and shown < SKIPPED_SHOWN_MAX:
                         shown += 1
@@ -327,25 +325,28 @@ def _moment(name: str, text: str, now: datetime) -> datetime:
 def _ask(change: JobChange, preview: "JobsPreview", limit: int) -> None:
     many = _many(preview.matched, limit, more=preview.more)
     if not sys.stdin.isatty():
-        raise InputError(detail=f"{many} would be {PAST[change]}: say --yes to do it, --dry-run to count only.")
-    typer.confirm(f"{change.value.replace('_', ' ').capitalize()} {many}?", abort=True, err=True)
+        raise InputError(detail=f"{many} would be {PARTICIPLES[change]}: say --yes to do it, --dry-run to count only.")
+    typer.confirm(f"{change.value.replace('_', ' ').capitalize()} {many}, the oldest first?", abort=True, err=True)
 
 
 def _many(matched: int, limit: int, *, more: bool) -> str:
-    if matched > limit:
-        return f"the oldest {counted(limit, 'job')} of {'more than ' if more else ''}{matched}"
-    return f"{'more than ' if more else ''}{counted(matched, 'job')}"
+    every = f"{'more than ' if more else ''}{counted(matched, 'job')}"
+    return f"{limit} of {every}" if matched + more > limit else every
 
 
-def _report_preview(cli: Cli, change: JobChange, preview: "JobsPreview", now: datetime) -> None:
+def _report_nothing(cli: Cli, change: JobChange) -> None:
+    if cli.out.as_json:
+        cli.out.record({"change": change.value, **NO_TOTALS})
+    else:
+        cli.out.line(f"No job is like that: nothing is to be {PARTICIPLES[change]}.")
+
+
+def _report_preview(cli: Cli, change: JobChange, preview: "JobsPreview", now: datetime, limit: int) -> None:
     if cli.out.as_json:
         cli.out.record(preview.model_dump())
         return
-    if not (preview.matched or preview.more):
-        cli.out.line(f"No job is like that: nothing is to be {PAST[change]}.")
-        return
-    many = "more than " if preview.more else ""
-    cli.out.line(f"{many}{counted(preview.matched, 'job')} would be {PAST[change]}; the oldest:")
+    many = _many(preview.matched, limit, more=preview.more)
+    cli.out.line(f"{many} would be {PARTICIPLES[change]}; the oldest:")
     columns = [
         ListingColumn[Any](title="JOB", cell=lambda job: job["job_id"]),
         ListingColumn[Any](title="STATUS", cell=lambda job: job["status"]),
@@ -353,7 +354,7 @@ def _report_preview(cli: Cli, change: JobChange, preview: "JobsPreview", now: da
         age_column(now),
         ListingColumn[Any](title="TYPE", cell=lambda job: job["type"], gives_way=True),
     ]
-    cli.out.listing([job.model_dump() for job in preview.examples], columns, empty="")
+    cli.out.listing([job.model_dump() for job in preview.examples[:limit]], columns, empty="")
 
 
 def _report_totals(cli: Cli, change: JobChange, totals: dict[str, Any], limit: int) -> None:
@@ -362,6 +363,6 @@ def _report_totals(cli: Cli, change: JobChange, totals: dict[str, Any], limit: i
         return
     stopping = f", {totals['requested']} asked to stop" if totals["requested"] else ""
     skipped = f", {totals['skipped']} skipped" if totals["skipped"] else ""
-    cli.out.line(f"{counted(totals['changed'], 'job')} {PAST[change]}{stopping}{skipped}")
+    cli.out.line(f"{counted(totals['changed'], 'job')} {PARTICIPLES[change]}{stopping}{skipped}")
     if totals["next_cursor"] is not None:
         cli.out.note(f"--limit {limit} ended it; repeat the command for the rest")

@@ -52,6 +52,7 @@ TrellisError
 """
 
 import shlex
+from enum import Enum, StrEnum
 from typing import ClassVar
 
 from trellis.engine.text import without_secrets
@@ -113,6 +114,8 @@ class OptionInvalid(InputError):
     """{option} is {value!r}: {expected}."""
 
     def __init__(self, *, option: str, value: object, expected: str) -> None:
+        if isinstance(value, Enum):  # as callers write it
+            value = value.value if isinstance(value, StrEnum) else value.name.lower()
         super().__init__(option=option, value=value, expected=expected)
         if value is None:  # nobody typed it
             self.args = (f"{option} is missing: {expected}.",)

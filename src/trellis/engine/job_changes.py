@@ -61,6 +61,17 @@ class JobChange(StrEnum):
     """Give waiting jobs another priority. Among jobs of that priority they come last."""
 
 
+PARTICIPLES = MappingProxyType(
+    {
+        JobChange.CANCEL: "cancelled",
+        JobChange.DISCARD: "discarded",
+        JobChange.RUN_NOW: "made ready",
+        JobChange.PRIORITIZE: "given another priority",
+    }
+)
+"""What becomes of a changed job, for people: it is cancelled."""
+
+
 class LifecycleState(NamedTuple):
     """A state of a lifecycle, by their names."""
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from trellis.engine.errors import OptionInvalid
+from trellis.engine.option_values import CLAIMS_A_SECOND, check_whole, check_within
 
 KEY_RATE_MIN, KEY_RATE_MAX = 1e-6, 100_000.0
 KEY_BURST_MAX = 10_000
@@ -43,12 +44,9 @@ def key_rate(per_second: float | None, burst: int | None) -> KeyRate | None:
                 option="burst_per_key", value=burst, expected="give rate_per_key too: it bounds that rate"
             )
         return None
-    if not (math.isfinite(per_second) and KEY_RATE_MIN <= per_second <= KEY_RATE_MAX):
-        expected = f"it must be from {KEY_RATE_MIN:g} to {KEY_RATE_MAX:g} claims a second"
-        raise OptionInvalid(option="rate_per_key", value=per_second, expected=expected)
+    check_within("rate_per_key", per_second, KEY_RATE_MIN, KEY_RATE_MAX, of=CLAIMS_A_SECOND)
     burst = min(KEY_BURST_MAX, math.ceil(per_second)) if burst is None else burst
-    if not 1 <= burst <= KEY_BURST_MAX:
-        raise OptionInvalid(option="burst_per_key", value=burst, expected=f"it must be from 1 to {KEY_BURST_MAX}")
+    check_whole("burst_per_key", burst, 1, KEY_BURST_MAX)
     return KeyRate(per_second=float(per_second), burst=burst)
 
 

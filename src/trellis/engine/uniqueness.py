@@ -13,13 +13,13 @@ lets one job hold it: a unique index of the database refuses a second holder, wh
 
 import hashlib
 import json
-import math
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
 from trellis.engine.errors import OptionInvalid
+from trellis.engine.option_values import SECONDS, check_number, check_text
 from trellis.engine.text import is_storable
 
 ARGS = "args"
@@ -188,6 +188,7 @@ def _refusal(rule: UniqueRule) -> tuple[str, str] | None:
 
 
 def _checked_key(key: str) -> str:
+    check_text("unique", key, f"it must be a text: {ARGS!r} for the payload, or a key")
     if not 1 <= len(key) <= KEY_CHARS_MAX:
         expected = f"it must have 1 to {KEY_CHARS_MAX} characters"
         raise OptionInvalid(option="unique", value=key[:40], expected=expected)
@@ -198,9 +199,12 @@ def _checked_key(key: str) -> str:
 
 
 def _seconds(option: str, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and 0 < value <= WINDOW_S_MAX):
+    if value is None:
+        return None
+    check_number(option, value, of=SECONDS)
+    if not 0 < value <= WINDOW_S_MAX:
         raise OptionInvalid(option=option, value=value, expected=f"more than 0 and at most {WINDOW_S_MAX:g} seconds")
-    return None if value is None else float(value)
+    return float(value)
 
 
 def _member(kind: type[MemberT], option: str, value: str | None) -> MemberT | None:

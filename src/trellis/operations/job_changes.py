@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from trellis.auth.ownership import PrincipalReach, changing_actor, permit_on_job, sees_all
 from trellis.auth.principals import Principal, party_of
@@ -18,6 +19,7 @@ from trellis.engine.errors import InputError, JobNotFound, NotAllowed, OptionInv
 from trellis.engine.job_changes import (
     CHANGEABLE,
     CHANGED_MAX,
+    PARTICIPLES,
     RULES_OF_CHANGES,
     ChangedJobs,
     ChangeOrder,
@@ -34,7 +36,7 @@ from trellis.engine.jobs import Actor, CancelMode, JobId, Priority, ReasonCode, 
 from trellis.engine.ledger import Ledger
 from trellis.engine.request_keys import CHANGE_ANSWERS
 from trellis.engine.text import nearest
-from trellis.lifecycles import LIFECYCLES
+from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.leased_job import LEASED_JOB
 
 COUNTED_MAX = 10_000
@@ -86,6 +88,12 @@ class ChangeFilter:
     def is_empty(self) -> bool:
         """Whether it names nothing."""
         return self == ChangeFilter()
+
+
+def check_filter(where: Any) -> None:
+    """Check that a value is a ChangeFilter. Raises OptionInvalid."""
+    if not isinstance(where, ChangeFilter):
+        raise OptionInvalid(option="where", value=where, expected='it must be a filter: ChangeFilter(type="mail")')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,16 +333,26 @@ def _states(change: JobChange, where: ChangeFilter, actor: Actor) -> frozenset[L
     )
     if not states:
         known = sorted({one.state for one in allowed if lifecycle in {None, one.lifecycle}})
-        near = None if where.state is None else nearest(where.state, known)
-        hint = "" if near is None else f"; did you mean {near}?"
         of = "" if lifecycle is None else f" {lifecycle}"
         value = lifecycle if where.state is None else where.state
         option = "lifecycle" if where.state is None else "status"
-        expected = (
-            f"one of {', '.join(known)}{hint}" if known else f"no{of}: {actor.role.value} cannot {_words(change)} one"
-        )
+        expected = f"no{of}: {actor.role.value} cannot {_words(change)} one"
+        if known and where.state is not None:
+            expected = _other_states(change, where.state, lifecycle, known)
         raise OptionInvalid(option=option, value=value, expected=expected)
     return states
+
+
+def _other_states(change: JobChange, state: str, lifecycle: str | None, known: Sequence[str]) -> str:
+    """What to write for a state in which no job is changed so: why, or which state was probably meant."""
+    choices = f"one of {', '.join(known)}"
+    of = [one.by_name[state] for one in CHANGEABLE if lifecycle in {None, one.name} and state in one.by_name]
+    if not of:
+        near = nearest(state, known)
+        return choices if near is None else f"{choices} (did you mean {near}?)"
+    ended = change is not JobChange.DISCARD and all(one.phase is Phase.ENDED for one in of)
+    which = "jobs that have ended" if ended else f"{state} jobs"
+    return f"{which} cannot be {PARTICIPLES[change]}; choose {choices}"
 
 
 def _words(change: JobChange) -> str:

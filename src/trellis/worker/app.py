@@ -24,12 +24,22 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from trellis.engine.errors import OptionInvalid, UnknownJobType
 from trellis.engine.jobs import LEASE_S_DEFAULT, TYPE_PATTERN, Priority, TypeClaim, TypeOptions, heartbeat_for
+from trellis.engine.option_values import SECONDS, check_number, check_text
 from trellis.engine.retry_policy import OnExhausted, RetryPolicy, error_text
 from trellis.engine.schedules import Misfire, Overlap, ScheduleSpec, checked_spec
 from trellis.engine.text import nearest
 from trellis.engine.uniqueness import OnConflict, UniqueRule, WhileHeld, check_declared_rule, checked_rule
 from trellis.worker.options import KEY_LIMIT_MAX, HandlerRunner, JobOptions, OnLeaseDoubt, check_job_options
-from trellis.worker.parameters import Parameters, check_given, name_of, parameters_of, type_name, unusable
+from trellis.worker.parameters import (
+    ONE_PAYLOAD,
+    Parameters,
+    check_context_first,
+    check_given,
+    name_of,
+    parameters_of,
+    type_name,
+    unusable,
+)
 from trellis.worker.payloads import Codec, Serializer, codec_for
 from trellis.worker.resources import RESOURCES_MAX, Resource, in_order, resource_of
 
@@ -238,14 +248,19 @@ class App:
 
     def job(self, type_: str, **settings: Unpack[JobSettings]) -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a job type. Raises OptionInvalid."""
+        if callable(type_):
+            name = name_of(type_).rpartition(".")[2]
+            raise unusable(type_, f'write @app.job("{name}"): the decorator takes the job type')
+        checked_type(type_)
         key, serializer = settings.pop("concurrency_key", None), settings.pop("serializer", None)
         unique = settings.pop("unique", None)
+        _check_key_function(key)
         options = _options(settings)
         check_job_options(options, testing=self.testing)
         _check_serializer(type_, serializer)
 
         def register(handler: HandlerT) -> HandlerT:
-            self._add(JobSpec(checked_type(type_), handler, options, key, serializer, (self.hooks,), unique))
+            self._add(JobSpec(type_, handler, options, key, serializer, (self.hooks,), unique))
             return handler
 
         return register
@@ -409,6 +424,7 @@ def refuse_unknown(values: Mapping[str, Any], known: Sequence[str]) -> None:
 
 def checked_type(type_: str) -> str:
     """Returns the name unchanged. Raises OptionInvalid if it is no valid job type."""
+    check_text("job type", type_)
     if not re.fullmatch(TYPE_PATTERN, type_):
         raise OptionInvalid(option="job type", value=type_, expected=f"it must match {TYPE_PATTERN}")
     return type_
@@ -419,7 +435,7 @@ def priority_of(value: Priority | str) -> Priority:
     if isinstance(value, Priority):
         return value
     try:
-        return Priority[value.upper()]
+        return Priority[str(value).upper()]
     except KeyError:
         names = ", ".join(priority.name.lower() for priority in Priority)
         raise OptionInvalid(option="priority", value=value, expected=f"choose one of {names}") from None
@@ -438,7 +454,9 @@ def _options(settings: JobSettings) -> JobOptions:
     values: dict[str, Any] = dict(settings)
     known = list(JobSettings.__annotations__)
     refuse_unknown(values, known)
-    values.setdefault("heartbeat_s", heartbeat_for(values.get("lease_s", LEASE_S_DEFAULT)))
+    lease_s = values.get("lease_s", LEASE_S_DEFAULT)
+    check_number("lease_s", lease_s, of=SECONDS)
+    values.setdefault("heartbeat_s", heartbeat_for(lease_s))
     if values.get("rate_per_key") is not None:
         values.setdefault("concurrency_limit", KEY_LIMIT_MAX)
     if "priority" in values:
@@ -482,7 +500,10 @@ def _kind(handler: Callable[..., Any], options: JobOptions) -> HandlerKind:
             raise unusable(handler, "a batch handler is `async def handler(items: list[Item[Payload]])`")
         return HandlerKind.BATCH
     if not count or _fillable(handler) > 2:
-        raise unusable(handler, "a handler takes (ctx) or (ctx, payload), and resources by their annotations")
+        raise unusable(
+            handler, f"a handler takes (ctx) or (ctx, payload), and resources by their annotations; {ONE_PAYLOAD}"
+        )
+    check_context_first(handler)
     if options.runner is HandlerRunner.PROCESS:
         return HandlerKind.PROCESS
     return HandlerKind.ASYNC if is_async else HandlerKind.SYNC
@@ -513,6 +534,12 @@ def _add_resources(known: dict[Any, Resource], new: Mapping[Any, Resource]) -> N
         known[kind] = resource
     if len(known) > RESOURCES_MAX:
         raise OptionInvalid(option="resources", value=len(known), expected=f"at most {RESOURCES_MAX}")
+
+
+def _check_key_function(key: Any) -> None:
+    if key is not None and not callable(key):
+        expected = "it must be a function of the payload, such as lambda order: order.customer"
+        raise OptionInvalid(option="concurrency_key", value=key, expected=expected)
 
 
 def _check_serializer(type_: str, serializer: Any) -> None:

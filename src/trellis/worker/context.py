@@ -16,7 +16,7 @@ import pydantic_core
 
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, sleep_or_stop
-from trellis.engine.errors import LeaseConflictError, OptionInvalid, PermanentError
+from trellis.engine.errors import LeaseConflictError, PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
 from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, NewJob, accepted
 from trellis.engine.ledger import Ledger
@@ -25,7 +25,7 @@ from trellis.worker.batches import BatchOutcome
 from trellis.worker.durable import ChildHandle, DurableCalls, FirstChild, Suspended
 from trellis.worker.held import AttemptState, HeldJob, JobLogger, LogBuffer, StopCause
 from trellis.worker.payloads import any_json_bytes, within_payload_limit
-from trellis.worker.requests import SubmitSettings
+from trellis.worker.requests import SubmitSettings, check_moment
 
 PayloadT = TypeVar("PayloadT")
 
@@ -282,8 +282,7 @@ class Context(AttemptContext):
 
     async def sleep_until(self, moment: datetime) -> None:
         """Wait until a time without a slot or a lease. The time must have a time zone."""
-        if moment.tzinfo is None:
-            raise OptionInvalid(option="moment", value=moment, expected="it must have a time zone")
+        check_moment("moment", moment)
         await self.durable_calls().sleep(None, moment)
 
     def spawn(

@@ -36,6 +36,7 @@ from trellis.engine.jobs import (
     WaitMode,
 )
 from trellis.engine.ledger import Ledger
+from trellis.engine.option_values import SECONDS, check_within
 from trellis.engine.text import error_message
 from trellis.ledgers.refusals import check_wait
 from trellis.worker.batches import (
@@ -782,6 +783,5 @@ def _digest(body: bytes) -> str:
 
 
 def _seconds(option: str, value: float) -> float:
-    if not 0 <= value <= DELAY_S_MAX:
-        raise OptionInvalid(option=option, value=value, expected=f"from 0 to {DELAY_S_MAX:.0f} seconds")
+    check_within(option, value, 0, DELAY_S_MAX, of=SECONDS)
     return value

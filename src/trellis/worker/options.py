@@ -1,12 +1,11 @@
 """Options of job types and of workers on a ledger and on the bus. Values out of bounds are refused at import."""
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import (
@@ -20,6 +19,7 @@ from trellis.engine.jobs import (
     Priority,
 )
 from trellis.engine.key_rates import KeyRate, key_rate
+from trellis.engine.option_values import CLAIMS_A_SECOND, SECONDS, check_text, check_whole, check_within
 from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.retry_policy import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
 from trellis.engine.service import RETENTION_DEFAULT
@@ -176,13 +176,13 @@ class WorkerOptions:
     """How long the ledger may take to accept the last outcomes when the worker stops."""
 
     def __post_init__(self) -> None:
-        _within("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
-        _within("prefetch", self.prefetch_max, 0, CLAIM_MAX)
-        _within("threads", self.threads_max, 1, THREADS_MAX)
-        _within("processes", self.processes_max, 1, PROCESSES_MAX)
-        _within("poll_s", self.poll_s, 0.001, POLL_S_MAX)
-        _within("drain_s", self.drain_s, 0.0, DELAY_S_MAX)
-        _within("settle_s", self.settle_s, 0.0, DELAY_S_MAX)
+        check_whole("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        check_whole("prefetch", self.prefetch_max, 0, CLAIM_MAX)
+        check_whole("threads", self.threads_max, 1, THREADS_MAX)
+        check_whole("processes", self.processes_max, 1, PROCESSES_MAX)
+        check_within("poll_s", self.poll_s, 0.001, POLL_S_MAX, of=SECONDS)
+        check_within("drain_s", self.drain_s, 0.0, DELAY_S_MAX, of=SECONDS)
+        check_within("settle_s", self.settle_s, 0.0, DELAY_S_MAX, of=SECONDS)
 
     @property
     def prefetch_max(self) -> int:
@@ -201,35 +201,36 @@ class WorkerOptions:
 def check_job_options(options: JobOptions, *, testing: bool) -> None:
     """Raises OptionInvalid for options out of bounds. `testing` lifts only the bounds on lease and heartbeat."""
     if testing:
-        _within("lease_s", options.lease_s, 0.001, DELAY_S_MAX)
-        _within("heartbeat_s", options.heartbeat_s, 0.001, options.lease_s)
+        check_within("lease_s", options.lease_s, 0.001, DELAY_S_MAX, of=SECONDS)
+        check_within("heartbeat_s", options.heartbeat_s, 0.001, options.lease_s, of=SECONDS)
     else:
-        _within("lease_s", options.lease_s, LEASE_S_MIN, LEASE_S_MAX)
-        _within("heartbeat_s", options.heartbeat_s, HEARTBEAT_S_MIN, HEARTBEAT_S_MAX)
+        check_within("lease_s", options.lease_s, LEASE_S_MIN, LEASE_S_MAX, of=SECONDS)
+        check_within("heartbeat_s", options.heartbeat_s, HEARTBEAT_S_MIN, HEARTBEAT_S_MAX, of=SECONDS)
         if options.heartbeat_s > options.lease_s / 3:
             raise OptionInvalid(
                 option="heartbeat_s",
                 value=options.heartbeat_s,
                 expected=f"at most a third of lease_s {options.lease_s:g}",
             )
-    _within("max_attempts", options.max_attempts, 1, ATTEMPTS_MAX)
-    _within("max_deaths", options.max_deaths, 0, ATTEMPTS_MAX)
-    _within("batch", options.batch, 0, BATCH_MAX)
-    _within("concurrency_limit", options.concurrency_limit, 1, KEY_LIMIT_MAX)
+    check_whole("max_attempts", options.max_attempts, 1, ATTEMPTS_MAX)
+    check_whole("max_deaths", options.max_deaths, 0, ATTEMPTS_MAX)
+    check_whole("batch", options.batch, 0, BATCH_MAX)
+    check_whole("concurrency_limit", options.concurrency_limit, 1, KEY_LIMIT_MAX)
     _ = options.key_rate
+    retry: Any = options.retry
+    if not isinstance(retry, RetryPolicy):
+        expected = "it must be a RetryPolicy; max_attempts says how often a job is tried"
+        raise OptionInvalid(option="retry", value=retry, expected=expected)
+    if options.compensation is not None:
+        check_text("compensation", options.compensation, "it must be the name of a job type")
     for name in ("deadline_s", "timeout_s", "rate", "result_ttl_s"):
         value: float | None = getattr(options, name)
         if value is not None:
-            _within(name, value, 1e-6, DELAY_S_MAX)
+            check_within(name, value, 1e-6, DELAY_S_MAX, of=CLAIMS_A_SECOND if name == "rate" else SECONDS)
 
 
 def _processes(wanted: int | None, slots: int) -> int:
     return min(os.cpu_count() or 1, slots, PROCESSES_MAX) if wanted is None else wanted
-
-
-def _within(option: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise OptionInvalid(option=option, value=value, expected=f"it must be from {low:g} to {high:g}")
 
 
 # Workers on the bus.
@@ -304,17 +305,17 @@ class BusWorkerOptions:
     """How long the last results may take to be acknowledged when the worker stops."""
 
     def __post_init__(self) -> None:
-        _within("max_parallel_jobs", self.max_parallel_jobs, 1, CONCURRENCY_MAX)
-        _within("threads", self.threads_max, 1, THREADS_MAX)
-        _within("processes", self.processes_max, 1, PROCESSES_MAX)
-        _within("heartbeat_s", self.heartbeat_s, BUS_HEARTBEAT_S_MIN, BUS_HEARTBEAT_S_MAX)
-        _within("ask_s", self.ask_s, 0.01, 60)
-        _within("result_s", self.result_s, 0, DELAY_S_MAX)
-        _within("cancel_grace_s", self.cancel_grace_s, 0, 3600)
-        _within("backlog_max", self.backlog_max, 0, COUNT_MAX)
-        _within("unanswered_max", self.unanswered_max, 1, COUNT_MAX)
-        _within("drain_s", self.drain_s, 0, DELAY_S_MAX)
-        _within("settle_s", self.settle_s, 0, DELAY_S_MAX)
+        check_whole("max_parallel_jobs", self.max_parallel_jobs, 1, CONCURRENCY_MAX)
+        check_whole("threads", self.threads_max, 1, THREADS_MAX)
+        check_whole("processes", self.processes_max, 1, PROCESSES_MAX)
+        check_within("heartbeat_s", self.heartbeat_s, BUS_HEARTBEAT_S_MIN, BUS_HEARTBEAT_S_MAX, of=SECONDS)
+        check_within("ask_s", self.ask_s, 0.01, 60, of=SECONDS)
+        check_within("result_s", self.result_s, 0, DELAY_S_MAX, of=SECONDS)
+        check_within("cancel_grace_s", self.cancel_grace_s, 0, 3600, of=SECONDS)
+        check_whole("backlog_max", self.backlog_max, 0, COUNT_MAX)
+        check_whole("unanswered_max", self.unanswered_max, 1, COUNT_MAX)
+        check_within("drain_s", self.drain_s, 0, DELAY_S_MAX, of=SECONDS)
+        check_within("settle_s", self.settle_s, 0, DELAY_S_MAX, of=SECONDS)
         _words("pool", (self.pool,))
         _words("region", (self.region,))
         _words("capabilities", self.capabilities)

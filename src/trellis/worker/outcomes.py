@@ -1,7 +1,6 @@
 """Turns the end of a handler into the job's next transition. Pure functions: facts in, one `Advance` out."""
 
 import json
-import math
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 from trellis.engine.errors import (
     InputError,
-    OptionInvalid,
     PayloadTooLarge,
     PermanentError,
     ResultInvalid,
@@ -27,6 +25,7 @@ from trellis.engine.jobs import (
     Wait,
     WaitMode,
 )
+from trellis.engine.option_values import SECONDS, check_within
 from trellis.engine.retry_policy import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
 from trellis.engine.text import without_secrets
 from trellis.lifecycles import Trigger
@@ -47,10 +46,7 @@ class Snooze(Exception):
     """Raised by a handler to run again after `delay_s`. This attempt does not count."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
-        if not (math.isfinite(delay_s) and 0 <= delay_s <= DELAY_S_MAX):
-            raise OptionInvalid(
-                option="delay_s", value=delay_s, expected=f"it must be from 0 to {DELAY_S_MAX:g} seconds"
-            )
+        check_within("delay_s", delay_s, 0, DELAY_S_MAX, of=SECONDS)
         super().__init__(f"called again in {delay_s:g} s")
         self.delay_s = delay_s
 

@@ -2,11 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, get_type_hints
+from dataclasses import dataclass, is_dataclass
+from typing import Any, get_origin, get_type_hints
+
+import pydantic
 
 from trellis.engine.errors import OptionInvalid
 
+ONE_PAYLOAD = "several values are one payload: put them into a dataclass"
+_PLAIN_TYPES = (str, int, float, bool, bytes, list, tuple, dict, set)
+_PLAIN_NAMES = frozenset(kind.__name__ for kind in _PLAIN_TYPES)
+_CONTEXT_NAMES = frozenset({"ctx", "context"})
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _UNNAMED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -38,7 +44,7 @@ def parameters_of(
         elif takes_payload and payload is None:
             payload = parameter.name
         elif parameter.default is inspect.Parameter.empty and parameter.kind not in _UNNAMED:
-            raise _unknown(function, parameter, known)
+            raise _unknown(function, parameter, known, payload)
     return Parameters(payload=payload, resources=resources)
 
 
@@ -65,6 +71,26 @@ def check_given(function: Callable[..., Any], given: int, expected: str) -> None
         raise unusable(function, expected)
 
 
+def check_context_first(handler: Callable[..., Any]) -> None:
+    """Check that the first parameter of a handler is no payload. Raises OptionInvalid.
+
+    Only what is certain is refused: an annotation with a plain type, a dataclass or a model of pydantic.
+    """
+    first = next(iter(inspect.signature(handler).parameters.values()))
+    if first.name not in _CONTEXT_NAMES and _is_payload_type(first.annotation):
+        shown = f"{first.name}: {type_name(first.annotation)}"
+        raise unusable(handler, f"its first parameter is the context: write (ctx, {shown})")
+
+
+def _is_payload_type(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # not evaluated: it may name a type that is defined further down
+        return annotation.partition("[")[0] in _PLAIN_NAMES
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and (
+        kind in _PLAIN_TYPES or is_dataclass(kind) or issubclass(kind, pydantic.BaseModel)
+    )
+
+
 def unusable(function: Callable[..., Any], expected: str) -> OptionInvalid:
     """The error for a function that cannot be what it is registered as."""
     return OptionInvalid(option="handler", value=name_of(function), expected=expected)
@@ -87,10 +113,13 @@ def _is_known(hint: Any, known: Collection[Any]) -> bool:
         return False
 
 
-def _unknown(function: Callable[..., Any], parameter: inspect.Parameter, known: Collection[Any]) -> OptionInvalid:
+def _unknown(
+    function: Callable[..., Any], parameter: inspect.Parameter, known: Collection[Any], payload: str | None
+) -> OptionInvalid:
     names = ", ".join(sorted(type_name(one) for one in known)) or "none"
+    expected = f"annotate it with the type of a resource that @app.resource registers; known: {names}"
+    if payload is not None:
+        expected = f"a handler takes one payload: put {payload} and {parameter.name} into a dataclass, or {expected}"
     return OptionInvalid(
-        option=f"parameter {parameter.name} of {name_of(function)}",
-        value=str(parameter),
-        expected=f"annotate it with the type of a resource that @app.resource registers; known: {names}",
+        option=f"parameter {parameter.name} of {name_of(function)}", value=str(parameter), expected=expected
     )

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,7 @@ from trellis.engine.jobs import (
     NewJob,
     Priority,
 )
+from trellis.engine.option_values import SECONDS, check_listed, check_text, check_whole, check_within
 from trellis.engine.schedules import RESERVED_SCOPE_PREFIX
 from trellis.engine.text import is_storable
 from trellis.engine.uniqueness import OnConflict, UniqueRule, WhileHeld, checked_rule, merged
@@ -101,6 +101,15 @@ class BatchJob:
 
     def __init__(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> None:
         self.type, self.payload, self.settings = type_, payload, settings
+
+
+def check_batch_jobs(jobs: Any, on_complete: Any) -> None:
+    """Check that a batch is given as a list of BatchJob and one BatchJob. Raises OptionInvalid."""
+    expected = 'it must be a BatchJob, such as BatchJob("row.import", 1)'
+    check_listed("jobs", jobs, 'it must be a list of jobs, such as [BatchJob("row.import", 1)]')
+    for option, job in (("on_complete", on_complete), *((f"jobs[{number}]", job) for number, job in enumerate(jobs))):
+        if not isinstance(job, BatchJob):
+            raise OptionInvalid(option=option, value=job, expected=expected)
 
 
 SETTINGS = frozenset(SubmitSettings.__annotations__)
@@ -213,8 +222,7 @@ def _concurrency(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -
     if key is None and spec is not None and spec.concurrency_key is not None:
         key = spec.key_of(payload)
     limit = settings.get("concurrency_limit", spec.options.concurrency_limit if spec else 1)
-    if not 1 <= limit <= KEY_LIMIT_MAX:
-        raise OptionInvalid(option="concurrency_limit", value=limit, expected=f"it must be from 1 to {KEY_LIMIT_MAX}")
+    check_whole("concurrency_limit", limit, 1, KEY_LIMIT_MAX)
     checked = _checked_text("concurrency_key", key)
     return (None if checked is None else KEY_NAMESPACE + checked), limit
 
@@ -229,8 +237,7 @@ def _lifecycle(name: str) -> str:
 
 
 def _duration(option: str, value: float) -> float:
-    if not (math.isfinite(value) and 0 <= value <= DELAY_S_MAX):
-        raise OptionInvalid(option=option, value=value, expected=f"it must be from 0 to {DELAY_S_MAX:g} seconds")
+    check_within(option, value, 0, DELAY_S_MAX, of=SECONDS)
     return float(value)
 
 
@@ -239,17 +246,24 @@ def _deadline(value: float | None) -> float | None:
 
 
 def _attempts(value: int) -> int:
-    if not 1 <= value <= ATTEMPTS_MAX:
-        raise OptionInvalid(option="max_attempts", value=value, expected=f"it must be from 1 to {ATTEMPTS_MAX}")
+    check_whole("max_attempts", value, 1, ATTEMPTS_MAX)
     return value
+
+
+def check_moment(option: str, value: Any) -> None:
+    """Check that a value is a datetime with a time zone. Raises OptionInvalid."""
+    if not isinstance(value, datetime):
+        expected = "it must be a datetime with a time zone, such as datetime(2026, 12, 1, tzinfo=UTC)"
+        raise OptionInvalid(option=option, value=value, expected=expected)
+    if value.tzinfo is None:
+        raise OptionInvalid(option=option, value=value, expected="it must have a time zone")
 
 
 def _aware(run_at: datetime | None) -> datetime | None:
     """Returns the same time in UTC. Raises OptionInvalid."""
     if run_at is None:
         return None
-    if run_at.tzinfo is None:
-        raise OptionInvalid(option="run_at", value=run_at, expected="it must have a time zone")
+    check_moment("run_at", run_at)
     try:
         moment = run_at.astimezone(UTC)
     except OverflowError:  # in UTC the year would be 0 or 10,000
@@ -265,6 +279,7 @@ def _checked_text(option: str, value: str | None) -> str | None:
 
 
 def _scope(value: str) -> str:
+    check_text("idempotency_scope", value)
     if value.startswith(RESERVED_SCOPE_PREFIX):
         expected = f"scopes that begin with {RESERVED_SCOPE_PREFIX} are Trellis' own; choose another"
         raise OptionInvalid(option="idempotency_scope", value=value[:SHOWN_CHARS_MAX], expected=expected)
@@ -277,6 +292,7 @@ def _trace(value: str | None) -> str | None:
 
 def _checked(option: str, value: str, lengths: range) -> str:
     """Returns the text unchanged. Raises OptionInvalid if its length is out of bounds or a ledger cannot store it."""
+    check_text(option, value)
     if len(value) not in lengths:
         expected = f"it must have {lengths[0]} to {lengths[-1]} characters"
         raise OptionInvalid(option=option, value=value[:SHOWN_CHARS_MAX], expected=expected)
@@ -291,6 +307,7 @@ def _job_id(option: str, value: str | None) -> JobId | None:
 
 
 def _matching(option: str, value: str) -> str:
+    check_text(option, value)
     if not re.fullmatch(JOB_ID_PATTERN, value):
         raise OptionInvalid(option=option, value=value[:SHOWN_CHARS_MAX], expected=f"it must match {JOB_ID_PATTERN}")
     return value

@@ -1,0 +1,52 @@
+"""Checks of the values that a program gives for an option: their type first, then their bounds.
+
+A value of the wrong type is refused with the option's name and what to write instead, where Python would only say that it
+cannot compare or measure it.
+"""
+
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from numbers import Real
+from typing import Any, cast
+
+from trellis.engine.errors import OptionInvalid
+
+SECONDS = "seconds"
+CLAIMS_A_SECOND = "claims a second; 10 a minute is 10/60"
+"""The unit of a rate, with an example, because `"10/m"` is how many other systems write it."""
+
+
+def check_number(option: str, value: Any, *, of: str = "") -> None:
+    """Check that a value is a number; `of` is its unit. True and False are none. Raises OptionInvalid."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Real | Decimal):
+        raise OptionInvalid(option=option, value=value, expected=f"it must be a number{of and f' of {of}'}")
+
+
+def check_within(option: str, value: Any, low: float, high: float, *, of: str = "") -> None:
+    """Check that a value is a number within bounds; `of` is its unit. Raises OptionInvalid."""
+    check_number(option, value, of=of)
+    if not low <= value <= high:  # also refuses NaN
+        unit = of.partition(";")[0]
+        raise OptionInvalid(
+            option=option, value=value, expected=f"it must be from {low:g} to {high:g}{unit and f' {unit}'}"
+        )
+
+
+def check_whole(option: str, value: Any, low: int, high: int) -> None:
+    """Check that a value is a whole number within bounds. Raises OptionInvalid."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise OptionInvalid(option=option, value=value, expected=f"it must be a whole number from {low} to {high}")
+    if not low <= value <= high:
+        raise OptionInvalid(option=option, value=value, expected=f"it must be from {low} to {high}")
+
+
+def check_listed(option: str, value: Any, expected: str) -> None:
+    """Check that a value is a list, or alike; a text or a mapping is none. Raises OptionInvalid with `expected`."""
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise OptionInvalid(option=option, value=cast("object", value), expected=expected)
+
+
+def check_text(option: str, value: Any, expected: str = "it must be a text") -> None:
+    """Check that a value is a text. Raises OptionInvalid with `expected` otherwise."""
+    if not isinstance(value, str):
+        raise OptionInvalid(option=option, value=value, expected=expected)
