@@ -389,8 +389,9 @@ def awaited_signal(last: Event) -> str | None:
 
 def waits_for_jobs(job: Job, last: Event | None) -> bool:
     """Whether a job waits, after this event, for its children or for the jobs of its batch."""
-    suspended = last is not None and last.type == SUSPENDED and job.place is JobPlace.SCHEDULED
-    wait = _wait(last) if suspended else {}
+    if last is None or last.type != SUSPENDED or job.place is not JobPlace.SCHEDULED:
+        return False
+    wait = _wait(last)
     return bool(wait.get("children") or wait.get("batch"))
 
 
