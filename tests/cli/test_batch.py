@@ -28,8 +28,11 @@ def test_the_jobs_of_a_file_are_a_batch(local: Terminal, tmp_path: Path):
     assert (again["job_id"], again["created"]) == (batch["job_id"], False)
     members = local("jobs", "--parent", batch["job_id"], "--json").records
     assert sorted((job["priority"], job["place"]) for job in members) == [("batch", "scheduled"), ("critical", "ready")]
-    explained = local("job", "explain", batch["job_id"]).out
+    explained = " ".join(local("job", "explain", batch["job_id"]).out.split())
     assert "2 jobs of its batch" in explained
+    assert all(f"{job['job_id']} (page.fetch, queued)" in explained for job in members)
+    assert "Next When the jobs of its batch have ended, it goes to queued by itself" in explained
+    assert f"trellis jobs --parent {batch['job_id']} " in explained
     assert local("job", "cancel", batch["job_id"]).code == 0
     local("sweep")
     states = {job["status"] for job in local("jobs", "--parent", batch["job_id"], "--json").records}

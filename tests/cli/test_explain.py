@@ -94,6 +94,35 @@ def story(of: Job, *events: Event, **around: Any) -> str:
     return told(explain(of, events, JobSurroundings(now=NOW, **around)))
 
 
+def suspended(**wait: Any) -> Event:
+    return step("job_suspended", target="suspended", data=json.dumps({"waits_for": wait}).encode())
+
+
+def children(count: int) -> tuple[Job, ...]:
+    return tuple(job(job_id=JobId(f"c-{n}"), type="page.fetch", state="running") for n in range(count))
+
+
+def test_a_job_that_waits_for_children_names_the_first_ones_and_how_it_goes_on():
+    waiting = job(state="suspended", place=JobPlace.SCHEDULED)
+    explanation = explain(waiting, (suspended(children=5),), JobSurroundings(now=NOW, open_children=children(4)))
+    named = "c-0 (page.fetch, running), c-1 (page.fetch, running), c-2 (page.fetch, running) and others have not ended."
+    assert f"Of its children, {named}" in explanation.why
+    assert explanation.next[0].startswith("When the children it waits for have ended, it goes to queued by itself")
+    assert "trellis jobs --parent j-1\tsee its children and how they stand" in explanation.you_can
+    one = story(waiting, suspended(children=1, signal="stop"), open_children=children(1))
+    assert "Of its children, c-0 (page.fetch, running) has not ended." in one
+    assert "or the signal 'stop' has come, it goes to queued" in one
+
+
+def test_a_job_that_waits_for_a_signal_alone_or_goes_on_names_no_children():
+    for text in (
+        story(job(state="suspended", place=JobPlace.SCHEDULED), suspended(signal="stop")),
+        story(job(), suspended(children=1), step("job_resumed", source="suspended"), queue=QUEUE),
+    ):
+        assert "--parent" not in text
+        assert "children" not in text
+
+
 def test_a_ready_job_without_a_worker_says_so():
     text = story(job(), queue=QUEUE)
     assert "is queued, waiting for a worker: none that serves its type is alive." in text

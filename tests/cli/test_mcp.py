@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -146,3 +147,17 @@ def test_without_a_ledger_the_command_says_how_to_make_one(tmp_path: Path):
     done = subprocess.run(words, capture_output=True, cwd=tmp_path, input=b"", check=False, timeout=PATIENCE_S)
     assert done.returncode != 0
     assert b"trellis migrate" in done.stderr
+
+
+@pytest.mark.parametrize("opened", ["< /dev/null", "< messages", "<&-"])
+def test_a_standard_input_that_nobody_can_wait_for_is_refused(tmp_path: Path, opened: str):
+    (tmp_path / "messages").write_text("{}\n")
+    words = f'exec "$0" -m trellis mcp --gateway http://127.0.0.1:1 {opened}'
+    python = sys.executable if opened == "<&-" else ready_python()  # the ready one passes on no closed descriptor
+    done = subprocess.run(
+        ["/bin/sh", "-c", words, python], capture_output=True, cwd=tmp_path, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"standard input" in done.stderr
+    assert b"a pipe, as a client of the protocol opens it" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -225,7 +225,7 @@ async def test_a_local_file_makes_an_operator_only_with_its_private_key(tmp_path
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     async with connect(url) as trellis:
         job = await trellis.submit("any.type", {"n": 1})
-        with pytest.raises(NotAllowed, match="control-plane"):
+        with pytest.raises(NotAllowed, match=r"connect\(…, operator=True\) adds control-plane"):
             await trellis.requeue([job.id])
     with pytest.raises(NotAllowed, match="cannot be read"):
         await connect(url, operator=True).__aenter__()

@@ -19,7 +19,7 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.operations.agent_waits import stopped_agent, with_stopped_agent, with_wait
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import JobExplanation, JobSurroundings, explain
+from trellis.operations.explain import NAMES_MAX, JobExplanation, JobSurroundings, explain, waits_for_jobs
 from trellis.runs.waits import open_wait
 from trellis.worker.requests import KEY_NAMESPACE
 
@@ -34,7 +34,7 @@ async def explanation(context: ApiContext, job: Job, again: "Successor | None") 
     """The explanation of a job that the caller may read. `again` is the job that retries it."""
     ledger = context.ledger
     events = tuple(await ledger.events(job.job_id))
-    explained = _with_refused_calls(explain(job, events, await _surroundings(context, job)), job, events)
+    explained = _with_refused_calls(explain(job, events, await _surroundings(context, job, events)), job, events)
     if again is not None:
         explained = _with_retry(explained, again)
     if job.lifecycle == RUN.name and (wait := await open_wait(ledger, job)) is not None:
@@ -43,7 +43,7 @@ async def explanation(context: ApiContext, job: Job, again: "Successor | None") 
     return explained if slug is None else await _with_agent(context, explained, slug)
 
 
-async def _surroundings(context: ApiContext, job: Job) -> JobSurroundings:
+async def _surroundings(context: ApiContext, job: Job, events: Sequence[Event]) -> JobSurroundings:
     """What `explain` needs to know in addition to the job.
 
     Queues, workers and other jobs are left out for a caller that may read only its own jobs.
@@ -65,7 +65,17 @@ async def _surroundings(context: ApiContext, job: Job) -> JobSurroundings:
         key_has_room=limit is not None and len(holders) < min(limit, HOLDERS_PAGE),
         key_name=key_name,
         letter=letter,
+        open_children=await _open_children(ledger, job) if waits_for_jobs(job, events[-1] if events else None) else (),
     )
+
+
+async def _open_children(ledger: Ledger, job: Job) -> tuple[Job, ...]:
+    """Children that have not ended, one more than an explanation names: held ones, then ready, blocked and resting ones."""
+    children: list[Job] = []
+    for place in (JobPlace.LEASED, JobPlace.READY, JobPlace.BLOCKED, JobPlace.SCHEDULED):
+        if (room := NAMES_MAX + 1 - len(children)) > 0:
+            children += (await ledger.jobs(JobFilter(parent_id=job.job_id, place=place), limit=room)).jobs
+    return tuple(children)
 
 
 async def _holders(ledger: Ledger, job: Job) -> tuple[JobId, ...]:

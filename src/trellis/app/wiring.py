@@ -303,7 +303,9 @@ def principal_for(url: str, *, name: str, operator: bool, identity: Identity | N
     if not local:
         return Principal(name=name, roles=frozenset(Role), because="the database role decides")
     if not operator:
-        return Principal(name=name, roles=LOCAL_ROLES, because=f"a local file gives {_role_names(LOCAL_ROLES)}")
+        more = f"connect(…, operator=True) adds {Role.CONTROL_PLANE.value} after `trellis migrate`"
+        because = f"a local file gives {_role_names(LOCAL_ROLES)}, and {more}"
+        return Principal(name=name, roles=LOCAL_ROLES, because=because)
     try:
         read_key(development_key_path(url))
     except KeyUnusable as error:

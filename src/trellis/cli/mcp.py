@@ -30,7 +30,7 @@ async def mcp(cli: Cli) -> None:
     """Serve runs, proposals and jobs as tools for an MCP client, on standard input and output.
 
     The client starts this command itself. It works on a local instance, or through a gateway with --gateway, under the authority of TRELLIS_TOKEN. Without a token it
-    acts as you on a local instance, but decides about no proposal: that needs a token that may. Every gateway serves the same tools over HTTP at /mcp,
+    acts as you on a local instance, but decides about no proposal: that needs a token whose role may decide. Every gateway serves the same tools over HTTP at /mcp,
     to whoever shows a token there. docs/how-to/use-from-mcp.md says how clients are set up.
     """
     async with _server(cli) as server:

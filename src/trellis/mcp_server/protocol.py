@@ -45,7 +45,7 @@ INSTRUCTIONS = (
     "or failed. Never approve or reject a proposal unless the person you work for has read it and said so."
 )
 UNDECIDED = (
-    "Only a token that may decides about proposals; this server has none. Set TRELLIS_TOKEN to a token of a person "
+    "Deciding about proposals needs a token whose role may decide; this server has none. Set TRELLIS_TOKEN to a token of a person "
     "(`trellis token issue --role owner --sub NAME`), or let the person decide with `trellis proposals`."
 )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import selectors
 import sys
 from typing import Any, BinaryIO
 
@@ -13,7 +14,10 @@ LINE_BYTES_MAX = 2 * 1024 * 1024
 
 
 async def serve_stdio(server: McpServer) -> None:
-    """Answer messages of standard input, one after another, until it ends. Raises OptionInvalid for a file."""
+    """Answer messages of standard input, one after another, until it ends.
+
+    Raises OptionInvalid if standard input is closed, a file, or a device that nobody can wait for, such as /dev/null.
+    """
     reader, output = await _reader(), sys.stdout.buffer
     while True:
         try:
@@ -43,14 +47,23 @@ async def _answer(server: McpServer, line: bytes) -> dict[str, Any] | None:
 
 async def _reader() -> asyncio.StreamReader:
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] - Python sets it so if the descriptor is closed
+        raise _no_pipe("closed")
     try:
+        # The event loop would try this in a callback, where a failure ends nothing and the reader waits for ever.
+        with selectors.DefaultSelector() as selector:
+            selector.register(sys.stdin.buffer, selectors.EVENT_READ)
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer
         )
-    except ValueError as error:
-        expected = "a pipe, as a client of the protocol opens it when it starts this command"
-        raise OptionInvalid(option="standard input", value="a file", expected=expected) from error
+    except (ValueError, OSError) as error:
+        raise _no_pipe("a file, or a device such as /dev/null") from error
     return reader
+
+
+def _no_pipe(value: str) -> OptionInvalid:
+    expected = "a pipe, as a client of the protocol opens it when it starts this command"
+    return OptionInvalid(option="standard input", value=value, expected=expected)
 
 
 def _write(output: BinaryIO, answer: dict[str, Any]) -> None:

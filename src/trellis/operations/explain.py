@@ -171,6 +171,8 @@ class JobSurroundings:
     key_name: str | None = None
     """The concurrency key as it was given, without what the ledger puts before it."""
     letter: DeadLetter | None = None
+    open_children: tuple[Job, ...] = ()
+    """The first children that have not ended, of a job that waits for children or for its batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +196,7 @@ def explain(job: Job, events: tuple[Event, ...], around: JobSurroundings) -> Job
     return JobExplanation(
         where=tuple(_where(job, state, last, around)),
         why=(*_why(job, state, last, around), *why_sentences(job, events)),
-        next=tuple(_next(job, lifecycle, state, around)),
+        next=tuple(_next(job, lifecycle, state, last, around)),
         you_can=(*possible_actions(job, events), *_you_can(job, lifecycle, state, last, around)),
         traceback=last_traceback(events),
     )
@@ -385,6 +387,14 @@ def awaited_signal(last: Event) -> str | None:
     return None if signal is None else str(signal)
 
 
+def waits_for_jobs(job: Job, last: Event | None) -> bool:
+    """Whether a job waits, after this event, for its children or for the jobs of its batch."""
+    if last is None or last.type != SUSPENDED or job.place is not JobPlace.SCHEDULED:
+        return False
+    wait = _wait(last)
+    return bool(wait.get("children") or wait.get("batch"))
+
+
 def _wait(suspended: Event) -> dict[str, Any]:
     data: Any = json.loads(suspended.data) if suspended.data else None
     wait: Any = cast("dict[str, Any]", data).get("waits_for") if isinstance(data, dict) else None
@@ -472,6 +482,7 @@ def _why(job: Job, state: State, last: Event | None, around: JobSurroundings) ->
         yield _key_taken(around, around.key_name or job.concurrency_key or "")
     if job.place is JobPlace.SCHEDULED:
         yield from _why_not_moved(job, last, around.now)
+        yield from _open_children(around.open_children)
     if job.cancel_requested:
         yield f"{_cancel_request(job, around.now)}: its holder learns that with the next heartbeat."
     elif job.cancel_asked_by is not None:
@@ -532,6 +543,14 @@ def _why_not_moved(job: Job, last: Event | None, now: datetime) -> Iterator[str]
             yield f"None did for {waited}: no `trellis up` with role {who} runs on this ledger."
 
 
+def _open_children(children: Sequence[Job]) -> Iterator[str]:
+    """Names the first children that have not ended, with type and state."""
+    named = [f"{child.job_id} ({child.type}, {child.state})" for child in children[:NAMES_MAX]]
+    if named:
+        more = " and others" if len(children) > NAMES_MAX else ""
+        yield f"Of its children, {', '.join(named)}{more} {'has' if len(children) == 1 else 'have'} not ended."
+
+
 def _waited_long(job: Job, now: datetime) -> str | None:
     """Returns how long a job has been in its state, if longer than a running service would take."""
     waited_s = (now - job.updated_at).total_seconds()
@@ -582,7 +601,7 @@ def _why_not_taken(job: Job, around: JobSurroundings) -> Iterator[str]:
 # --- what happens next -----------------------------------------------------------------------------------------------
 
 
-def _next(job: Job, lifecycle: Lifecycle, state: State, around: JobSurroundings) -> Iterator[str]:
+def _next(job: Job, lifecycle: Lifecycle, state: State, last: Event | None, around: JobSurroundings) -> Iterator[str]:
     match job.place:
         case JobPlace.READY:
             yield from _when_claimed(lifecycle, state)
@@ -591,6 +610,8 @@ def _next(job: Job, lifecycle: Lifecycle, state: State, around: JobSurroundings)
             when = "the rate of its key allows another claim" if waits_for_rate else "a slot of its key is free"
             yield f"When {when} the oldest blocked job becomes ready."
         case JobPlace.SCHEDULED:
+            if last is not None and waits_for_jobs(job, last):
+                yield from _when_they_end(lifecycle, state, last)
             yield from _when_rested(job, lifecycle, state, around.now)
         case JobPlace.LEASED:
             yield from _while_held(job, lifecycle, state, around.now)
@@ -609,6 +630,20 @@ def _when_claimed(lifecycle: Lifecycle, state: State) -> Iterator[str]:
         return
     start = lifecycle.pull(claim.target, Trigger.START)
     yield f"A claim makes it {claim.target}" + (f", its start {start.target}." if start else ".")
+
+
+def _when_they_end(lifecycle: Lifecycle, state: State, suspended: Event) -> Iterator[str]:
+    """Says how a job goes on that waits for its children or for the jobs of its batch."""
+    resumed = lifecycle.pull(state.name, Trigger.DUE)
+    if resumed is not None:
+        signal = awaited_signal(suspended)
+        ends = (
+            "the jobs of its batch have ended"
+            if "batch" in _wait(suspended)
+            else "the children it waits for have ended"
+        )
+        comes = f", or the signal {signal!r} has come" if signal else ""
+        yield f"When {ends}{comes}, it goes to {resumed.target} by itself, and a worker takes it."
 
 
 def _when_rested(job: Job, lifecycle: Lifecycle, state: State, now: datetime) -> Iterator[str]:
@@ -709,6 +744,8 @@ def _you_can(
     yield from _changes(job, lifecycle, state)
     if around.queue is not None and around.queue.paused:
         yield f"trellis queues resume {job.type}\thand out its type again"
+    if waits_for_jobs(job, last):
+        yield f"trellis jobs --parent {job.job_id}\tsee its children and how they stand"
     signal = None if last is None else awaited_signal(last)
     if signal and job.place is JobPlace.SCHEDULED:
         yield f"trellis job signal {job.job_id} {shlex.quote(signal)} --payload JSON\tsend what it waits for"
