@@ -34,7 +34,7 @@ class WarmConnections:
         self._kept: defaultdict[Kind, list[Any]] = defaultdict(list)
         self._kinds: WeakKeyDictionary[Any, Kind] = WeakKeyDictionary()
 
-    async def connect(self, dsn: str, **settings: Any) -> Any:
+    async def connect(self, dsn: str | None = None, **settings: Any) -> Any:
         if asyncio.get_running_loop() is not self._loop:
             return await CONNECT(dsn, **settings)
         kind = (dsn, repr(sorted(settings.items(), key=str)))
