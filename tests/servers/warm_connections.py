@@ -19,7 +19,7 @@ KEPT_MAX = 12
 """Connections of one kind that wait for a next user."""
 SET_BACK = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD TEMP"
 
-Kind: TypeAlias = tuple[str, str]
+Kind: TypeAlias = tuple[str | None, str]
 
 CONNECT: Callable[..., Awaitable[Any]] = asyncpg.connect
 CLOSE: Callable[..., Awaitable[None]] = asyncpg.Connection.close
