@@ -96,7 +96,7 @@ def submit(
         effects=effects,
         accepts=partial(all_say, created=True),
         accepts_again=partial(all_say, created=not named),
-        one_statement=not mixed and not with_request_key,
+        one_statement=not with_request_key,
     )
 
 
@@ -137,7 +137,7 @@ SUBMITS = (
     submit("submit_concurrency_key", "submit_keyed(", 2, concurrency_key="user:{}"),
     submit("submit_idempotency_key", "submit_keyed(", idempotency_key="once-{}", fingerprint=b"f"),
     submit("submit_given_id", "submit_keyed(", id_is_given=True, fingerprint=b"f"),
-    submit("submit_in_one_transaction", "COMMIT", 2, mixed=True),
+    submit("submit_mixed", "submit_keyed(", 2, mixed=True),
     submit("submit_with_request_key", "COMMIT", 2, with_request_key=True),
     batch("submit_batch", named=False),
     batch("submit_batch_with_key", named=True),
