@@ -247,3 +247,16 @@ async def test_a_state_that_no_lifecycle_of_the_filter_has_is_refused(rig: Rig, 
     await rig.submit()
     with pytest.raises(OptionInvalid, match="one of "):
         await rig.ledger.jobs(where, limit=10)
+
+
+async def test_a_job_with_a_correlation_id_of_its_own_is_not_found_by_its_job_id(rig: Rig):
+    (own,) = await rig.submit(1)
+    (other,) = await rig.submit(1, correlation_id="order-7")
+    found = {
+        wanted: (
+            [job.job_id for job in (await rig.ledger.jobs(JobFilter(correlation_id=wanted), limit=10)).jobs],
+            await rig.ledger.find_events(type_=None, correlation_id=wanted, since=None, limit=10) != [],
+        )
+        for wanted in (own, other, "order-7")
+    }
+    assert found == {own: ([own], True), other: ([], False), "order-7": ([other], True)}

@@ -136,21 +136,17 @@ async def test_final_artifacts_are_paired_through_their_index(rig: Rig):
     assert "resting_state" in await _plan(rig, READ_QUERIES.unpaired, [2], [6], [8], [2])
 
 
-RELATED = {
-    "job_parent": (READ_QUERIES.jobs_of_parent, ("p", None, None)),
-    "job_correlation": (READ_QUERIES.jobs_correlated, (None, "c", None)),
-    "job_ckey": (READ_QUERIES.jobs_of_key, (None, None, "k")),
-}
+RELATED = {"job_parent": ("p", None, None), "job_correlation": (None, "c", None), "job_ckey": (None, None, "k")}
 
 
 @pytest.mark.parametrize("index", RELATED)
 async def test_jobs_of_a_parent_a_correlation_or_a_key_are_listed_through_their_index(rig: Rig, index: str):
     """Prepared once for every value: that is how a server runs a statement that it has seen often."""
-    query, (parent, correlation, key) = RELATED[index]
+    parent, correlation, key = RELATED[index]
     await rig.submit(2, parent_id="p", correlation_id="c", concurrency_key="k")
     arguments = (100, 10, parent, None, None, correlation, key, None, None, None, None)
 
-    plan = await _plan(rig, query, *arguments)
+    plan = await _plan(rig, READ_QUERIES.jobs_related, *arguments)
 
     named = re.findall(r'"Index Name": "(\w+)"', plan)
     assert index in named

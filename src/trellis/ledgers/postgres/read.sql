@@ -25,46 +25,21 @@ select s.*, t.name as type_name, a.name as owner_name,
   left join actor a on a.id = s.owner
  order by s.id desc
 
--- The next three are driven by an index on what names a few jobs: their parent, their correlation id, their key.
--- name: jobs_of_parent
+-- name: jobs_related
+-- Jobs of a parent, of a correlation id or of a key: the first of these that is given is looked up by its index, newest first, and the
+-- rest is read of as many as the page needs. A job without a correlation id of its own has its job id.
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
- where s.id = any(array(select j.id from job j where j.parent_id = $3 and j.id < $1))
-   and ($4::smallint is null or s.lifecycle = $4) and ($5::int is null or s.type = $5)
-   and ($6::text is null or s.correlation_id = $6 or s.job_id = $6)
-   and ($7::text is null or s.ckey = hashtextextended($7, 42))
-   and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
-   and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
-   and ($11::text is null or s.place = $11)
- order by s.id desc limit $2
-
--- name: jobs_correlated
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
- where s.id = any(array(select j.id from job j where j.correlation_id = $6 and j.id < $1 union
-                        select j.id from job j where j.job_id = $6 and j.id < $1))
-   and ($3::text is null or s.parent_id = $3)
-   and ($4::smallint is null or s.lifecycle = $4) and ($5::int is null or s.type = $5)
-   and ($7::text is null or s.ckey = hashtextextended($7, 42))
-   and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
-   and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
-   and ($11::text is null or s.place = $11)
- order by s.id desc limit $2
-
--- name: jobs_of_key
--- A key may have many jobs: their numbers are put in order, and the rest is read of as many as the page needs.
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select j.id from job j where j.ckey = hashtextextended($7, 42) and j.id < $1 order by j.id desc) o
+  from (select j.id from job j where j.parent_id = $3 and j.id < $1
+        union all select j.id from job j where $3::text is null and j.correlation_id = $6 and j.id < $1
+        union all select j.id from job j where $3::text is null and j.job_id = $6 and j.correlation_id is null and j.id < $1
+        union all select j.id from job j where coalesce($3::text, $6::text) is null and j.ckey = hashtextextended($7, 42) and j.id < $1
+        order by id desc) o
   join job_status s on s.id = o.id join job_type t on t.id = s.type left join actor a on a.id = s.owner
- where ($3::text is null or s.parent_id = $3)
-   and ($4::smallint is null or s.lifecycle = $4) and ($5::int is null or s.type = $5)
-   and ($6::text is null or s.correlation_id = $6 or s.job_id = $6)
+ where ($4::smallint is null or s.lifecycle = $4) and ($5::int is null or s.type = $5)
+   and ($6::text is null or coalesce(s.correlation_id, s.job_id) = $6)
+   and ($7::text is null or s.ckey = hashtextextended($7, 42))
    and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
    and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
    and ($11::text is null or s.place = $11)
@@ -160,35 +135,35 @@ select s.*, t.name as type_name, a.name as owner_name,
           (select o.id from c join ready o on o.id = any(c.ids)
             where cardinality(c.ids) <= 2000 and ($7::text is null or $7 = 'ready') and o.id > $1 and ($4::int is null or o.type = $4)
               and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-              and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+              and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
               and ($9::text is null or o.ckey = hashtextextended($9, 42))
             order by o.id limit $2)
           union all
           (select o.id from ready o
             where (select cardinality(c.ids) > 2000 from c) and ($7::text is null or $7 = 'ready') and o.id > $1 and ($4::int is null or o.type = $4)
               and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-              and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+              and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
               and ($9::text is null or o.ckey = hashtextextended($9, 42))
             order by o.id limit $2)
           union all
           (select o.id from parked o
             where $5::boolean and ($7::text is null or $7 = 'parked') and o.id > $1 and ($4::int is null or o.type = $4)
               and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-              and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+              and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
               and ($9::text is null or o.ckey = hashtextextended($9, 42))
             order by o.id limit $2)
           union all
           (select o.id from lease o
             where $5::boolean and ($7::text is null or $7 = 'held') and o.id > $1 and ($4::int is null or o.type = $4)
               and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-              and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+              and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
               and ($9::text is null or o.ckey = hashtextextended($9, 42))
             order by o.id limit $2)
           union all
           select r.id from unnest($3::smallint[], $6::smallint[]) w(lifecycle, state) cross join lateral (
             select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id < -$1::bigint
                and ($7::text is null or $7 = 'resting') and ($4::int is null or o.type = $4)
-               and ($8::text is null or exists (select from job j where j.id = o.id and (j.correlation_id = $8 or j.job_id = $8)))
+               and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
                and ($9::text is null or o.ckey = hashtextextended($9, 42))
              order by -o.id desc limit $2) r) u
          order by u.id limit $2) n
@@ -240,7 +215,7 @@ select e.type, e.at, j.created_at, e.role, e.from_state, e.cause, e.data
 -- name: events_by_correlation
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from job j join event e on e.id = j.id join actor a on a.id = e.actor
- where j.id in (select o.id from job o where o.correlation_id = $1 union select o.id from job o where o.job_id = $1)
+ where j.id in (select o.id from job o where o.correlation_id = $1 union select o.id from job o where o.job_id = $1 and o.correlation_id is null)
    and ($2::timestamptz is null or e.at >= $2) and ($4::smallint is null or e.type = $4)
  order by e.at, e.id, e.version limit $3
 
@@ -331,7 +306,7 @@ select j.job_id from (select e.id, e.lifecycle, e.state, 'ended' as place from e
    and ($10::text is null or n.place = $10)
    and ($2::smallint is null or n.lifecycle = $2)
    and ($3::smallint[] is null or (n.lifecycle, n.state) in (select * from unnest($8::smallint[], $3::smallint[]))) and ($4::text is null or t.name = $4)
-   and ($5::text is null or j.correlation_id = $5 or j.job_id = $5)
+   and ($5::text is null or coalesce(j.correlation_id, j.job_id) = $5)
    and ($6::text is null or j.ckey = hashtextextended($6, 42))
    and ($7::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $7))
    and ($9::text is null or j.parent_id = $9)

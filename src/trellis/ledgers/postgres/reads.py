@@ -275,12 +275,8 @@ class PostgresReads:
         type_id: int | None,
     ) -> list[PostgresRow]:
         """Jobs of a parent, a correlation id or a concurrency key. Each has an index, so no other job is read."""
-        if where.parent_id is not None:
-            query = READ_QUERIES.jobs_of_parent
-        else:
-            query = READ_QUERIES.jobs_correlated if where.correlation_id is not None else READ_QUERIES.jobs_of_key
         return await self.fetch(
-            query,
+            READ_QUERIES.jobs_related,
             before,
             limit,
             where.parent_id,
