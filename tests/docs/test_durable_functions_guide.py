@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "how-to" / "durable-functions.md"
 def test_the_guide_to_durable_functions_does_what_it_says(tmp_path: Path):
     output = run(PAGE, tmp_path, {})
     assert "2 passed" in output
+    assert "1 passed" in output
     assert "Send a signal to a job" in output
 
 

@@ -1,6 +1,7 @@
 """Durable functions: steps, waits and children of a handler, which survive every restart of it."""
 
 import asyncio
+import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -349,6 +350,19 @@ async def test_a_job_that_began_anew_keeps_its_newer_input_after_a_requeue(stand
     await requeue(stand, handle.id)
     await stand.run_until_idle(shop.app)
     assert await handle.result() == 2
+
+
+async def test_the_progress_of_a_suspended_job_can_be_read(stand: Stand, shop: Shop):
+    @shop.app.job("long")
+    async def long(ctx: Context) -> str:
+        await ctx.step("half", lambda: None)
+        ctx.progress({"done": 1, "of": 2})
+        return await ctx.wait_signal("go")
+
+    handle = await stand.submit("long")
+    await stand.run_until_idle(shop.app)
+    job = await handle.status()
+    assert (job.state, json.loads(job.progress or b"null")) == ("suspended", {"done": 1, "of": 2})
 
 
 async def test_a_sync_handler_has_the_same_calls(stand: Stand, shop: Shop):
