@@ -16,7 +16,7 @@ from trellis.engine.jobs import Actor, JobId, RequestId
 from trellis.engine.retry_policy import RetryPolicy
 from trellis.lifecycles import Role
 from trellis.worker.app import App
-from trellis.worker.context import Context, SyncContext
+from trellis.worker.context import UNAWAITED_LOOK, Context, SyncContext
 from trellis.worker.durable import ChildFailed, ChildHandle, DurableStepFailed, SignalTimeout
 
 SUBMITTER = Actor(role=Role.SUBMITTER, name="test")
@@ -467,6 +467,36 @@ async def test_an_uncaught_error_of_a_step_is_that_of_the_attempt(stand: Stand, 
     await stand.run_until_idle(shop.app)
     job = await stand.job(handle)
     assert (job.state, shop.effects["call"]) == ("failed", 2), "transient, then permanent"
+
+
+async def test_a_call_without_await_fails_the_job_and_is_named(stand: Stand, shop: Shop):
+    @shop.app.job("forgetful")
+    async def forgetful(ctx: Context, call: str) -> str:
+        for number in range(UNAWAITED_LOOK):
+            await ctx.step(f"before {number}", lambda: None)
+        match call:
+            case "step":
+                ctx.step("charge", lambda: shop.effects.update(["charge"]))  # pyright: ignore[reportUnusedCoroutine]
+            case "submit":
+                ctx.submit("other")  # pyright: ignore[reportUnusedCoroutine]
+            case _:
+                later = ctx.step("charge", lambda: shop.effects.update(["charge"]))
+                await later
+        return "done"
+
+    ends: dict[str, tuple[str, str | None]] = {}
+    for call in ("step", "submit", "later"):
+        handle = await stand.submit("forgetful", call)
+        await stand.run_until_idle(shop.app)
+        (outcome,) = await stand.ledger.outcomes([JobId(handle.id)])
+        ends[call] = (outcome.state, outcome.error)
+    text = "PermanentError: the handler called ctx.{0}(…) without await, so nothing was done: write `await ctx.{0}(…)`"
+    assert ends == {
+        "step": ("failed", text.format("step")),
+        "submit": ("failed", text.format("submit")),
+        "later": ("succeeded", None),
+    }
+    assert shop.effects == {"charge": 1}
 
 
 async def test_two_durable_calls_at_once_are_refused(stand: Stand, shop: Shop):

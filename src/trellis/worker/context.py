@@ -7,10 +7,11 @@ another worker holds the job, and the ledger ignores whatever this attempt still
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
-from inspect import isawaitable
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack, cast
+from functools import wraps
+from inspect import CORO_CREATED, getcoroutinestate, isawaitable
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 import pydantic_core
 
@@ -28,6 +29,11 @@ from trellis.worker.payloads import any_json_bytes, within_payload_limit
 from trellis.worker.requests import SubmitSettings, check_moment
 
 PayloadT = TypeVar("PayloadT")
+ArgumentsT = ParamSpec("ArgumentsT")
+AnswerT = TypeVar("AnswerT")
+
+UNAWAITED_LOOK = 32
+"""After so many calls of a handler, those that were awaited are forgotten."""
 
 
 class WorkerServices(Protocol):
@@ -107,10 +113,32 @@ class AttemptContext:
         return JobLogger(buffer, lambda: monotonic() - began, **about)
 
 
+def _awaited_call(
+    method: Callable[Concatenate["Context", ArgumentsT], Coroutine[Any, Any, AnswerT]],
+) -> Callable[Concatenate["Context", ArgumentsT], Coroutine[Any, Any, AnswerT]]:
+    """A call of the context that does nothing until it is awaited. One without `await` fails the attempt."""
+
+    @wraps(method)
+    def call(self: "Context", *args: ArgumentsT.args, **kwargs: ArgumentsT.kwargs) -> Coroutine[Any, Any, AnswerT]:
+        coroutine = method(self, *args, **kwargs)
+        if self.calls is None:
+            self.calls = []
+        elif len(self.calls) >= UNAWAITED_LOOK:
+            self.calls = _unawaited(self.calls)
+        self.calls.append(coroutine)
+        return coroutine
+
+    return call
+
+
+def _unawaited(calls: list[Coroutine[Any, Any, Any]]) -> list[Coroutine[Any, Any, Any]]:
+    return [call for call in calls if getcoroutinestate(call) == CORO_CREATED]
+
+
 class Context(AttemptContext):
     """One attempt of one job, for an async handler."""
 
-    __slots__ = ("_checkpoint", "_held", "_journal", "_steps", "_worker", "durable")
+    __slots__ = ("_checkpoint", "_held", "_journal", "_steps", "_worker", "calls", "durable")
 
     def __init__(self, held: HeldJob, worker: WorkerServices) -> None:
         # As `AttemptContext.__init__`, written out: one is made for every attempt of every job.
@@ -124,6 +152,23 @@ class Context(AttemptContext):
         """The names that this attempt has journaled; None before the first."""
         self.durable: DurableCalls | None = None
         """Made by the first durable call; for the runner."""
+        self.calls: list[Coroutine[Any, Any, Any]] | None = None
+        """Calls that may not have been awaited; None before the first. For the runner."""
+
+    async def finish(self) -> None:
+        """The handler has returned; for the runner. Raises PermanentError if it made a call without `await`.
+
+        Submits the children that it spawned last, and checks that no durable call is missing.
+        """
+        if self.calls is not None and (forgotten := _unawaited(self.calls)):
+            for call in forgotten:
+                call.close()  # else Python warns on standard error, where nobody looks
+            name = forgotten[0].__qualname__.removeprefix("Context.")
+            raise PermanentError(
+                f"the handler called ctx.{name}(…) without await, so nothing was done: write `await ctx.{name}(…)`"
+            )
+        if self.durable is not None:
+            await self.durable.finish()
 
     @property
     def job_id(self) -> JobId:
@@ -191,6 +236,7 @@ class Context(AttemptContext):
             self._logger = self._new_logger(self._held.logs, **about)
         return self._logger
 
+    @_awaited_call
     async def checkpoint(self, value: Any) -> None:
         """Store a value for later attempts. It is durable when this returns, and replaces the last one."""
         body = any_json_bytes(value, f"the checkpoint of {self.type}")
@@ -213,6 +259,7 @@ class Context(AttemptContext):
         self._refuse_if_lost()
         add_artifact(self._held.artifacts, ArtifactPointer(pointer=pointer, name=name, sha256=sha256, size=size))
 
+    @_awaited_call
     async def journal(self, name: str, call: Callable[[], Awaitable[Any] | Any]) -> Any:
         """Run `call` once and store its result as JSON. A later attempt gets the stored result without calling again.
 
@@ -252,6 +299,7 @@ class Context(AttemptContext):
             self._journal[name] = self._fenced(await self._worker.ledger.journal(self._held.lease, name, body))
         return self._journal[name]
 
+    @_awaited_call
     async def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobId:
         """Submit a child job. It inherits parent, correlation id and trace.
 
@@ -265,6 +313,7 @@ class Context(AttemptContext):
 
     # --- durable functions: `trellis.worker.durable` --------------------------------------------------------------
 
+    @_awaited_call
     async def step(self, name: str, call: Callable[..., Awaitable[Any] | Any], *args: Any, **kwargs: Any) -> Any:
         """Run `call(*args, **kwargs)` once and store its result as JSON. Later attempts get the stored result.
 
@@ -276,10 +325,12 @@ class Context(AttemptContext):
         arguments = [args, kwargs] if args or kwargs else None
         return await self.durable_calls().step(name, lambda: call(*args, **kwargs), arguments)
 
+    @_awaited_call
     async def sleep(self, seconds: float) -> None:
         """Wait for so many seconds without a slot or a lease. The job is suspended, and the handler begins again then."""
         await self.durable_calls().sleep(seconds, None)
 
+    @_awaited_call
     async def sleep_until(self, moment: datetime) -> None:
         """Wait until a time without a slot or a lease. The time must have a time zone."""
         check_moment("moment", moment)
@@ -295,6 +346,7 @@ class Context(AttemptContext):
         """
         return self.durable_calls().spawn(type_, payload, settings, abandon=abandon)
 
+    @_awaited_call
     async def gather(self, *handles: ChildHandle[Any], return_exceptions: bool = False) -> list[Any]:
         """The results of children, in the order of the handles. The job is suspended until they have ended.
 
@@ -303,10 +355,12 @@ class Context(AttemptContext):
         """
         return await self.durable_calls().gather(handles, return_exceptions=return_exceptions)
 
+    @_awaited_call
     async def first(self, *handles: ChildHandle[Any]) -> FirstChild:
         """The child that ended first, with its result. Raises ChildFailed if it ended without success."""
         return await self.durable_calls().first(handles)
 
+    @_awaited_call
     async def batch(self) -> BatchOutcome:
         """How the jobs of the batch have ended that this job completes (`submit_batch`), in the order of their submit.
 
@@ -314,6 +368,7 @@ class Context(AttemptContext):
         """
         return await self.durable_calls().batch()
 
+    @_awaited_call
     async def batch_results(self, start: int = 0, stop: int | None = None) -> list[Any]:
         """The results of the jobs of the batch, with the types of their handlers, after `ctx.batch`.
 
@@ -322,6 +377,7 @@ class Context(AttemptContext):
         """
         return await self.durable_calls().batch_results(start, stop)
 
+    @_awaited_call
     async def wait_signal(self, name: str, *, timeout_s: float | None = None) -> Any:
         """The next signal of this name that was sent to the job. The job is suspended until it arrives.
 
@@ -329,6 +385,7 @@ class Context(AttemptContext):
         """
         return await self.durable_calls().wait_signal(name, timeout_s)
 
+    @_awaited_call
     async def version(self, change: str, latest: int = 1) -> int:
         """The version of a change of this code that the job began with: `latest` for a job that comes here first.
 
@@ -336,6 +393,7 @@ class Context(AttemptContext):
         """
         return await self.durable_calls().version(change, latest)
 
+    @_awaited_call
     async def continue_as_new(self, payload: Any = None) -> NoReturn:
         """Begin the handler anew with another payload and an empty journal, under the same job id.
 

@@ -205,8 +205,8 @@ class Runners:
                     held.task = task
                     handler = held.spec.handler
                     value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
-                if context.durable is not None:
-                    await context.durable.finish()
+                if context.calls is not None or context.durable is not None:
+                    await context.finish()
             except GeneratorExit:
                 raise
             # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
