@@ -154,7 +154,7 @@ COMMANDS_WITHOUT = {
     **dict.fromkeys(["proposals list", "proposals show", "artifacts list", "artifacts show"], "reads"),
     "mcp": "each tool is a request to a route of the gateway, which leaves its record",
     "artifacts download": "reads, and writes a file of its caller's own",
-    **dict.fromkeys(["memory list", "memory read", "memory history", "job show", "job result"], "reads"),
+    **dict.fromkeys(["memory list", "memory read", "memory history", "job show", "job wait", "job result"], "reads"),
     **dict.fromkeys(["job context", "job explain", "policy check", "policy explain", "policy simulate"], "reads"),
     **dict.fromkeys(["queues list", "dlq list", "dlq show", "followers list"], "reads"),
     **dict.fromkeys(["audit verify", "audit head", "retention plan"], "reads"),

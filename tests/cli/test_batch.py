@@ -62,3 +62,25 @@ def test_a_file_that_is_no_batch_is_refused_whole(local: Terminal, tmp_path: Pat
 def test_a_file_that_is_missing_is_named(local: Terminal, tmp_path: Path):
     refused = local("batch", str(tmp_path / "nothing.jsonl"), "report")
     assert (refused.code, "nothing.jsonl" in refused.err) == (2, True)
+
+
+APPLICATION = """
+from trellis import App, Context
+app = App()
+@app.job("double")
+async def double(ctx: Context, number: int) -> int:
+    return 2 * number
+@app.job("report", priority="critical")
+async def report(ctx: Context) -> None: ...
+"""
+
+
+def test_an_application_checks_the_jobs_of_a_batch_and_sets_their_options(local: Terminal, tmp_path: Path):
+    (tmp_path / "batch_shop.py").write_text(APPLICATION)
+    for wrong, text in (({"type": "dubble"}, "No handler"), ({"type": "double", "payload": "one"}, "valid integer")):
+        refused = local("batch", written(tmp_path, wrong), "report", "--app", "batch_shop:app")
+        assert (refused.code, text in " ".join(refused.err.split())) == (2, True), refused.err
+    assert local("jobs", "--json").records == []
+    file = written(tmp_path, {"type": "double", "payload": 1})
+    batch = local("batch", file, "report", "--app", "batch_shop:app", "--json").record
+    assert local("job", "show", batch["job_id"], "--json").record["priority"] == "critical"

@@ -17,8 +17,8 @@ from trellis.bus.outcomes.reconciler import OutcomeReconciler
 from trellis.bus.pointers import make_pointers
 from trellis.bus.topics import Topics
 from trellis.cli.invocation import Cli
+from trellis.cli.job_end import RETRY_LOOK_S, EndedJob, last_retry
 from trellis.cli.output import ListingColumn, Output
-from trellis.cli.submit import RETRY_LOOK_S, EndedJob, last_retry
 from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, RequestId, Turn
 from trellis.engine.ledger import Ledger
 from trellis.engine.restoration import GIVEN_BACK_PREFIX

@@ -9,7 +9,7 @@ from tests.artifacts.desk import ORCHESTRATOR, advance, call_again
 from tests.cli.conftest import Terminal
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
-from trellis.cli import submit
+from trellis.cli import job_end
 from trellis.engine.jobs import JobId, Move, Moved, RequestId
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Trigger
@@ -199,7 +199,7 @@ def test_a_dead_queue_job_is_a_dead_letter_that_is_listed_shown_and_requeued(pla
 def test_waiting_for_a_queue_job_without_an_orchestrator_warns_early(
     planted: Terminal, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(submit, "SERVICE_SLOW_S", 0.05)
+    monkeypatch.setattr(job_end, "SERVICE_SLOW_S", 0.05)
     answer = planted("submit", *RESEARCH, "--wait", "0.1s")
     assert answer.code == 1
     assert f"`trellis up --ledger {planted.url}` drives queue jobs" in answer.err

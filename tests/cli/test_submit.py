@@ -85,6 +85,19 @@ def test_waiting_prints_the_result(local: Terminal, work):
     assert (job_id, waited.code, waited.out) == ("d-1", 0, "42\n")
 
 
+def test_the_end_of_a_job_that_was_submitted_before_is_waited_for(local: Terminal, work):
+    for type_, job_id in (("double", "d-1"), ("refuse", "r-1"), ("nobody", "n-1")):
+        local.submit(type_, "21", "--id", job_id)
+    work(local.url)
+    waited = {job_id: local("job", "wait", job_id, "--for", "10ms") for job_id in ("d-1", "r-1", "n-1", "x-1")}
+    assert {job_id: answer.code for job_id, answer in waited.items()} == {"d-1": 0, "r-1": 1, "n-1": 1, "x-1": 1}
+    assert waited["d-1"].out == "42\n"
+    assert local("job", "wait", "d-1", "--json").record == {"job_id": "d-1", "result": 42}
+    assert "no such customer" in waited["r-1"].err
+    assert "n-1 has not ended" in waited["n-1"].err
+    assert "x-1" in waited["x-1"].err
+
+
 def test_waiting_says_when_time_is_over(local: Terminal):
     waited = local("submit", "double", "21", "--id", "d-1", "--wait", "10ms")
     assert waited.code == 1

@@ -47,6 +47,7 @@ def test_jobs_are_submitted_listed_shown_and_ended(shell: Shell):
     assert '"n": 1' in shell("job", "show", job_id)
     assert shell.records("job", "show", job_id)[0]["events"][0]["version"] == 1
     assert "has not ended" in shell("submit", "echo", "--wait", "0.1s", code=1)
+    assert "has not ended" in shell("job", "wait", job_id, "--for", "0.1s", code=1)
     assert shell("job", "cancel", job_id, "--hard").strip() == f"{job_id} is cancelled"
     assert "cancelled" in shell("job", "requeue", job_id, code=1)
     for option in (["--id", "x"], ["--app", "a:b"], ["--lifecycle", "leased-job"]):
@@ -131,6 +132,7 @@ def test_a_failed_job_says_why_with_traceback_and_log_lines_through_a_gateway_as
     ((remote, local),) = both(shell, place, "job", "explain", job_id)
     assert SINCE.sub("?", json.dumps(remote)) == SINCE.sub("?", json.dumps(local))
     assert "ValueError: the oven is cold" in remote["traceback"]
+    assert "the oven is cold" in shell("job", "wait", job_id, "--for", "5s", code=1)
     told = shell(*asked, "--wait", "5s", code=1)
     assert f"job {job_id} ended as dead_lettered: " in told
     assert "the oven is cold" in told

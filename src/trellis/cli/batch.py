@@ -8,18 +8,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from trellis.cli import values
+from trellis.cli.applications import load_app
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli
-from trellis.cli.submit import (
-    GatewayWatch,
-    JobWatch,
-    KeyOfRequestOption,
-    LedgerWatch,
-    PayloadArgument,
-    SubmittedJob,
-    WaitOption,
-    finish,
-)
+from trellis.cli.job_end import GatewayWatch, JobWatch, LedgerWatch, SubmittedJob, finish
+from trellis.cli.submit import AppOption, KeyOfRequestOption, PayloadArgument, WaitOption
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.engine.job_batches import BATCH_BYTES_MAX, BATCH_MAX
 from trellis.lifecycles.leased_job import LEASED_JOB, SUSPENDED_STATE
@@ -51,6 +44,7 @@ async def batch(
     *,
     key: KeyOfRequestOption = None,
     abandon: AbandonOption = False,
+    app: AppOption = None,
     wait: WaitOption = None,
 ) -> int:
     """Submit the jobs of a file, and one that starts when all have ended.
@@ -58,6 +52,7 @@ async def batch(
     Each line of the file is a JSON object such as {"type": "page.fetch", "payload": "a.html"}. All are submitted in one transaction, or
     none. Prints the id of the job that completes them; `trellis jobs --parent ID` lists them. docs/how-to/batches.md has more.
     """
+    cli.refuse_at_gateway(app=app)
     wait_s, body = values.seconds("--wait", wait), values.payload(type_, payload)
     lines = _lines(file)
     if cli.gateway_url is not None:
@@ -69,7 +64,7 @@ async def batch(
             )
     jobs = [_job(number, line) for number, line in enumerate(lines, start=1)]
     settings = SubmitSettings() if key is None else SubmitSettings(idempotency_key=key)
-    async with cli.connect() as trellis:
+    async with cli.connect(app=load_app(app) if app else None) as trellis:
         handle = await trellis.submit_batch(
             jobs, on_complete=BatchJob(type_, body, **settings), returns=Any, abandon=abandon
         )

@@ -15,6 +15,7 @@ from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events, stop_text
 from trellis.cli.invocation import Cli
+from trellis.cli.job_end import wait_for_job
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.cli.places import PROGRAM
 from trellis.engine.attempts import attempts_made, has_attempts
@@ -64,9 +65,10 @@ def add_to(program: typer.Typer) -> None:
         program,
         "job",
         section=SECTION,
-        help_="Show, explain, signal, change, requeue or decide about one job.",
+        help_="Show, explain, wait for, change, requeue or decide about one job.",
     )
     command(job, "show", gateway=True)(show)
+    command(job, "wait", gateway=True)(wait_for_job)
     command(job, "result", gateway=True)(result)
     command(job, "context", gateway=True)(context)
     command(job, "explain", gateway=True)(explain_job)

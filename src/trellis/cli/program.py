@@ -35,7 +35,7 @@ LISTED: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "jobs": ("jobs", "Jobs", "Jobs: list them; cancel, discard, run now or prioritize many."),
         "events": ("events", "Jobs", "Show events, of one job or of all, oldest first."),
         "schedules": ("schedules", "Jobs", "When agents run and jobs are submitted by themselves."),
-        "job": ("jobs", "Jobs", "Show, explain, signal, change, requeue or decide about one job."),
+        "job": ("jobs", "Jobs", "Show, explain, wait for, change, requeue or decide about one job."),
         "policy": ("policy", "Jobs", "The safety policy: check, explain, simulate."),
         "queues": ("queues", "Queues", "Depth of each job type; pause and resume one."),
         "dlq": ("dlq", "Queues", "Dead letters: list, show, requeue."),
