@@ -155,21 +155,6 @@ class Context(AttemptContext):
         self.calls: list[Coroutine[Any, Any, Any]] | None = None
         """Calls that may not have been awaited; None before the first. For the runner."""
 
-    async def finish(self) -> None:
-        """The handler has returned; for the runner. Raises PermanentError if it made a call without `await`.
-
-        Submits the children that it spawned last, and checks that no durable call is missing.
-        """
-        if self.calls is not None and (forgotten := _unawaited(self.calls)):
-            for call in forgotten:
-                call.close()  # else Python warns on standard error, where nobody looks
-            name = forgotten[0].__qualname__.removeprefix("Context.")
-            raise PermanentError(
-                f"the handler called ctx.{name}(…) without await, so nothing was done: write `await ctx.{name}(…)`"
-            )
-        if self.durable is not None:
-            await self.durable.finish()
-
     @property
     def job_id(self) -> JobId:
         """The job's id."""
@@ -401,6 +386,21 @@ class Context(AttemptContext):
         """
         body = self._held.spec.codec.accept(payload)[1]
         await self.durable_calls().continue_as_new(body)
+
+    async def finish(self) -> None:
+        """The handler has returned; for the runner. Raises PermanentError if it made a call without `await`.
+
+        Submits the children that it spawned last, and checks that no durable call is missing.
+        """
+        if self.calls is not None and (forgotten := _unawaited(self.calls)):
+            for call in forgotten:
+                call.close()  # else Python warns on standard error, where nobody looks
+            name = forgotten[0].__qualname__.removeprefix("Context.")
+            raise PermanentError(
+                f"the handler called ctx.{name}(…) without await, so nothing was done: write `await ctx.{name}(…)`"
+            )
+        if self.durable is not None:
+            await self.durable.finish()
 
     def durable_calls(self) -> DurableCalls:
         """The durable calls of this attempt, for its runner. Handlers use the methods above."""
