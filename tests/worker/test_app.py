@@ -152,6 +152,7 @@ def test_options_out_of_bounds_are_refused(out_of_bounds: dict[str, Any]):
         ({"window_s": "1h", "unique": "args"}, "window_s is '1h': it must be a number of seconds."),
         ({"deadline_s": "10"}, "deadline_s is '10': it must be a number of seconds."),
         ({"max_attempts": "3"}, "max_attempts is '3': it must be a whole number from 1 to 1000."),
+        ({"dlq_on_fail": "no"}, "dlq_on_fail is 'no': it must be True or False."),
         ({"retry": 3}, "retry is 3: it must be a RetryPolicy; max_attempts says how often a job is tried."),
         ({"compensation": 3}, "compensation is 3: it must be the name of a job type."),
         ({"priority": 5}, "priority is 5: choose one of critical, interactive, batch."),
@@ -451,6 +452,7 @@ def test_a_submit_that_cannot_be_meant_is_refused(settings: dict[str, Any]):
         ({"idempotency_key": 7}, "idempotency_key is 7: it must be a text."),
         ({"idempotency_scope": 7}, "idempotency_scope is 7: it must be a text."),
         ({"job_id": 7}, "job_id is 7: it must be a text."),
+        ({"lifecycle": ["leased-job"]}, "lifecycle is ['leased-job']: it must be a text."),
         ({"type_": 7}, "job type is 7: it must be a text."),
     ],
 )

@@ -50,3 +50,9 @@ def check_text(option: str, value: Any, expected: str = "it must be a text") -> 
     """Check that a value is a text. Raises OptionInvalid with `expected` otherwise."""
     if not isinstance(value, str):
         raise OptionInvalid(option=option, value=value, expected=expected)
+
+
+def check_bool(option: str, value: Any) -> None:
+    """Check that a value is True or False: a text such as "no" counts as true in Python. Raises OptionInvalid."""
+    if not isinstance(value, bool):
+        raise OptionInvalid(option=option, value=value, expected="it must be True or False")

@@ -19,7 +19,7 @@ from trellis.engine.jobs import (
     Priority,
 )
 from trellis.engine.key_rates import KeyRate, key_rate
-from trellis.engine.option_values import CLAIMS_A_SECOND, SECONDS, check_text, check_whole, check_within
+from trellis.engine.option_values import CLAIMS_A_SECOND, SECONDS, check_bool, check_text, check_whole, check_within
 from trellis.engine.records import RetentionOptions, SweepOptions
 from trellis.engine.retry_policy import RETRY_DEFAULT, ErrorPolicy, OnExhausted, RetryPolicy
 from trellis.engine.service import RETENTION_DEFAULT
@@ -221,6 +221,7 @@ def check_job_options(options: JobOptions, *, testing: bool) -> None:
     if not isinstance(retry, RetryPolicy):
         expected = "it must be a RetryPolicy; max_attempts says how often a job is tried"
         raise OptionInvalid(option="retry", value=retry, expected=expected)
+    check_bool("dlq_on_fail", options.dlq_on_fail)
     if options.compensation is not None:
         check_text("compensation", options.compensation, "it must be the name of a job type")
     for name in ("deadline_s", "timeout_s", "rate", "result_ttl_s"):

@@ -228,6 +228,7 @@ def _concurrency(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -
 
 
 def _lifecycle(name: str) -> str:
+    check_text("lifecycle", name)
     if name not in LIFECYCLES:
         raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
     if name == BUS_JOB.name:
