@@ -149,7 +149,7 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
     "DJ-20": Mutant(
         file="ledgers/sqlite/steps.py",
         old="if self.results:",
-        new="if self.results and not self.acts:",
+        new="if self.results and self.deaths:",
         tests=(f"{LEDGER}/test_advance.py::test_completing_stores_the_result_with_the_event[sqlite]",),
     ),
     # A later attempt has another key for what it calls.
