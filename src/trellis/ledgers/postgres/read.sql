@@ -449,20 +449,42 @@ select j.job_id from event e join job j on j.id = e.id join event_type t on t.ty
  where e.request = $1 order by j.id
 
 -- name: queues
+-- At most $1 jobs are counted of each type that is ready, of each lifecycle in `resting` ($3, and at most $2 of those in $4), of `parked` and
+-- of `lease`. The types that are ready are found by leaps through the claim's index.
+with recursive kind(type, lifecycle) as (
+  (select r.type, r.lifecycle from ready r order by r.type, r.lifecycle, r.prio, r.pos limit 1)
+  union all
+  select n.type, n.lifecycle from kind k cross join lateral (
+    select r.type, r.lifecycle from ready r where (r.type, r.lifecycle) > (k.type, k.lifecycle)
+     order by r.type, r.lifecycle, r.prio, r.pos limit 1) n
+), counted as (
+  select k.type, k.lifecycle, 0 as place, (
+      select count(*) from (select from ready r where (r.type, r.lifecycle) >= (k.type, k.lifecycle) and (r.type, r.lifecycle) <= (k.type, k.lifecycle)
+                             order by r.type, r.lifecycle, r.prio, r.pos limit $1) o) as many from kind k
+  union all
+  select o.type, o.lifecycle, 1, count(*)
+    from (select l.lifecycle, $1::bigint as most from unnest($3::smallint[]) l(lifecycle) union all
+          select l.lifecycle, $2::bigint from unnest($4::smallint[]) l(lifecycle)) l
+    cross join lateral (select r.type, r.lifecycle from resting r where r.lifecycle >= l.lifecycle and r.lifecycle <= l.lifecycle
+                         order by r.lifecycle, r.state, -r.id limit l.most) o group by o.type, o.lifecycle
+  union all
+  select o.type, o.lifecycle, 2, count(*) from (select p.type, p.lifecycle from parked p limit $1) o group by o.type, o.lifecycle
+  union all
+  select o.type, o.lifecycle, 3, count(*) from (select d.type, d.lifecycle from lease d limit $1) o group by o.type, o.lifecycle
+)
 select t.name, c.lifecycle, t.paused, t.rate_per_s,
        (select o.rate_per_key from type_options o
          where o.type = t.id and o.lifecycle = coalesce(c.lifecycle, (select l.lifecycle from lifecycle l where l.name = 'leased-job')))
          as rate_per_key, c.ready, c.resting, c.parked, c.held,
        (select extract(epoch from trellis.now() - max(e.at))::float8
-          from (select r.id from ready r where r.type = t.id and r.lifecycle = c.lifecycle order by r.prio, r.pos limit 1) r
+          from (select r.id from ready r where r.type = t.id and r.lifecycle = c.lifecycle order by r.type, r.lifecycle, r.prio, r.pos limit 1) r
           join event e on e.id = r.id) as oldest_s
   from job_type t left join (
-    select o.type, o.lifecycle, count(*) filter (where place = 0) as ready, count(*) filter (where place = 1) as resting,
-           count(*) filter (where place = 2) as parked, count(*) filter (where place = 3) as held
-      from (select type, lifecycle, 0 as place from ready union all select type, lifecycle, 1 from resting union all
-            select type, lifecycle, 2 from parked union all select type, lifecycle, 3 from lease) o group by o.type, o.lifecycle) c
+    select o.type, o.lifecycle, sum(o.many) filter (where o.place = 0)::bigint as ready, sum(o.many) filter (where o.place = 1)::bigint as resting,
+           sum(o.many) filter (where o.place = 2)::bigint as parked, sum(o.many) filter (where o.place = 3)::bigint as held
+      from counted o group by o.type, o.lifecycle) c
     on c.type = t.id
- order by t.name
+ order by t.name, c.lifecycle
 
 -- name: figures
 select s.tick, c.type_name, c.lifecycle, c.many

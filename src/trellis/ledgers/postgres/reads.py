@@ -59,6 +59,7 @@ from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow,
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.queue_counts import COUNTED_MAX, QueueCounts
 from trellis.ledgers.refusals import (
     check_children,
     check_expiring,
@@ -197,6 +198,8 @@ BY_INDEX = "set local enable_seqscan = off"
 index on their time names."""
 BEGINNING = (0, 0, 0)
 OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
+QUEUED_LIFECYCLES = [one.code for one in LIFECYCLES.values() if one.name not in NOT_QUEUED]
+OTHER_LIFECYCLES = [LIFECYCLES[name].code for name in NOT_QUEUED]
 COMPLETED = completed_states()
 FINAL = final_states()
 
@@ -210,6 +213,7 @@ class PostgresReads:
     url: str
     name_prefix: str
     _read_lane: PostgresLane
+    _queue_counts: QueueCounts
 
     async def fetch(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
         """The rows of a read, repeated when the connection is lost."""
@@ -524,8 +528,12 @@ class PostgresReads:
     async def figures(self) -> LedgerFigures:
         return rows.figures(await self.fetch(READ_QUERIES.figures, DEAD_LETTERS_COUNTED_MAX))
 
-    async def queues(self) -> list[QueueDepth]:
-        depths = [rows.queue_depth(row) for row in await self.fetch(READ_QUERIES.queues)]
+    async def queues(self, *, exact: bool = False) -> list[QueueDepth]:
+        return await self._queue_counts.read(self._count_queues, exact=exact)
+
+    async def _count_queues(self, most: int) -> list[QueueDepth]:
+        stored = await self.fetch(READ_QUERIES.queues, most, COUNTED_MAX, QUEUED_LIFECYCLES, OTHER_LIFECYCLES)
+        depths = [rows.queue_depth(row) for row in stored]
         return [depth for depth in depths if depth.lifecycle not in NOT_QUEUED]
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:

@@ -43,6 +43,7 @@ from trellis.engine.records import (
     JobHistory,
     JobPage,
     PlannedRemoval,
+    QueueDepth,
     RetentionOptions,
     RetentionReport,
     SampledEvent,
@@ -50,6 +51,7 @@ from trellis.engine.records import (
 )
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
 from trellis.ledgers.measures import measured
+from trellis.ledgers.queue_counts import QueueCounts
 from trellis.ledgers.refusals import check_alerts, check_next_head, check_retention, check_sample
 from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import (
@@ -129,6 +131,7 @@ class SqliteLedger:
     def __init__(self, target: SqliteTarget, clock: Callable[[], float], node: str | None = None) -> None:
         self.url = target.url
         self._target = target
+        self._queue_counts = QueueCounts()
         self._notifier = WorkNotifier()
         self._commits = WorkNotifier()
         self._commits_seen = 0
@@ -204,7 +207,7 @@ class SqliteLedger:
     outcomes = _reading(reads.outcomes)
     dead_letters = _reading(reads.dead_letters)
     dead_letter = _reading(reads.dead_letter)
-    queues = _reading(reads.queues)
+    _count_queues = _reading(reads.queues)
     figures = _reading(reads.figures)
     alert = _reading(alert_rows.alert)
     alert_mark = _reading(alert_rows.mark)
@@ -387,6 +390,9 @@ class SqliteLedger:
         return await self.reader.run(lambda tx: reads.any_ready(tx, list(types)))
 
     # --- read ----------------------------------------------------------------------------------------------------
+
+    async def queues(self, *, exact: bool = False) -> list[QueueDepth]:
+        return await self._queue_counts.read(self._count_queues, exact=exact)
 
     async def jobs(
         self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False

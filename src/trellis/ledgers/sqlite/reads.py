@@ -45,7 +45,6 @@ from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
     HELD,
     PARKED,
-    READY,
     RESTING,
     STATE_NAMES,
     US,
@@ -63,6 +62,7 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 PAGE_MAX = 10_000
 LAST = 2**62
 OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
+QUEUED_LIFECYCLES = json.dumps([one.code for one in LIFECYCLES.values() if one.name not in NOT_QUEUED])
 COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed_states()])
 FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
 QUEUE_JOB_FAILURES = frozenset({"job_failed", "job_dead_lettered"})
@@ -287,13 +287,15 @@ def dead_letter(tx: Transaction, job_id: JobId) -> DeadLetter | None:
     return rows.dead_letter(stored[0]) if stored else None
 
 
-def queues(tx: Transaction) -> list[QueueDepth]:
-    counted = {(type_, place): count for type_, place, count in tx.db.execute(_READ_QUERIES.depths)}
+def queues(tx: Transaction, most: int) -> list[QueueDepth]:
+    """How many jobs of each type are in each place, counted up to `most` as `queue_counts.CountQueues` says."""
+    values = {"most": most, "lifecycles": QUEUED_LIFECYCLES}
+    counted = {(type_, place): count for type_, place, count in tx.db.execute(_READ_QUERIES.depths, values)}
     return [
         QueueDepth(
             type=name,
             lifecycle=BY_CODE[lifecycle].name,
-            ready=counted.get((type_, READY), 0),
+            ready=ready,
             scheduled=counted.get((type_, RESTING), 0),
             blocked=counted.get((type_, PARKED), 0),
             held=counted.get((type_, HELD), 0),
@@ -302,8 +304,7 @@ def queues(tx: Transaction) -> list[QueueDepth]:
             rate_limit=rate,
             rate_per_key=per_key,
         )
-        for type_, lifecycle, name, paused, rate, per_key, oldest in tx.db.execute(_READ_QUERIES.types)
-        if BY_CODE[lifecycle].name not in NOT_QUEUED
+        for type_, lifecycle, name, paused, rate, per_key, oldest, ready in tx.db.execute(_READ_QUERIES.types, values)
     ]
 
 

@@ -6,5 +6,5 @@ create index ended_type on ended (type, lifecycle, state, id) where type is not 
 insert into meta (name, value) select 'ended_untyped', (max(n.id) + 1)::text from ended n having count(*) > 0;
 create index dead_letter_reason on dead_letter (reason_code, id) where requeued_at is null;
 -- Newest first of a key: with its number in the index, a key of a million jobs is not sorted for a page.
-drop index job_ckey;
+drop index if exists job_ckey;
 create index job_ckey on job (ckey, id) where ckey is not null;

@@ -294,22 +294,27 @@ GROUP BY t.id ORDER BY t.name, t.lifecycle;
 -- name: swept_at
 SELECT value FROM trellis_meta WHERE key = 'sweep_tick';
 
+-- At most :most jobs of each lifecycle that rests, of those that are parked, and of those that are held.
 -- name: depths
 SELECT type, place, count(*) FROM (
-  SELECT type, place FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1
-  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_resting WHERE place = 2
-  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3
-  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4
+  SELECT r.type, r.place FROM json_each(:lifecycles) w CROSS JOIN trellis_job r ON r.id IN (
+    SELECT j.id FROM trellis_job j INDEXED BY trellis_job_standing WHERE j.place = 2 AND j.lifecycle = w.value LIMIT :most)
+  UNION ALL SELECT type, place FROM (
+    SELECT type, place FROM trellis_job INDEXED BY trellis_job_parked_type WHERE place = 3 LIMIT :most)
+  UNION ALL SELECT type, place FROM (SELECT type, place FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4 LIMIT :most)
 ) GROUP BY type, place;
 
+-- And at most :most ready jobs of each type, with the time of the first.
 -- name: types
 SELECT t.id, t.lifecycle, t.name, coalesce(c.paused, 0), c.rate, o.rate_per_key,
   (SELECT e.at FROM trellis_event e WHERE e.seq <= (SELECT min(first) FROM (
     SELECT (SELECT j.pos FROM trellis_job j INDEXED BY trellis_job_ready
       WHERE j.place = 1 AND j.type = t.id AND j.prio = p.value ORDER BY j.pos LIMIT 1) AS first
-    FROM json_each('[0,1,2]') p)) ORDER BY e.seq DESC LIMIT 1)
+    FROM json_each('[0,1,2]') p)) ORDER BY e.seq DESC LIMIT 1),
+  (SELECT count(*) FROM (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_ready WHERE j.place = 1 AND j.type = t.id LIMIT :most))
 FROM trellis_job_type t LEFT JOIN trellis_type_control c ON c.name = t.name
-LEFT JOIN trellis_type_options o ON o.lifecycle = t.lifecycle AND o.name = t.name ORDER BY t.name, t.lifecycle;
+LEFT JOIN trellis_type_options o ON o.lifecycle = t.lifecycle AND o.name = t.name
+WHERE t.lifecycle IN (SELECT value FROM json_each(:lifecycles)) ORDER BY t.name, t.lifecycle;
 
 -- name: workers
 SELECT w.name, w.seen_at, (SELECT count(*) FROM trellis_job j INDEXED BY trellis_job_held WHERE j.place = 4 AND j.owner = w.actor),
