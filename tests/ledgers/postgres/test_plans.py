@@ -9,8 +9,7 @@ import pytest
 
 from tests.ledgers.conformance.rig import Rig, actor
 from tests.ledgers.conformance.test_idle import read_statements
-from trellis.engine.jobs import JobId, ReasonCode
-from trellis.engine.records import JobFilter, JobPlace
+from tests.ledgers.lists import LISTS
 from trellis.ledgers.postgres.reads import BY_INDEX, READ_QUERIES
 from trellis.lifecycles import Role
 
@@ -132,29 +131,6 @@ async def test_final_artifacts_are_paired_through_their_index(rig: Rig):
 PAGE = 5
 OTHERS = 120
 """How many jobs of each kind a list should pass over."""
-LISTS: dict[str, JobFilter] = {
-    "all": JobFilter(),
-    "a type": JobFilter(type="rare"),
-    "a type that waits": JobFilter(type="rare", state="queued"),
-    "a type that succeeded": JobFilter(type="rare", state="succeeded"),
-    "a type and place": JobFilter(type="rare", place=JobPlace.ENDED),
-    "a type that is ready": JobFilter(type="rare", place=JobPlace.READY),
-    "an unknown type": JobFilter(type="unknown"),
-    "a lifecycle": JobFilter(lifecycle="run"),
-    "a lifecycle that has ended": JobFilter(lifecycle="run", place=JobPlace.ENDED),
-    "a rare state": JobFilter(state="failed"),
-    "a frequent state": JobFilter(state="cancelled"),
-    "a state of rest": JobFilter(lifecycle="artifact", state="finalized"),
-    "ended jobs": JobFilter(place=JobPlace.ENDED),
-    "held jobs": JobFilter(place=JobPlace.LEASED),
-    "blocked jobs": JobFilter(place=JobPlace.BLOCKED),
-    "a key": JobFilter(concurrency_key="k"),
-    "a correlation": JobFilter(correlation_id="c"),
-    "a parent": JobFilter(parent_id=JobId("p")),
-    "a parent's type": JobFilter(parent_id=JobId("p"), type="rare", state="queued"),
-    "a reason": JobFilter(reason_code=ReasonCode.TIMEOUT),
-    "a reason and a type": JobFilter(reason_code=ReasonCode.TIMEOUT, type="rare"),
-}
 
 
 async def _rows_read(rig: Rig, statement: str, arguments: Sequence[object]) -> dict[str, float]:

@@ -59,6 +59,7 @@ from trellis.ledgers.sqlite import (
     batches,
     control,
     job_changes,
+    lists,
     moves,
     reads,
     request_keys,
@@ -205,7 +206,7 @@ class SqliteLedger:
     read_journal = _reading(reads.read_journal)
     job_signals = _reading(reads.job_signals)
     outcomes = _reading(reads.outcomes)
-    dead_letters = _reading(reads.dead_letters)
+    dead_letters = _reading(lists.dead_letters)
     dead_letter = _reading(reads.dead_letter)
     _count_queues = _reading(reads.queues)
     figures = _reading(reads.figures)
@@ -397,7 +398,7 @@ class SqliteLedger:
     async def jobs(
         self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
     ) -> JobPage:
-        read = reads.oldest_jobs if oldest_first else reads.jobs
+        read = lists.oldest_jobs if oldest_first else lists.jobs
         return await self.reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
 
     async def sample_events(
