@@ -598,15 +598,26 @@ select coalesce((select m.value::bigint from meta m where m.name = 'alert_round'
 select o.* from alert o where o.id = $1
 
 -- name: waiting_types
--- The first ready job of each type and priority; of queue jobs also the first that waits for the slot of its agent.
-select t.name, w.lifecycle, extract(epoch from trellis.now() - min(w.at))::float8 as waited_s
-  from job_type t cross join lateral (
-    select r.lifecycle, (select e.at from event e where e.id = r.id order by e.version desc limit 1) as at
-      from (select f.id, f.lifecycle from unnest('{0,1,2}'::smallint[]) p(prio) cross join lateral (
-              select o.id, o.lifecycle from ready o where o.type = t.id and o.prio = p.prio order by o.pos limit 1) f
-            union all
-            (select o.id, o.lifecycle from parked o where o.type = t.id and o.lifecycle = 2 order by o.pos limit 1)) r) w
- group by t.name, w.lifecycle order by waited_s desc nulls last limit $1
+-- The first ready job of each type, lifecycle and priority, as in `queues`; of queue jobs also the first that waits for the slot of its agent.
+with recursive kind(type, lifecycle) as (
+  (select r.type, r.lifecycle from ready r order by r.type, r.lifecycle, r.prio, r.pos limit 1)
+  union all
+  select n.type, n.lifecycle from kind k cross join lateral (
+    select r.type, r.lifecycle from ready r where (r.type, r.lifecycle) > (k.type, k.lifecycle)
+     order by r.type, r.lifecycle, r.prio, r.pos limit 1) n
+), head as (
+  select k.type, k.lifecycle, f.id from kind k cross join unnest('{0,1,2}'::smallint[]) p(prio) cross join lateral (
+    select o.id from ready o
+     where (o.type, o.lifecycle, o.prio) >= (k.type, k.lifecycle, p.prio) and (o.type, o.lifecycle, o.prio) <= (k.type, k.lifecycle, p.prio)
+     order by o.type, o.lifecycle, o.prio, o.pos limit 1) f
+  union all
+  select t.id, 2::smallint, f.id from job_type t cross join lateral (
+    select o.id from parked o where o.lifecycle = 2 and o.type >= t.id and o.type <= t.id order by o.type, o.pos limit 1) f
+)
+select t.name, h.lifecycle,
+       extract(epoch from trellis.now() - min((select e.at from event e where e.id = h.id order by e.version desc limit 1)))::float8 as waited_s
+  from head h join job_type t on t.id = h.type
+ group by t.name, h.lifecycle order by waited_s desc nulls last limit $1
 
 -- name: stage_steps
 -- How queue jobs (lifecycle 2) left their stages, by the index of infrequent events, whose condition must stand here word for word
