@@ -79,24 +79,34 @@ select o.many, o.total, a.id, a.job_id
 
 -- name: jobs_in
 -- Jobs in certain states, newest first; $3 are the states that are no end, $6 the ends, each lifecycle * 16 + state. Of each place, the newest:
--- * Ready: if few have the type and a lifecycle that are wanted, the claim's index finds them all; else a walk by number meets enough of
---   them soon. $5 is false for states in which jobs only rest.
+-- * Ready: the newest few, if they are enough. Else, if few have the type and a lifecycle that are wanted, the claim's index finds them all;
+--   else a walk by number meets enough of them soon. $5 is false for states in which jobs only rest.
 -- * Resting and ended: of each state a walk down an index that begins with it. The ends are compared as rows, so that only an index that
 --   begins with the state has their order, whatever the planner knows. Jobs that ended before migration 38 may have no type yet.
 with k as materialized (select t.id, exists (select from meta m where m.name = 'ended_untyped') as untyped from job_type t where t.name = $4),
+n as materialized (
+  select o.id from (
+    select o.id, o.type, o.lifecycle * 16 + o.state as code, o.ckey from ready o
+     where $5::boolean and ($7::text is null or $7 = 'ready') and o.id < $1 order by o.id desc limit $2 + 400) o
+   where ($4::text is null or o.type = (select k.id from k)) and o.code = any($3::int[])
+   order by o.id desc limit $2),
+w as materialized (
+  select count(*) < $2 and $5::boolean and ($7::text is null or $7 = 'ready') as falls_short from n),
 c as materialized (
   select o.id, o.code, o.ckey from (select distinct (l.code / 16)::smallint as lifecycle from unnest($3::int[]) l(code)) l cross join job_type t
     cross join lateral (
       select r.id, r.lifecycle * 16 + r.state as code, r.ckey from ready r
        where (r.type, r.lifecycle) >= (t.id, l.lifecycle) and (r.type, r.lifecycle) <= (t.id, l.lifecycle)
        order by r.type, r.lifecycle, r.prio, r.pos limit 2001) o
-   where $5::boolean and ($7::text is null or $7 = 'ready') and ($4::text is null or t.id = (select k.id from k)) limit 2001)
+   where (select w.falls_short from w) and ($4::text is null or t.id = (select k.id from k)) limit 2001)
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
  where s.id = any(array(
     select u.id from (
+    (select n.id from n where not (select w.falls_short from w))
+    union all
     (select c.id from c where (select count(*) <= 2000 from c) and c.id < $1 and c.code = any($3::int[])
       order by c.id desc limit $2)
     union all
@@ -174,19 +184,31 @@ select s.*, t.name as type_name, a.name as owner_name,
 -- name: jobs_oldest
 -- the open jobs of jobs_in, from their head
 with k as materialized (select t.id from job_type t where t.name = $4),
+n as materialized (
+  select o.id from (
+    select o.id, o.type, o.lifecycle * 16 + o.state as code, o.ckey from ready o
+     where $5::boolean and ($6::text is null or $6 = 'ready') and o.id > $1 order by o.id limit $2 + 400) o
+   where ($4::text is null or o.type = (select k.id from k)) and o.code = any($3::int[])
+     and ($7::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $7))
+     and ($8::text is null or o.ckey = hashtextextended($8, 42))
+   order by o.id limit $2),
+w as materialized (
+  select count(*) < $2 and $5::boolean and ($6::text is null or $6 = 'ready') as falls_short from n),
 c as materialized (
   select o.id, o.code, o.ckey from (select distinct (l.code / 16)::smallint as lifecycle from unnest($3::int[]) l(code)) l cross join job_type t
     cross join lateral (
       select r.id, r.lifecycle * 16 + r.state as code, r.ckey from ready r
        where (r.type, r.lifecycle) >= (t.id, l.lifecycle) and (r.type, r.lifecycle) <= (t.id, l.lifecycle)
        order by r.type, r.lifecycle, r.prio, r.pos limit 2001) o
-   where $5::boolean and ($6::text is null or $6 = 'ready') and ($4::text is null or t.id = (select k.id from k)) limit 2001)
+   where (select w.falls_short from w) and ($4::text is null or t.id = (select k.id from k)) limit 2001)
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
   from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
  where s.id = any(array(
     select u.id from (
+    (select n.id from n where not (select w.falls_short from w))
+    union all
     (select c.id from c where (select count(*) <= 2000 from c) and c.id > $1 and c.code = any($3::int[])
         and ($7::text is null or exists (select from job j where j.id = c.id and coalesce(j.correlation_id, j.job_id) = $7))
         and ($8::text is null or c.ckey = hashtextextended($8, 42))
