@@ -173,7 +173,7 @@ async def test_every_list_is_one_statement_that_reads_no_other_jobs(rig: Rig, mo
     await rig.submit(PAGE, type="rare", concurrency_key="k", correlation_id="c", parent_id="p")
     await rig.cancel(await rig.submit_one(type="rare"))
     await rig.submit(3, lifecycle="artifact")
-    await rig.submit(OTHERS, type="other")
+    await rig.submit(5 * OTHERS, type="other")
     statements: list[tuple[str, tuple[object, ...]]] = []
 
     async def note(sql: str, *arguments: object) -> list[Any]:
@@ -192,7 +192,10 @@ async def test_every_list_is_one_statement_that_reads_no_other_jobs(rig: Rig, mo
     too_many: dict[str, dict[str, float]] = {}
     for sql, arguments in statements:
         read = await _rows_read(rig, sql, arguments)
-        if max(read.values(), default=0.0) > OTHERS / 2:
+        ready = read.pop("ready", 0.0)
+        if (
+            max(read.values(), default=0.0) > OTHERS / 2 or ready > 4 * OTHERS
+        ):  # the newest 400 that are ready are read first
             too_many[f"{arguments}"] = read
     assert too_many == {}
 

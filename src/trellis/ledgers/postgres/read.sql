@@ -81,9 +81,10 @@ select o.many, o.total, a.id, a.job_id
 -- Jobs in certain states, newest first; $3 are the states that are no end, $6 the ends, each lifecycle * 16 + state. Of each place, the newest:
 -- * Ready: the newest few, if they are enough. Else, if few have the type and a lifecycle that are wanted, the claim's index finds them all;
 --   else a walk by number meets enough of them soon. $5 is false for states in which jobs only rest.
--- * Resting and ended: of each state a walk down an index that begins with it. The ends are compared as rows, so that only an index that
---   begins with the state has their order, whatever the planner knows. Jobs that ended before migration 38 may have no type yet.
-with k as materialized (select t.id, exists (select from meta m where m.name = 'ended_untyped') as untyped from job_type t where t.name = $4),
+-- * Resting: of each state a walk down the index that begins with it.
+-- * Ended: of each kind (`ended_kinds`) a walk down its index. Kinds are compared as rows, so that no other index has their order, whatever
+--   the planner knows.
+with k as materialized (select t.id from job_type t where t.name = $4),
 n as materialized (
   select o.id from (
     select o.id, o.type, o.lifecycle * 16 + o.state as code, o.ckey from ready o
@@ -130,26 +131,19 @@ select s.*, t.name as type_name, a.name as owner_name,
          and ($7::text is null or $7 = 'resting') and ($4::text is null or o.type = (select k.id from k))
        order by -o.id limit $2) r
     union all
-    select w.id from unnest($6::int[]) p(code) cross join lateral (
+    select w.id from ended_kinds($6::int[], $4, $1, $2) q cross join lateral (
       select n.id from ended n
-       where ($4::text is null or (select o.untyped from k o))
-         and (n.lifecycle, n.state, n.id) < ((p.code / 16)::smallint, (p.code % 16)::smallint, $1::bigint)
-         and (n.lifecycle, n.state, n.id) > ((p.code / 16)::smallint, (p.code % 16)::smallint, 0::bigint)
-         and ($4::text is null or (n.type is null and exists (select from job j where j.id = n.id and j.type = (select k.id from k))))
-       order by n.lifecycle desc, n.state desc, n.id desc limit $2) w
-    union all
-    select w.id from k cross join unnest($6::int[]) p(code) cross join lateral (
-      select n.id from ended n
-       where n.type is not null and (n.type, n.lifecycle, n.state, n.id) < (k.id, (p.code / 16)::smallint, (p.code % 16)::smallint, $1::bigint)
-         and (n.type, n.lifecycle, n.state, n.id) > (k.id, (p.code / 16)::smallint, (p.code % 16)::smallint, 0::bigint)
-       order by n.type desc, n.lifecycle desc, n.state desc, n.id desc limit $2) w) u
+       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
+         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
+         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
+       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w) u
      order by u.id desc limit $2))
  order by s.id desc
 
 -- name: jobs_buried
 -- Jobs with an open dead letter of reason $5 in the ends $3. The letters are walked by their reason. If there are many and $6, a type or
 -- state that is wanted, the ended jobs are walked by that instead, as in jobs_in.
-with k as materialized (select t.id, exists (select from meta m where m.name = 'ended_untyped') as untyped from job_type t where t.name = $4),
+with k as materialized (select t.id from job_type t where t.name = $4),
 f as materialized (select from dead_letter d where d.requeued_at is null and d.reason_code = $5 and d.id < $1 limit 2001)
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
@@ -162,22 +156,13 @@ select s.*, t.name as type_name, a.name as owner_name,
         and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or j.type = (select k.id from k))
       order by d.reason_code desc, d.id desc limit $2)
     union all
-    select w.id from unnest($3::int[]) p(code) cross join lateral (
+    select w.id from ended_kinds(case when $6::boolean and (select count(*) > 2000 from f) then $3::int[] end, $4, null, null) q cross join lateral (
       select n.id from ended n
-       where $6::boolean and (select count(*) > 2000 from f) and ($4::text is null or (select o.untyped from k o))
-         and (n.lifecycle, n.state, n.id) < ((p.code / 16)::smallint, (p.code % 16)::smallint, $1::bigint)
-         and (n.lifecycle, n.state, n.id) > ((p.code / 16)::smallint, (p.code % 16)::smallint, 0::bigint)
-         and ($4::text is null or (n.type is null and exists (select from job j where j.id = n.id and j.type = (select k.id from k))))
+       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
+         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
+         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
          and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
-       order by n.lifecycle desc, n.state desc, n.id desc limit $2) w
-    union all
-    select w.id from k cross join unnest($3::int[]) p(code) cross join lateral (
-      select n.id from ended n
-       where $6::boolean and (select count(*) > 2000 from f) and n.type is not null
-         and (n.type, n.lifecycle, n.state, n.id) < (k.id, (p.code / 16)::smallint, (p.code % 16)::smallint, $1::bigint)
-         and (n.type, n.lifecycle, n.state, n.id) > (k.id, (p.code / 16)::smallint, (p.code % 16)::smallint, 0::bigint)
-         and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
-       order by n.type desc, n.lifecycle desc, n.state desc, n.id desc limit $2) w) u
+       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w) u
      order by u.id desc limit $2))
  order by s.id desc
 
@@ -353,7 +338,7 @@ select o.entry, o.body from job j join journal o on o.id = j.id where j.job_id =
 -- name: dead_letters
 -- Open dead letters of jobs in the ends $3, newest first. Without a type, state or lifecycle that is wanted ($6), and if there are few, the
 -- letters are walked, by their reason if one is wanted; else the ended jobs, as in jobs_in.
-with k as materialized (select t.id, exists (select from meta m where m.name = 'ended_untyped') as untyped from job_type t where t.name = $4),
+with k as materialized (select t.id from job_type t where t.name = $4),
 f as materialized (select from dead_letter d where d.requeued_at is null and ($5::text is null or d.reason_code = $5) and d.id < $1 limit 2001)
 select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
   from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
@@ -365,22 +350,13 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.
         and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or j.type = (select k.id from k))
       order by d.reason_code desc, d.id desc limit $2)
     union all
-    select w.id from unnest($3::int[]) p(code) cross join lateral (
+    select w.id from ended_kinds(case when $6::boolean and (select count(*) > 2000 from f) then $3::int[] end, $4, null, null) q cross join lateral (
       select n.id from ended n
-       where $6::boolean and (select count(*) > 2000 from f) and ($4::text is null or (select o.untyped from k o))
-         and (n.lifecycle, n.state, n.id) < ((p.code / 16)::smallint, (p.code % 16)::smallint, $1::bigint)
-         and (n.lifecycle, n.state, n.id) > ((p.code / 16)::smallint, (p.code % 16)::smallint, 0::bigint)
-         and ($4::text is null or (n.type is null and exists (select from job j where j.id = n.id and j.type = (select k.id from k))))
+       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
+         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
+         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
          and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
-       order by n.lifecycle desc, n.state desc, n.id desc limit $2) w
-    union all
-    select w.id from k cross join unnest($3::int[]) p(code) cross join lateral (
-      select n.id from ended n
-       where $6::boolean and (select count(*) > 2000 from f) and n.type is not null
-         and (n.type, n.lifecycle, n.state, n.id) < (k.id, (p.code / 16)::smallint, (p.code % 16)::smallint, $1::bigint)
-         and (n.type, n.lifecycle, n.state, n.id) > (k.id, (p.code / 16)::smallint, (p.code % 16)::smallint, 0::bigint)
-         and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
-       order by n.type desc, n.lifecycle desc, n.state desc, n.id desc limit $2) w
+       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w
     union all
     (select d.id from dead_letter d join ended n on n.id = d.id join job j on j.id = d.id
       where $5::text is null and (not $6::boolean or (select count(*) <= 2000 from f)) and d.requeued_at is null and d.id < $1
@@ -425,7 +401,7 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, nu
 -- name: requeueable
 -- Oldest first: jobs in the states $2, which declare a requeue. Most have ended; a failed queue job waits for its operator. Those of a
 -- parent, a correlation or a key are looked up as in jobs_related, others walked as in jobs_in.
-with k as materialized (select t.id, exists (select from meta m where m.name = 'ended_untyped') as untyped from job_type t where t.name = $3)
+with k as materialized (select t.id from job_type t where t.name = $3)
 select j.job_id from job j where j.id = any(array(
     select u.id from (
     select o.id from (
@@ -440,22 +416,13 @@ select j.job_id from job j where j.id = any(array(
          and ($6::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $6))
        limit 1) f
     union all
-    select w.id from unnest($2::int[]) p(code) cross join lateral (
+    select w.id from ended_kinds(case when coalesce($4::text, $5::text, $7::text) is null and ($8::text is null or $8 = 'ended') then $2::int[] end,
+                                 $3, null, null) q cross join lateral (
       select n.id from ended n
-       where coalesce($4::text, $5::text, $7::text) is null and ($8::text is null or $8 = 'ended') and ($3::text is null or (select o.untyped from k o))
-         and (n.lifecycle, n.state) >= ((p.code / 16)::smallint, (p.code % 16)::smallint)
-         and (n.lifecycle, n.state) <= ((p.code / 16)::smallint, (p.code % 16)::smallint)
-         and ($3::text is null or (n.type is null and exists (select from job j where j.id = n.id and j.type = (select k.id from k))))
+       where (n.lifecycle, n.state, n.type) >= (q.lifecycle, q.state, q.type) and (n.lifecycle, n.state, n.type) <= (q.lifecycle, q.state, q.type)
+         and ($3::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
          and ($6::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $6))
-       order by n.lifecycle, n.state, n.id limit $1) w
-    union all
-    select w.id from k cross join unnest($2::int[]) p(code) cross join lateral (
-      select n.id from ended n
-       where coalesce($4::text, $5::text, $7::text) is null and ($8::text is null or $8 = 'ended') and n.type is not null
-         and (n.type, n.lifecycle, n.state) >= (k.id, (p.code / 16)::smallint, (p.code % 16)::smallint)
-         and (n.type, n.lifecycle, n.state) <= (k.id, (p.code / 16)::smallint, (p.code % 16)::smallint)
-         and ($6::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $6))
-       order by n.type, n.lifecycle, n.state, n.id limit $1) w
+       order by n.lifecycle, n.state, n.type, n.id limit $1) w
     union all
     select w.id from unnest($2::int[]) p(code) cross join lateral (
       select r.id from resting r

@@ -104,9 +104,9 @@ begin
     delete from meta m where m.name = 'ended_untyped';
     return;
   end if;
-  with missing as (select n.id from ended n where n.id = any(ids) and n.type is null for update skip locked)
+  with missing as (select n.id from ended n where n.id = any(ids) and n.type = 0 for update skip locked)
   update ended n set type = j.type from missing m join job j on j.id = m.id where n.id = m.id;
-  if not exists (select from ended n where n.id = any(ids) and n.type is null) then
+  if not exists (select from ended n where n.id = any(ids) and n.type = 0) then
     update meta m set value = ids[cardinality(ids)]::text where m.name = 'ended_untyped';
   end if;
 end $$;
