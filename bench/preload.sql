@@ -14,8 +14,9 @@ select g, clock_timestamp(), (select id from job_type where name = '{type}'), 5,
 
 -- name: ended
 truncate ended;
-insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
-select g, clock_timestamp(), 4, 1, (select id from actor where name = 'bench-worker'), 0, 0, 5, 0, {succeeded}, {lifecycle}
+insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, type)
+select g, clock_timestamp(), 4, 1, (select id from actor where name = 'bench-worker'), 0, 0, 5, 0, {succeeded}, {lifecycle},
+       (select id from job_type where name = '{type}')
   from generate_series(1::bigint, {finished}) g;
 
 -- name: ready

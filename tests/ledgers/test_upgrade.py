@@ -22,6 +22,7 @@ ADDED_TO_POSTGRES = (
     ("job", "compensates_id"),
     ("event", "due_at"),
     ("concurrency_key", "due_at"),
+    ("ended", "type"),
     ("transition", "finalizes"),
 )
 MADE_SINCE = {

@@ -137,7 +137,7 @@ class BacklogLimit:
     async def _depths(self) -> Sequence[QueueDepth]:
         self._failed = None
         try:
-            return await self.ledger.queues()
+            return await self.ledger.queues(exact=True)
         except LedgerError as error:
             self._failed = error
             raise

@@ -570,8 +570,12 @@ class Ledger(Protocol):
         """The dead letter of a job that ended with one and was not requeued."""
         ...
 
-    async def queues(self) -> list[QueueDepth]:
-        """How many jobs of each type wait and are held; artifacts are in no queue and are left out."""
+    async def queues(self, *, exact: bool = False) -> list[QueueDepth]:
+        """How many jobs of each type wait and are held; artifacts are in no queue and are left out.
+
+        Of a queue with more than 500 jobs the number may be a few seconds old. `exact` counts all of them now, which
+        takes longer the more there are.
+        """
         ...
 
     async def waiting_types(self, *, limit: int) -> list[WaitingType]:

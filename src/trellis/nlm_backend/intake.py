@@ -145,8 +145,9 @@ class JobIntake:
             _log.info("cancelled", execution=one.id)
         return len(opened) if of_epoch else None
 
-    async def depth(self) -> ExecutionDepth:
-        return ExecutionDepth.of(await self.ledger.queues())
+    async def depth(self, *, exact: bool = False) -> ExecutionDepth:
+        """How many executions wait and are held. `exact` counts them now, also if they are many."""
+        return ExecutionDepth.of(await self.ledger.queues(exact=exact))
 
     async def _known(self, job_id: str) -> list[KnownExecution]:
         where = JobFilter(lifecycle=NLM_JOB.name, parent_id=JobId(job_id))
@@ -261,7 +262,7 @@ class JobIntake:
         closed_s = self.circuit.closed_for_s()
         if closed_s > 0:
             raise _full("The NLM provider does not answer now; send it again later.", closed_s)
-        depth = await self.depth()
+        depth = await self.depth(exact=True)
         waiting = depth.waiting + depth.under_way
         before_it_s = ceil(max(1.0, (waiting // self.concurrency + 1) * self.metrics.typical_s))
         if waiting >= self.waiting_max:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -249,10 +250,8 @@ async def test_a_round_on_an_idle_ledger_reads_little_and_writes_nothing(rig: Ri
     async with read_statements(rig.ledger) as asked:
         await evaluating.run_once()
     assert len(asked) <= 8, "that is half a statement a second at the default of 15 s"
-    assert all(
-        statement.lower().startswith(("select", "(select", "--", "with c as materialized (\n  select"))
-        for statement in asked
-    )
+    assert all(statement.lower().startswith(("select", "(select", "--", "with ")) for statement in asked)
+    assert not [one for one in asked if re.search(r"\b(insert into|update|delete from)\b", one.lower())]
 
 
 # --- conditions, each brought about by its cause ---------------------------------------------------------------------

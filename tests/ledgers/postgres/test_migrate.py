@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import asyncpg
 import pytest
@@ -9,8 +10,8 @@ import pytest
 from tests.ledgers.postgres.used_by_older import USED_BY_OLDER, surface
 from tests.servers.postgres import PostgresServer
 from trellis.engine.errors import LedgerNewer, LedgerNotMigrated, LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid
-from trellis.engine.jobs import Actor, JobId, NewJob, Submitted
-from trellis.engine.records import RetentionOptions
+from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId, Submitted
+from trellis.engine.records import JobFilter, JobPlace, RetentionOptions, SweepOptions
 from trellis.ledgers.postgres.connection import ServerVersion, check_server
 from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.ledgers.postgres.migrate import (
@@ -25,6 +26,7 @@ from trellis.ledgers.postgres.migrate import (
 from trellis.lifecycles import LIFECYCLES, Role
 
 SUBMITTER = Actor(role=Role.SUBMITTER, name="submitter")
+SWEEPER = Actor(role=Role.SWEEPER, name="sweeper")
 
 
 async def test_migrating_twice_changes_nothing(new_postgres_database: Callable[..., str]):
@@ -192,3 +194,40 @@ async def test_limits_that_an_operator_set_before_the_ledger_wrote_that_down_are
         assert await connection.fetchval("SELECT cap FROM trellis.concurrency_key WHERE name = 'k'") == 7
     finally:
         await connection.close()
+
+
+async def test_types_of_jobs_that_ended_before_are_filled_in_by_sweeps_and_listed_meanwhile(postgres_url: str):
+    operator = Actor(role=Role.CONTROL_PLANE, name="operator")
+    ledger = await PostgresLedger.open(postgres_url)
+    jobs = [NewJob(job_id=JobId(f"{type_}-{n}"), type=type_) for type_ in ("one", "other") for n in range(3)]
+    await ledger.submit(SUBMITTER, jobs)
+    for job in jobs:
+        await ledger.cancel(
+            operator, job.job_id, CancelMode.HARD, RequestId(f"cancel {job.job_id}"), grace_s=0, cause="test"
+        )
+    connection = await asyncpg.connect(postgres_url, server_settings={"search_path": "trellis"})
+    try:
+        await connection.execute("ALTER TABLE ended DROP COLUMN type; DROP INDEX dead_letter_reason")
+        await _set_meta(postgres_url, schema_version=37)
+        assert (await migrate(postgres_url)).applied == ("0038_types_of_ended_jobs.sql",)
+        untyped = "SELECT count(*) FROM ended WHERE type = 0"
+        assert await connection.fetchval(untyped) == 6, "the migration itself writes no row again"
+
+        async def ended_of(type_: str, **more: Any) -> list[str]:
+            page = await ledger.jobs(JobFilter(type=type_, **more), limit=10)
+            return [job.job_id for job in page.jobs]
+
+        assert await ended_of("one") == ["one-2", "one-1", "one-0"]
+        async with connection.transaction():
+            await connection.execute("SELECT FROM ended WHERE id = 2 FOR UPDATE")
+            await ledger.sweep(SWEEPER, SweepOptions(elect=False))
+            assert await connection.fetchval(untyped) == 1, "a row that somebody holds is left for later"
+        assert await ended_of("one", state="cancelled") == ["one-2", "one-1", "one-0"]
+        for _ in range(3):
+            await ledger.sweep(SWEEPER, SweepOptions(elect=False))
+        assert await connection.fetchval(untyped) == 0
+        assert await connection.fetchval("SELECT count(*) FROM meta WHERE name = 'ended_untyped'") == 0
+        assert await ended_of("other", place=JobPlace.ENDED) == ["other-2", "other-1", "other-0"]
+    finally:
+        await connection.close()
+        await ledger.close()

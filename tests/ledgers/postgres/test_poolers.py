@@ -22,7 +22,7 @@ from trellis.worker.context import Context
 from trellis.worker.options import WorkerOptions
 
 JOBS = 30
-IGNORED = frozenset({"search_path", "jit", "idle_in_transaction_session_timeout"})
+IGNORED = frozenset({"search_path", "jit", "idle_in_transaction_session_timeout", "plan_cache_mode"})
 """What an operator lets pgbouncer take and forget: `ignore_startup_parameters`."""
 
 

@@ -376,7 +376,7 @@ CALLABLE = {
     "only what the login holds": {
         *("renew", "save_checkpoint", "journal_entries", "add_signals", "followed", "begin_spawn", "link_children"),
     },
-    "reads through row security": {"heads"},
+    "reads through row security": {"ended_kinds", "heads"},
     "names and positions only": {
         "register_actor",
         "name_prefix",

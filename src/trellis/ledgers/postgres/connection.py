@@ -124,8 +124,12 @@ SESSION_SETTINGS = {
     "timezone": "UTC",
     "jit": "off",
     "idle_in_transaction_session_timeout": "5000",
+    "plan_cache_mode": "force_generic_plan",
 }
-"""Settings of every connection: per session, or per transaction behind a pooler."""
+"""Settings of every connection: per session, or per transaction behind a pooler.
+
+Every statement is written so that one plan serves all values, and planning a list takes longer than running it.
+"""
 LOCAL_SETTINGS = "; ".join(f"set local {name} = '{value}'" for name, value in SESSION_SETTINGS.items())
 BEHIND_POOLER = "TR009"
 """The SQLSTATE of the check in `_direct`: the process that answers did not accept the connection."""

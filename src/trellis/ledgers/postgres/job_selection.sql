@@ -31,9 +31,11 @@ select u.id from (
   union all (select o.id from resting o where 'resting' = any($4) and o.id > $1 order by o.id limit $5)
   union all (select o.id from parked o where 'parked' = any($4) and o.id > $1 order by o.id limit $5)
   union all (select o.id from lease o where 'held' = any($4) and o.id > $1 order by o.id limit $5)
-  union all select n.id from unnest($2::smallint[], $3::smallint[]) w(lifecycle, state) cross join lateral (
-    select o.id from ended o where 'ended' = any($4) and o.lifecycle = w.lifecycle and o.state = w.state and o.id > $1
-     order by o.id limit $5) n
+  union all select n.id from ended_kinds(case when 'ended' = any($4) then array(
+      select w.lifecycle * 16 + w.state from unnest($2::smallint[], $3::smallint[]) w(lifecycle, state)) end, null, null, null) k cross join lateral (
+    select o.id from ended o
+     where (o.lifecycle, o.state, o.type, o.id) > (k.lifecycle, k.state, k.type, $1) and (o.lifecycle, o.state, o.type) <= (k.lifecycle, k.state, k.type)
+     order by o.lifecycle, o.state, o.type, o.id limit $5) n
 ) u order by u.id limit $5
 
 -- name: selected

@@ -83,6 +83,7 @@ from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads
 from trellis.ledgers.postgres.submit import SubmitPart
+from trellis.ledgers.queue_counts import QueueCounts
 from trellis.ledgers.refusals import (
     check_alerts,
     check_annotation,
@@ -133,6 +134,7 @@ class PostgresLedger(PostgresReads):
         self._move_lane = PostgresLane(url, options, failures)
         self._steps_lane = PostgresLane(url, options, failures)
         self._read_lane = PostgresLane(url, options, failures)
+        self._queue_counts = QueueCounts()
         self._ping_lane = PostgresLane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
         self._notifier = PostgresNotifier(url, options, on=hints)
         assert len(self._lanes()) + NOTIFIER_CONNECTIONS == CONNECTIONS_MAX, "the number that operators plan with"

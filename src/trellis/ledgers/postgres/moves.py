@@ -22,9 +22,9 @@ from trellis.engine.text import storable
 from trellis.ledgers import refusals
 from trellis.ledgers.postgres import request_keys
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
-from trellis.ledgers.postgres.reads import READ_QUERIES
+from trellis.ledgers.postgres.reads import READ_QUERIES, requeueable_codes
 from trellis.ledgers.postgres.rows import STORED_PLACES
-from trellis.ledgers.refusals import check_death, lifecycle_named, state_pairs
+from trellis.ledgers.refusals import check_death
 from trellis.lifecycles import BY_CODE, Phase, Role, Trigger
 
 # Moves: concurrent moves become the arguments of one function call, and its rows become answers.
@@ -197,17 +197,14 @@ async def _requeueable(
     before = await connection.fetch(READ_QUERIES.requested, request_id)
     if before:
         return [JobId(row["job_id"]) for row in before]
-    pairs = state_pairs(where)
     rows = await connection.fetch(
         READ_QUERIES.requeueable,
         limit,
-        lifecycle_named(where.lifecycle).code if where.lifecycle else None,
-        [state for _, state in pairs] if pairs is not None else None,
+        requeueable_codes(where),
         where.type,
         where.correlation_id,
         where.concurrency_key,
         where.reason_code,
-        [lifecycle.code for lifecycle, _ in pairs or []],
         where.parent_id,
         STORED_PLACES[where.place],
     )

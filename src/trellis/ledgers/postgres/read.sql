@@ -16,34 +16,59 @@ select s.*, j.payload, t.name as type_name, a.name as owner_name,
  where j.job_id = $1
 
 -- name: jobs_any
--- driven by the job table, newest first
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select j.id, j.type from job j where j.id < $1 and ($3::int is null or j.type = $3) order by j.id desc limit $2) j
-  join job_status s on s.id = j.id join job_type t on t.id = j.type
-  left join actor a on a.id = s.owner
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where s.id = any(array(
+    select j.id from job j where j.id < $1 order by j.id desc limit $2))
  order by s.id desc
 
 -- name: jobs_related
--- Jobs of a parent, of a correlation id or of a key: the first of these that is given is looked up by its index, newest first, and the
--- rest is read of as many as the page needs. A job without a correlation id of its own has its job id.
+-- Jobs of a parent or of a correlation id: the first of these that is given is looked up by its index, newest first, and the rest is read
+-- of as many as the page needs. A job without a correlation id of its own has its job id.
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select j.id from job j where j.parent_id = $3 and j.id < $1
-        union all select j.id from job j where $3::text is null and j.correlation_id = $6 and j.id < $1
-        union all select j.id from job j where $3::text is null and j.job_id = $6 and j.correlation_id is null and j.id < $1
-        union all select j.id from job j where coalesce($3::text, $6::text) is null and j.ckey = hashtextextended($7, 42) and j.id < $1
-        order by id desc) o
-  join job_status s on s.id = o.id join job_type t on t.id = s.type left join actor a on a.id = s.owner
- where ($4::smallint is null or s.lifecycle = $4) and ($5::int is null or s.type = $5)
-   and ($6::text is null or coalesce(s.correlation_id, s.job_id) = $6)
-   and ($7::text is null or s.ckey = hashtextextended($7, 42))
-   and ($8::smallint[] is null or (s.lifecycle, s.state) in (select * from unnest($8::smallint[], $9::smallint[])))
-   and ($10::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $10))
-   and ($11::text is null or s.place = $11)
- order by o.id desc limit $2
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where s.id = any(array(
+    select o.id from (
+      (select j.id from job j where j.parent_id = $3 and j.id < $1)
+      union all (select j.id from job j where $3::text is null and j.correlation_id = $6 and j.id < $1)
+      union all (select j.id from job j where $3::text is null and j.job_id = $6 and j.correlation_id is null and j.id < $1)
+      order by id desc) o
+     cross join lateral (
+      select from job_status s join job_type t on t.id = s.type
+       where s.id = o.id and ($4::smallint is null or s.lifecycle = $4) and ($5::text is null or t.name = $5)
+         and ($6::text is null or coalesce(s.correlation_id, s.job_id) = $6)
+         and ($7::text is null or s.ckey = hashtextextended($7, 42))
+         and ($8::int[] is null or s.lifecycle * 16 + s.state = any($8))
+         and ($9::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $9))
+         and ($10::text is null or s.place = $10)
+       limit 1) f
+     order by o.id desc limit $2))
+ order by s.id desc
+
+-- name: jobs_of_key
+-- Jobs of a key, by the index on (ckey, id): compared as rows, so that no other index has their order.
+select s.*, t.name as type_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where s.id = any(array(
+    select o.id from (
+      select j.id, j.ckey from job j
+       where j.ckey is not null and (j.ckey, j.id) < (hashtextextended($3, 42), $1::bigint) and (j.ckey, j.id) > (hashtextextended($3, 42), 0::bigint)
+       order by j.ckey desc, j.id desc) o
+     cross join lateral (
+      select from job_status s join job_type t on t.id = s.type
+       where s.id = o.id and ($4::smallint is null or s.lifecycle = $4) and ($5::text is null or t.name = $5)
+         and ($6::int[] is null or s.lifecycle * 16 + s.state = any($6))
+         and ($7::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $7))
+         and ($8::text is null or s.place = $8)
+       limit 1) f
+     order by o.ckey desc, o.id desc limit $2))
+ order by s.id desc
 
 -- name: children
 -- Whether those below a number are still the same, and in the same row and snapshot each of those above it; one row at least.
@@ -52,123 +77,156 @@ select o.many, o.total, a.id, a.job_id
   left join lateral (select j.id, j.job_id from job j where j.parent_id = $1 and j.id > $2 order by j.id limit $3) a on true
  order by a.id
 
--- name: jobs_ended
--- For each state, a walk down the index on (lifecycle, state, id), whatever the planner knows; as far as the page needs.
+-- name: jobs_in
+-- Jobs in certain states, newest first; $3 are the states that are no end, $6 the ends, each lifecycle * 16 + state. Of each place, the newest:
+-- * Ready: the newest few, if they are enough. Else, if few have the type and a lifecycle that are wanted, the claim's index finds them all;
+--   else a walk by number meets enough of them soon. $5 is false for states in which jobs only rest.
+-- * Resting: of each state a walk down the index that begins with it.
+-- * Ended: of each kind (`ended_kinds`) a walk down its index. Kinds are compared as rows, so that no other index has their order, whatever
+--   the planner knows.
+with k as materialized (select t.id from job_type t where t.name = $4),
+n as materialized (
+  select o.id from (
+    select o.id, o.type, o.lifecycle * 16 + o.state as code, o.ckey from ready o
+     where $5::boolean and ($7::text is null or $7 = 'ready') and o.id < $1 order by o.id desc limit $2 + 400) o
+   where ($4::text is null or o.type = (select k.id from k)) and o.code = any($3::int[])
+   order by o.id desc limit $2),
+w as materialized (
+  select count(*) < $2 and $5::boolean and ($7::text is null or $7 = 'ready') as falls_short from n),
+c as materialized (
+  select o.id, o.code, o.ckey from (select distinct (l.code / 16)::smallint as lifecycle from unnest($3::int[]) l(code)) l cross join job_type t
+    cross join lateral (
+      select r.id, r.lifecycle * 16 + r.state as code, r.ckey from ready r
+       where (r.type, r.lifecycle) >= (t.id, l.lifecycle) and (r.type, r.lifecycle) <= (t.id, l.lifecycle)
+       order by r.type, r.lifecycle, r.prio, r.pos limit 2001) o
+   where (select w.falls_short from w) and ($4::text is null or t.id = (select k.id from k)) limit 2001)
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select w.id from unnest($3::smallint[], $5::smallint[]) p(lifecycle, state) cross join lateral (
-          select n.id from ended n
-           where n.lifecycle = p.lifecycle and n.state = p.state and n.id < $1
-             and ($4::int is null or exists (select from job j where j.id = n.id and j.type = $4))
-           order by n.lifecycle desc, n.state desc, n.id desc limit $2) w
-         order by w.id desc limit $2) n
-  join job_status s on s.id = n.id join job_type t on t.id = s.type
-  left join actor a on a.id = s.owner
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where s.id = any(array(
+    select u.id from (
+    (select n.id from n where not (select w.falls_short from w))
+    union all
+    (select c.id from c where (select count(*) <= 2000 from c) and c.id < $1 and c.code = any($3::int[])
+      order by c.id desc limit $2)
+    union all
+    (select o.id from ready o
+      where (select count(*) > 2000 from c) and o.id < $1 and ($4::text is null or o.type = (select k.id from k))
+        and o.lifecycle * 16 + o.state = any($3::int[])
+      order by o.id desc limit $2)
+    union all
+    (select o.id from parked o
+      where $5::boolean and ($7::text is null or $7 = 'parked') and o.id < $1 and ($4::text is null or o.type = (select k.id from k))
+        and o.lifecycle * 16 + o.state = any($3::int[])
+      order by o.id desc limit $2)
+    union all
+    (select o.id from lease o
+      where $5::boolean and ($7::text is null or $7 = 'held') and o.id < $1 and ($4::text is null or o.type = (select k.id from k))
+        and o.lifecycle * 16 + o.state = any($3::int[])
+      order by o.id desc limit $2)
+    union all
+    select r.id from unnest($3::int[]) w(code) cross join lateral (
+      select o.id from resting o where o.lifecycle = (w.code / 16)::smallint and o.state = (w.code % 16)::smallint and -o.id > -$1::bigint
+         and ($7::text is null or $7 = 'resting') and ($4::text is null or o.type = (select k.id from k))
+       order by -o.id limit $2) r
+    union all
+    select w.id from ended_kinds($6::int[], $4, $1, $2) q cross join lateral (
+      select n.id from ended n
+       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
+         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
+         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
+       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w) u
+     order by u.id desc limit $2))
  order by s.id desc
 
 -- name: jobs_buried
--- driven by the open dead letters of one reason
+-- Jobs with an open dead letter of reason $5 in the ends $3. The letters are walked by their reason. If there are many and $6, a type or
+-- state that is wanted, the ended jobs are walked by that instead, as in jobs_in.
+with k as materialized (select t.id from job_type t where t.name = $4),
+f as materialized (select from dead_letter d where d.requeued_at is null and d.reason_code = $5 and d.id < $1 limit 2001)
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select n.id from dead_letter d join ended n on n.id = d.id
-         where d.requeued_at is null and d.reason_code = $6 and d.id < $1
-           and (n.lifecycle, n.state) in (select * from unnest($3::smallint[], $5::smallint[]))
-           and ($4::int is null or exists (select from job j where j.id = n.id and j.type = $4))
-         order by d.id desc limit $2) n
-  join job_status s on s.id = n.id join job_type t on t.id = s.type
-  left join actor a on a.id = s.owner
- order by s.id desc
-
--- name: jobs_open
--- Of each place of jobs that have not ended, the newest; where jobs rest, by the index on (lifecycle, state, -id). $5 is false for states
--- in which jobs only rest. If few of the ready jobs have the type and a lifecycle that are wanted, the claim's index finds them all;
--- else a walk by number meets enough of them soon.
-with c as materialized (
-  select array(select o.id from (select distinct l.lifecycle from unnest($3::smallint[]) l(lifecycle)) l cross join job_type t
-                 cross join lateral (select o.id from ready o where o.type = t.id and o.lifecycle = l.lifecycle limit 2001) o
-                where $5::boolean and ($4::int is null or t.id = $4) limit 2001) as ids)
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select u.id from (
-          (select o.id from c join ready o on o.id = any(c.ids)
-            where cardinality(c.ids) <= 2000 and ($7::text is null or $7 = 'ready') and o.id < $1 and ($4::int is null or o.type = $4)
-              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-            order by o.id desc limit $2)
-          union all
-          (select o.id from ready o
-            where (select cardinality(c.ids) > 2000 from c) and ($7::text is null or $7 = 'ready') and o.id < $1 and ($4::int is null or o.type = $4)
-              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-            order by o.id desc limit $2)
-          union all
-          (select o.id from parked o
-            where $5::boolean and ($7::text is null or $7 = 'parked') and o.id < $1 and ($4::int is null or o.type = $4)
-              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-            order by o.id desc limit $2)
-          union all
-          (select o.id from lease o
-            where $5::boolean and ($7::text is null or $7 = 'held') and o.id < $1 and ($4::int is null or o.type = $4)
-              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-            order by o.id desc limit $2)
-          union all
-          select r.id from unnest($3::smallint[], $6::smallint[]) w(lifecycle, state) cross join lateral (
-            select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id > -$1::bigint
-               and ($7::text is null or $7 = 'resting') and ($4::int is null or o.type = $4)
-             order by -o.id limit $2) r) u
-         order by u.id desc limit $2) n
-  join job_status s on s.id = n.id join job_type t on t.id = s.type
-  left join actor a on a.id = s.owner
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where s.id = any(array(
+    select u.id from (
+    (select d.id from dead_letter d join ended n on n.id = d.id join job j on j.id = d.id
+      where (not $6::boolean or (select count(*) <= 2000 from f)) and d.requeued_at is null and d.reason_code = $5 and d.id < $1
+        and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or j.type = (select k.id from k))
+      order by d.reason_code desc, d.id desc limit $2)
+    union all
+    select w.id from ended_kinds(case when $6::boolean and (select count(*) > 2000 from f) then $3::int[] end, $4, null, null) q cross join lateral (
+      select n.id from ended n
+       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
+         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
+         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
+         and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
+       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w) u
+     order by u.id desc limit $2))
  order by s.id desc
 
 -- name: jobs_oldest
--- jobs_open, from its head
-with c as materialized (
-  select array(select o.id from (select distinct l.lifecycle from unnest($3::smallint[]) l(lifecycle)) l cross join job_type t
-                 cross join lateral (select o.id from ready o where o.type = t.id and o.lifecycle = l.lifecycle limit 2001) o
-                where $5::boolean and ($4::int is null or t.id = $4) limit 2001) as ids)
+-- the open jobs of jobs_in, from their head
+with k as materialized (select t.id from job_type t where t.name = $4),
+n as materialized (
+  select o.id from (
+    select o.id, o.type, o.lifecycle * 16 + o.state as code, o.ckey from ready o
+     where $5::boolean and ($6::text is null or $6 = 'ready') and o.id > $1 order by o.id limit $2 + 400) o
+   where ($4::text is null or o.type = (select k.id from k)) and o.code = any($3::int[])
+     and ($7::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $7))
+     and ($8::text is null or o.ckey = hashtextextended($8, 42))
+   order by o.id limit $2),
+w as materialized (
+  select count(*) < $2 and $5::boolean and ($6::text is null or $6 = 'ready') as falls_short from n),
+c as materialized (
+  select o.id, o.code, o.ckey from (select distinct (l.code / 16)::smallint as lifecycle from unnest($3::int[]) l(code)) l cross join job_type t
+    cross join lateral (
+      select r.id, r.lifecycle * 16 + r.state as code, r.ckey from ready r
+       where (r.type, r.lifecycle) >= (t.id, l.lifecycle) and (r.type, r.lifecycle) <= (t.id, l.lifecycle)
+       order by r.type, r.lifecycle, r.prio, r.pos limit 2001) o
+   where (select w.falls_short from w) and ($4::text is null or t.id = (select k.id from k)) limit 2001)
 select s.*, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
        (select max(e.at) from event e where e.id = s.id) as updated_at
-  from (select u.id from (
-          (select o.id from c join ready o on o.id = any(c.ids)
-            where cardinality(c.ids) <= 2000 and ($7::text is null or $7 = 'ready') and o.id > $1 and ($4::int is null or o.type = $4)
-              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-              and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
-              and ($9::text is null or o.ckey = hashtextextended($9, 42))
-            order by o.id limit $2)
-          union all
-          (select o.id from ready o
-            where (select cardinality(c.ids) > 2000 from c) and ($7::text is null or $7 = 'ready') and o.id > $1 and ($4::int is null or o.type = $4)
-              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-              and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
-              and ($9::text is null or o.ckey = hashtextextended($9, 42))
-            order by o.id limit $2)
-          union all
-          (select o.id from parked o
-            where $5::boolean and ($7::text is null or $7 = 'parked') and o.id > $1 and ($4::int is null or o.type = $4)
-              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-              and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
-              and ($9::text is null or o.ckey = hashtextextended($9, 42))
-            order by o.id limit $2)
-          union all
-          (select o.id from lease o
-            where $5::boolean and ($7::text is null or $7 = 'held') and o.id > $1 and ($4::int is null or o.type = $4)
-              and (o.lifecycle, o.state) in (select * from unnest($3::smallint[], $6::smallint[]))
-              and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
-              and ($9::text is null or o.ckey = hashtextextended($9, 42))
-            order by o.id limit $2)
-          union all
-          select r.id from unnest($3::smallint[], $6::smallint[]) w(lifecycle, state) cross join lateral (
-            select o.id from resting o where o.lifecycle = w.lifecycle and o.state = w.state and -o.id < -$1::bigint
-               and ($7::text is null or $7 = 'resting') and ($4::int is null or o.type = $4)
-               and ($8::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $8))
-               and ($9::text is null or o.ckey = hashtextextended($9, 42))
-             order by -o.id desc limit $2) r) u
-         order by u.id limit $2) n
-  join job_status s on s.id = n.id join job_type t on t.id = s.type
-  left join actor a on a.id = s.owner
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+ where s.id = any(array(
+    select u.id from (
+    (select n.id from n where not (select w.falls_short from w))
+    union all
+    (select c.id from c where (select count(*) <= 2000 from c) and c.id > $1 and c.code = any($3::int[])
+        and ($7::text is null or exists (select from job j where j.id = c.id and coalesce(j.correlation_id, j.job_id) = $7))
+        and ($8::text is null or c.ckey = hashtextextended($8, 42))
+      order by c.id limit $2)
+    union all
+    (select o.id from ready o
+      where (select count(*) > 2000 from c) and o.id > $1 and ($4::text is null or o.type = (select k.id from k))
+        and o.lifecycle * 16 + o.state = any($3::int[])
+        and ($7::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $7))
+        and ($8::text is null or o.ckey = hashtextextended($8, 42))
+      order by o.id limit $2)
+    union all
+    (select o.id from parked o
+      where $5::boolean and ($6::text is null or $6 = 'parked') and o.id > $1 and ($4::text is null or o.type = (select k.id from k))
+        and o.lifecycle * 16 + o.state = any($3::int[])
+        and ($7::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $7))
+        and ($8::text is null or o.ckey = hashtextextended($8, 42))
+      order by o.id limit $2)
+    union all
+    (select o.id from lease o
+      where $5::boolean and ($6::text is null or $6 = 'held') and o.id > $1 and ($4::text is null or o.type = (select k.id from k))
+        and o.lifecycle * 16 + o.state = any($3::int[])
+        and ($7::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $7))
+        and ($8::text is null or o.ckey = hashtextextended($8, 42))
+      order by o.id limit $2)
+    union all
+    select r.id from unnest($3::int[]) w(code) cross join lateral (
+      select o.id from resting o where o.lifecycle = (w.code / 16)::smallint and o.state = (w.code % 16)::smallint and -o.id < -$1::bigint
+         and ($6::text is null or $6 = 'resting') and ($4::text is null or o.type = (select k.id from k))
+        and ($7::text is null or exists (select from job j where j.id = o.id and coalesce(j.correlation_id, j.job_id) = $7))
+        and ($8::text is null or o.ckey = hashtextextended($8, 42))
+       order by -o.id desc limit $2) r) u
+     order by u.id limit $2))
  order by s.id
 
 -- name: events
@@ -190,7 +248,7 @@ select j.job_id, j.payload from job j where j.job_id = any($1::text[])
 -- name: events_by_type
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join job j on j.id = e.id join actor a on a.id = e.actor
- where e.type = $1 and ($2::timestamptz is null or e.at >= $2) order by e.at, e.id, e.version limit $3
+ where e.type = $1 and e.at >= coalesce($2::timestamptz, '-infinity') order by e.at, e.id, e.version limit $3
 
 -- name: count_events
 select e.type, count(*) as many from event e where e.type = any($1::smallint[]) and e.at >= $2 group by e.type
@@ -278,12 +336,55 @@ select j.job_id, t.name as type_name, o.lifecycle, o.state, o.place = 'ended' as
 select o.entry, o.body from job j join journal o on o.id = j.id where j.job_id = $1
 
 -- name: dead_letters
+-- Open dead letters of jobs in the ends $3, newest first. Without a type, state or lifecycle that is wanted ($6), and if there are few, the
+-- letters are walked, by their reason if one is wanted; else the ended jobs, as in jobs_in.
+with k as materialized (select t.id from job_type t where t.name = $4),
+f as materialized (select from dead_letter d where d.requeued_at is null and ($5::text is null or d.reason_code = $5) and d.id < $1 limit 2001)
 select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
   from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
   left join actor a on a.id = d.last_owner
- where d.requeued_at is null and d.id < $1 and ($3::text is null or t.name = $3) and ($4::text is null or d.reason_code = $4)
-   and ($5::text is null or d.correlation_id = $5) and ($6::smallint is null or j.lifecycle = $6)
-   and ($7::text is null or j.parent_id = $7)
+ where d.requeued_at is null and d.id = any(array(
+    select u.id from (
+    (select d.id from dead_letter d join ended n on n.id = d.id join job j on j.id = d.id
+      where (not $6::boolean or (select count(*) <= 2000 from f)) and d.requeued_at is null and d.reason_code = $5 and d.id < $1
+        and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or j.type = (select k.id from k))
+      order by d.reason_code desc, d.id desc limit $2)
+    union all
+    select w.id from ended_kinds(case when $6::boolean and (select count(*) > 2000 from f) then $3::int[] end, $4, null, null) q cross join lateral (
+      select n.id from ended n
+       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
+         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
+         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
+         and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
+       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w
+    union all
+    (select d.id from dead_letter d join ended n on n.id = d.id join job j on j.id = d.id
+      where $5::text is null and (not $6::boolean or (select count(*) <= 2000 from f)) and d.requeued_at is null and d.id < $1
+        and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or j.type = (select k.id from k))
+      order by d.id desc limit $2)) u
+     order by u.id desc limit $2))
+ order by d.id desc limit $2
+
+-- name: dead_letters_related
+-- Those of the jobs of a parent, of a correlation id or of a key, which are looked up as in jobs_related.
+select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
+  from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
+  left join actor a on a.id = d.last_owner
+ where d.requeued_at is null and d.id = any(array(
+    select o.id from (
+      (select j.id from job j where j.parent_id = $6 and j.id < $1)
+      union all (select j.id from job j where $6::text is null and j.correlation_id = $7 and j.id < $1)
+      union all (select j.id from job j where $6::text is null and j.job_id = $7 and j.correlation_id is null and j.id < $1)
+      union all (select j.id from job j where coalesce($6::text, $7::text) is null and (j.ckey, j.id) < (hashtextextended($8, 42), $1::bigint)
+                    and (j.ckey, j.id) > (hashtextextended($8, 42), 0::bigint) and j.ckey is not null order by j.ckey desc, j.id desc)
+      order by id desc) o
+     cross join lateral (
+      select from ended n join job j on j.id = n.id join job_type t on t.id = j.type join dead_letter d on d.id = n.id and d.requeued_at is null
+       where n.id = o.id and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or t.name = $4)
+         and ($5::text is null or d.reason_code = $5) and ($7::text is null or coalesce(j.correlation_id, j.job_id) = $7)
+         and ($8::text is null or j.ckey = hashtextextended($8, 42))
+       limit 1) f
+     order by o.id desc limit $2))
  order by d.id desc limit $2
 
 -- name: dead_letter
@@ -298,39 +399,81 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, nu
  where d.id = any($1::bigint[]) order by d.id, d.version
 
 -- name: requeueable
--- Oldest first: jobs in a state that declares a requeue. Most have ended; a failed queue job waits for its operator.
-select j.job_id from (select e.id, e.lifecycle, e.state, 'ended' as place from ended e union all
-                      select r.id, r.lifecycle, r.state, 'resting' from resting r) n
-  join job j on j.id = n.id join job_type t on t.id = j.type
- where exists (select from transition x where x.lifecycle = n.lifecycle and x.source = n.state and x.trigger = 'requeue')
-   and ($10::text is null or n.place = $10)
-   and ($2::smallint is null or n.lifecycle = $2)
-   and ($3::smallint[] is null or (n.lifecycle, n.state) in (select * from unnest($8::smallint[], $3::smallint[]))) and ($4::text is null or t.name = $4)
-   and ($5::text is null or coalesce(j.correlation_id, j.job_id) = $5)
-   and ($6::text is null or j.ckey = hashtextextended($6, 42))
-   and ($7::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $7))
-   and ($9::text is null or j.parent_id = $9)
- order by n.id limit $1
+-- Oldest first: jobs in the states $2, which declare a requeue. Most have ended; a failed queue job waits for its operator. Those of a
+-- parent, a correlation or a key are looked up as in jobs_related, others walked as in jobs_in.
+with k as materialized (select t.id from job_type t where t.name = $3)
+select j.job_id from job j where j.id = any(array(
+    select u.id from (
+    select o.id from (
+      select j.id from job j where j.parent_id = $7
+      union all select j.id from job j where $7::text is null and j.correlation_id = $4
+      union all select j.id from job j where $7::text is null and j.job_id = $4 and j.correlation_id is null
+      union all select j.id from job j where coalesce($7::text, $4::text) is null and j.ckey = hashtextextended($5, 42)) o
+     cross join lateral (
+      select from job_status s where s.id = o.id and s.lifecycle * 16 + s.state = any($2::int[]) and ($3::text is null or s.type = (select k.id from k))
+         and ($4::text is null or coalesce(s.correlation_id, s.job_id) = $4) and ($5::text is null or s.ckey = hashtextextended($5, 42))
+         and ($8::text is null or s.place = $8)
+         and ($6::text is null or exists (select from dead_letter d where d.id = s.id and d.requeued_at is null and d.reason_code = $6))
+       limit 1) f
+    union all
+    select w.id from ended_kinds(case when coalesce($4::text, $5::text, $7::text) is null and ($8::text is null or $8 = 'ended') then $2::int[] end,
+                                 $3, null, null) q cross join lateral (
+      select n.id from ended n
+       where (n.lifecycle, n.state, n.type) >= (q.lifecycle, q.state, q.type) and (n.lifecycle, n.state, n.type) <= (q.lifecycle, q.state, q.type)
+         and ($3::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
+         and ($6::text is null or exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and d.reason_code = $6))
+       order by n.lifecycle, n.state, n.type, n.id limit $1) w
+    union all
+    select w.id from unnest($2::int[]) p(code) cross join lateral (
+      select r.id from resting r
+       where coalesce($4::text, $5::text, $7::text) is null and ($8::text is null or $8 = 'resting')
+         and r.lifecycle = (p.code / 16)::smallint and r.state = (p.code % 16)::smallint and ($3::text is null or r.type = (select k.id from k))
+         and ($6::text is null or exists (select from dead_letter d where d.id = r.id and d.requeued_at is null and d.reason_code = $6))
+       order by -r.id desc limit $1) w) u
+     order by u.id limit $1))
+ order by j.id
 
 -- name: requested
 select j.job_id from event e join job j on j.id = e.id join event_type t on t.type = e.type and t.name = 'job_requeued'
  where e.request = $1 order by j.id
 
 -- name: queues
+-- At most $1 jobs are counted of each type that is ready, of each lifecycle in `resting` ($3, and at most $2 of those in $4), of `parked` and
+-- of `lease`. The types that are ready are found by leaps through the claim's index.
+with recursive kind(type, lifecycle) as (
+  (select r.type, r.lifecycle from ready r order by r.type, r.lifecycle, r.prio, r.pos limit 1)
+  union all
+  select n.type, n.lifecycle from kind k cross join lateral (
+    select r.type, r.lifecycle from ready r where (r.type, r.lifecycle) > (k.type, k.lifecycle)
+     order by r.type, r.lifecycle, r.prio, r.pos limit 1) n
+), counted as (
+  select k.type, k.lifecycle, 0 as place, (
+      select count(*) from (select from ready r where (r.type, r.lifecycle) >= (k.type, k.lifecycle) and (r.type, r.lifecycle) <= (k.type, k.lifecycle)
+                             order by r.type, r.lifecycle, r.prio, r.pos limit $1) o) as many from kind k
+  union all
+  select o.type, o.lifecycle, 1, count(*)
+    from (select l.lifecycle, $1::bigint as most from unnest($3::smallint[]) l(lifecycle) union all
+          select l.lifecycle, $2::bigint from unnest($4::smallint[]) l(lifecycle)) l
+    cross join lateral (select r.type, r.lifecycle from resting r where r.lifecycle >= l.lifecycle and r.lifecycle <= l.lifecycle
+                         order by r.lifecycle, r.state, -r.id limit l.most) o group by o.type, o.lifecycle
+  union all
+  select o.type, o.lifecycle, 2, count(*) from (select p.type, p.lifecycle from parked p limit $1) o group by o.type, o.lifecycle
+  union all
+  select o.type, o.lifecycle, 3, count(*) from (select d.type, d.lifecycle from lease d limit $1) o group by o.type, o.lifecycle
+)
 select t.name, c.lifecycle, t.paused, t.rate_per_s,
        (select o.rate_per_key from type_options o
          where o.type = t.id and o.lifecycle = coalesce(c.lifecycle, (select l.lifecycle from lifecycle l where l.name = 'leased-job')))
          as rate_per_key, c.ready, c.resting, c.parked, c.held,
        (select extract(epoch from trellis.now() - max(e.at))::float8
-          from (select r.id from ready r where r.type = t.id and r.lifecycle = c.lifecycle order by r.prio, r.pos limit 1) r
+          from (select r.id from ready r where r.type = t.id and r.lifecycle = c.lifecycle order by r.type, r.lifecycle, r.prio, r.pos limit 1) r
           join event e on e.id = r.id) as oldest_s
   from job_type t left join (
-    select o.type, o.lifecycle, count(*) filter (where place = 0) as ready, count(*) filter (where place = 1) as resting,
-           count(*) filter (where place = 2) as parked, count(*) filter (where place = 3) as held
-      from (select type, lifecycle, 0 as place from ready union all select type, lifecycle, 1 from resting union all
-            select type, lifecycle, 2 from parked union all select type, lifecycle, 3 from lease) o group by o.type, o.lifecycle) c
+    select o.type, o.lifecycle, sum(o.many) filter (where o.place = 0)::bigint as ready, sum(o.many) filter (where o.place = 1)::bigint as resting,
+           sum(o.many) filter (where o.place = 2)::bigint as parked, sum(o.many) filter (where o.place = 3)::bigint as held
+      from counted o group by o.type, o.lifecycle) c
     on c.type = t.id
- order by t.name
+ order by t.name, c.lifecycle
 
 -- name: figures
 select s.tick, c.type_name, c.lifecycle, c.many
@@ -444,15 +587,26 @@ select coalesce((select m.value::bigint from meta m where m.name = 'alert_round'
 select o.* from alert o where o.id = $1
 
 -- name: waiting_types
--- The first ready job of each type and priority; of queue jobs also the first that waits for the slot of its agent.
-select t.name, w.lifecycle, extract(epoch from trellis.now() - min(w.at))::float8 as waited_s
-  from job_type t cross join lateral (
-    select r.lifecycle, (select e.at from event e where e.id = r.id order by e.version desc limit 1) as at
-      from (select f.id, f.lifecycle from unnest('{0,1,2}'::smallint[]) p(prio) cross join lateral (
-              select o.id, o.lifecycle from ready o where o.type = t.id and o.prio = p.prio order by o.pos limit 1) f
-            union all
-            (select o.id, o.lifecycle from parked o where o.type = t.id and o.lifecycle = 2 order by o.pos limit 1)) r) w
- group by t.name, w.lifecycle order by waited_s desc nulls last limit $1
+-- The first ready job of each type, lifecycle and priority, as in `queues`; of queue jobs also the first that waits for the slot of its agent.
+with recursive kind(type, lifecycle) as (
+  (select r.type, r.lifecycle from ready r order by r.type, r.lifecycle, r.prio, r.pos limit 1)
+  union all
+  select n.type, n.lifecycle from kind k cross join lateral (
+    select r.type, r.lifecycle from ready r where (r.type, r.lifecycle) > (k.type, k.lifecycle)
+     order by r.type, r.lifecycle, r.prio, r.pos limit 1) n
+), head as (
+  select k.type, k.lifecycle, f.id from kind k cross join unnest('{0,1,2}'::smallint[]) p(prio) cross join lateral (
+    select o.id from ready o
+     where (o.type, o.lifecycle, o.prio) >= (k.type, k.lifecycle, p.prio) and (o.type, o.lifecycle, o.prio) <= (k.type, k.lifecycle, p.prio)
+     order by o.type, o.lifecycle, o.prio, o.pos limit 1) f
+  union all
+  select t.id, 2::smallint, f.id from job_type t cross join lateral (
+    select o.id from parked o where o.lifecycle = 2 and o.type >= t.id and o.type <= t.id order by o.type, o.pos limit 1) f
+)
+select t.name, h.lifecycle,
+       extract(epoch from trellis.now() - min((select e.at from event e where e.id = h.id order by e.version desc limit 1)))::float8 as waited_s
+  from head h join job_type t on t.id = h.type
+ group by t.name, h.lifecycle order by waited_s desc nulls last limit $1
 
 -- name: stage_steps
 -- How queue jobs (lifecycle 2) left their stages, by the index of infrequent events, whose condition must stand here word for word

@@ -1,6 +1,7 @@
 """Reads on PostgreSQL: jobs, events, dead letters, and the findings for `doctor`."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import LiteralString
 
@@ -58,6 +59,7 @@ from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow,
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.queue_counts import COUNTED_MAX, QueueCounts
 from trellis.ledgers.refusals import (
     check_children,
     check_expiring,
@@ -69,7 +71,7 @@ from trellis.ledgers.refusals import (
     state_pairs,
 )
 from trellis.ledgers.selections import position_in
-from trellis.lifecycles import BY_CODE, LIFECYCLES, Lifecycle, Phase, event_code
+from trellis.lifecycles import BY_CODE, LIFECYCLES, Lifecycle, Phase, Trigger, event_code
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -196,6 +198,8 @@ BY_INDEX = "set local enable_seqscan = off"
 index on their time names."""
 BEGINNING = (0, 0, 0)
 OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
+QUEUED_LIFECYCLES = [one.code for one in LIFECYCLES.values() if one.name not in NOT_QUEUED]
+OTHER_LIFECYCLES = [LIFECYCLES[name].code for name in NOT_QUEUED]
 COMPLETED = completed_states()
 FINAL = final_states()
 
@@ -209,6 +213,7 @@ class PostgresReads:
     url: str
     name_prefix: str
     _read_lane: PostgresLane
+    _queue_counts: QueueCounts
 
     async def fetch(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
         """The rows of a read, repeated when the connection is lost."""
@@ -233,33 +238,26 @@ class PostgresReads:
     ) -> JobPage:
         if oldest_first:
             return await self._oldest_jobs(where, limit, cursor)
-        before, type_id = _cursor(cursor), await self._type_of(where)
-        if type_id == 0:
-            return JobPage()
-        pairs = state_pairs(where)
+        before, pairs = _cursor(cursor), state_pairs(where)
         if where.parent_id is not None or where.correlation_id is not None or where.concurrency_key is not None:
-            return _page(await self._related_jobs(where, pairs, before, limit, type_id), limit)
-        if pairs is None and (where.reason_code or where.place or where.lifecycle):
-            pairs = _states_by_place(where)
-        if pairs is None:
-            listed = await self.fetch(READ_QUERIES.jobs_any, before, limit, type_id)
+            listed = await self._related_jobs(where, pairs, before, limit)
+        elif pairs is None and not (where.reason_code or where.place or where.lifecycle or where.type):
+            listed = await self.fetch(READ_QUERIES.jobs_any, before, limit)
         else:
-            listed = await self._jobs_in(pairs, before, limit, type_id, where)
+            listed = await self._jobs_in(_states_by_place(where) if pairs is None else pairs, before, limit, where)
         return _page(listed, limit)
 
     async def _oldest_jobs(self, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
         pairs = state_pairs(where)
         if pairs is None or not where.of_open_state:
             raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
-        after, type_id = 0 if cursor is None else _cursor(cursor), await self._type_of(where)
         listed = await self.fetch(
             READ_QUERIES.jobs_oldest,
-            after,
+            0 if cursor is None else _cursor(cursor),
             limit,
-            [lc.code for lc, _ in pairs],
-            type_id,
+            _codes(pairs),
+            where.type,
             _move(pairs),
-            [code for _, code in pairs],
             rows.STORED_PLACES[where.place],
             where.correlation_id,
             where.concurrency_key,
@@ -267,52 +265,43 @@ class PostgresReads:
         return _page(listed, limit)
 
     async def _related_jobs(
-        self,
-        where: JobFilter,
-        pairs: list[tuple[Lifecycle, int]] | None,
-        before: int,
-        limit: int,
-        type_id: int | None,
+        self, where: JobFilter, pairs: list[tuple[Lifecycle, int]] | None, before: int, limit: int
     ) -> list[PostgresRow]:
         """Jobs of a parent, a correlation id or a concurrency key. Each has an index, so no other job is read."""
+        lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
+        codes = None if pairs is None else _codes(pairs)
+        rest = (codes, where.reason_code, rows.STORED_PLACES[where.place])
+        of_type = (lifecycle, where.type)
+        if where.parent_id is None and where.correlation_id is None:
+            of_key = (where.concurrency_key, *of_type, *rest)
+            return await self.fetch(READ_QUERIES.jobs_of_key, before, limit, *of_key)
+        also = (where.correlation_id, where.concurrency_key)
+        return await self.fetch(READ_QUERIES.jobs_related, before, limit, where.parent_id, *of_type, *also, *rest)
+
+    async def _jobs_in(
+        self, pairs: list[tuple[Lifecycle, int]], before: int, limit: int, where: JobFilter
+    ) -> list[PostgresRow]:
+        """Jobs in certain states, of a type or with a dead letter. Ended and unfinished jobs are in different tables."""
+        wants_ended = where.place in {None, JobPlace.ENDED}
+        ended = [pair for pair in pairs if _is_end(*pair)] if wants_ended else []
+        if where.reason_code is not None:
+            narrowed = _narrows(where)
+            args = (_codes(ended), where.type, where.reason_code, narrowed)
+            return await self.fetch(READ_QUERIES.jobs_buried, before, limit, *args)
+        unfinished = [pair for pair in pairs if not _is_end(*pair)] if where.place is not JobPlace.ENDED else []
         return await self.fetch(
-            READ_QUERIES.jobs_related,
+            READ_QUERIES.jobs_in,
             before,
             limit,
-            where.parent_id,
-            lifecycle_named(where.lifecycle).code if where.lifecycle else None,
-            type_id,
-            where.correlation_id,
-            where.concurrency_key,
-            None if pairs is None else [lc.code for lc, _ in pairs],
-            None if pairs is None else [code for _, code in pairs],
-            where.reason_code,
+            _codes(unfinished),
+            where.type,
+            _move(unfinished),
+            _codes(ended),
             rows.STORED_PLACES[where.place],
         )
 
-    async def _jobs_in(
-        self, pairs: list[tuple[Lifecycle, int]], before: int, limit: int, type_id: int | None, where: JobFilter
-    ) -> list[PostgresRow]:
-        """Jobs in certain states. Ended and unfinished jobs are in different tables."""
-        listed: list[PostgresRow] = []
-        for ended in (True, False):
-            of = [(lc, code) for lc, code in pairs if (lc.state_of(code).phase is Phase.ENDED) is ended]
-            elsewhere = where.place is not None and (where.place is JobPlace.ENDED) is not ended
-            if not of or elsewhere or (not ended and where.reason_code is not None):
-                continue
-            states = [code for _, code in of]
-            page = (before, limit, [lc.code for lc, _ in of], type_id)
-            if not ended:
-                place = rows.STORED_PLACES[where.place]
-                listed += await self.fetch(READ_QUERIES.jobs_open, *page, _move(of), states, place)
-            elif where.reason_code is not None:
-                listed += await self.fetch(READ_QUERIES.jobs_buried, *page, states, where.reason_code)
-            else:
-                listed += await self.fetch(READ_QUERIES.jobs_ended, *page, states)
-        return sorted(listed, key=lambda row: row["id"], reverse=True)[:limit]
-
-    async def _type_of(self, where: JobFilter | JobSelection) -> int | None:
-        """The number of the filter's type; None for any, 0 for an unknown type."""
+    async def _type_of(self, where: JobSelection) -> int | None:
+        """The number of the selection's type; None for any, 0 for an unknown type."""
         if where.type is None:
             return None
         stored = await self.fetch(READ_QUERIES.type_by_name, where.type)
@@ -515,25 +504,21 @@ class PostgresReads:
         ]
 
     async def dead_letters(self, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
-        before = KEY_MAX
-        lifecycle = lifecycle_named(where.lifecycle).code if where.lifecycle else None
         if where.place not in {None, JobPlace.ENDED}:
             return []
+        before = KEY_MAX
         if cursor is not None:
             letter_rows = await self.fetch("select id from job where job_id = $1", cursor)
             if not letter_rows:
                 raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
             before = letter_rows[0]["id"]
-        letter_rows = await self.fetch(
-            READ_QUERIES.dead_letters,
-            before,
-            limit,
-            where.type,
-            where.reason_code,
-            where.correlation_id,
-            lifecycle,
-            where.parent_id,
-        )
+        pairs = state_pairs(where) or _states_by_place(replace(where, place=JobPlace.ENDED))
+        args = (before, limit, _codes([pair for pair in pairs if _is_end(*pair)]), where.type, where.reason_code)
+        related = (where.parent_id, where.correlation_id, where.concurrency_key)
+        if related == (None, None, None):
+            letter_rows = await self.fetch(READ_QUERIES.dead_letters, *args, _narrows(where))
+        else:
+            letter_rows = await self.fetch(READ_QUERIES.dead_letters_related, *args, *related)
         return [rows.dead_letter(row) for row in letter_rows]
 
     async def dead_letter(self, job_id: JobId) -> DeadLetter | None:
@@ -543,8 +528,12 @@ class PostgresReads:
     async def figures(self) -> LedgerFigures:
         return rows.figures(await self.fetch(READ_QUERIES.figures, DEAD_LETTERS_COUNTED_MAX))
 
-    async def queues(self) -> list[QueueDepth]:
-        depths = [rows.queue_depth(row) for row in await self.fetch(READ_QUERIES.queues)]
+    async def queues(self, *, exact: bool = False) -> list[QueueDepth]:
+        return await self._queue_counts.read(self._count_queues, exact=exact)
+
+    async def _count_queues(self, most: int) -> list[QueueDepth]:
+        stored = await self.fetch(READ_QUERIES.queues, most, COUNTED_MAX, QUEUED_LIFECYCLES, OTHER_LIFECYCLES)
+        depths = [rows.queue_depth(row) for row in stored]
         return [depth for depth in depths if depth.lifecycle not in NOT_QUEUED]
 
     async def declared_types(self, type_: str | None = None) -> list[TypeOptions]:
@@ -688,6 +677,28 @@ def _states_by_place(where: JobFilter) -> list[tuple[Lifecycle, int]]:
         for state in lc.states
         if is_any or (state.phase is Phase.ENDED) is ended
     ]
+
+
+def _narrows(where: JobFilter) -> bool:
+    """Whether it selects by the type or the state of jobs, which may be rare among those with a dead letter."""
+    return any(one is not None for one in (where.type, where.lifecycle, where.state))
+
+
+def _is_end(lifecycle: Lifecycle, code: int) -> bool:
+    return lifecycle.state_of(code).phase is Phase.ENDED
+
+
+def _codes(pairs: list[tuple[Lifecycle, int]]) -> list[int]:
+    """The states as the queries take them, in one number each."""
+    return [lifecycle.code * 16 + code for lifecycle, code in pairs]
+
+
+def requeueable_codes(where: JobFilter) -> list[int]:
+    """The states that a filter selects and that declare a requeue."""
+    pairs = state_pairs(where)
+    if pairs is None:
+        pairs = _states_by_place(JobFilter(lifecycle=where.lifecycle))
+    return _codes([(lc, code) for lc, code in pairs if lc.pull(lc.state_of(code).name, Trigger.REQUEUE) is not None])
 
 
 def _move(pairs: list[tuple[Lifecycle, int]]) -> bool:

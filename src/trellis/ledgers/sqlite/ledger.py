@@ -43,6 +43,7 @@ from trellis.engine.records import (
     JobHistory,
     JobPage,
     PlannedRemoval,
+    QueueDepth,
     RetentionOptions,
     RetentionReport,
     SampledEvent,
@@ -50,6 +51,7 @@ from trellis.engine.records import (
 )
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
 from trellis.ledgers.measures import measured
+from trellis.ledgers.queue_counts import QueueCounts
 from trellis.ledgers.refusals import check_alerts, check_next_head, check_retention, check_sample
 from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import (
@@ -57,6 +59,7 @@ from trellis.ledgers.sqlite import (
     batches,
     control,
     job_changes,
+    lists,
     moves,
     reads,
     request_keys,
@@ -129,6 +132,7 @@ class SqliteLedger:
     def __init__(self, target: SqliteTarget, clock: Callable[[], float], node: str | None = None) -> None:
         self.url = target.url
         self._target = target
+        self._queue_counts = QueueCounts()
         self._notifier = WorkNotifier()
         self._commits = WorkNotifier()
         self._commits_seen = 0
@@ -202,9 +206,9 @@ class SqliteLedger:
     read_journal = _reading(reads.read_journal)
     job_signals = _reading(reads.job_signals)
     outcomes = _reading(reads.outcomes)
-    dead_letters = _reading(reads.dead_letters)
+    dead_letters = _reading(lists.dead_letters)
     dead_letter = _reading(reads.dead_letter)
-    queues = _reading(reads.queues)
+    _count_queues = _reading(reads.queues)
     figures = _reading(reads.figures)
     alert = _reading(alert_rows.alert)
     alert_mark = _reading(alert_rows.mark)
@@ -388,10 +392,13 @@ class SqliteLedger:
 
     # --- read ----------------------------------------------------------------------------------------------------
 
+    async def queues(self, *, exact: bool = False) -> list[QueueDepth]:
+        return await self._queue_counts.read(self._count_queues, exact=exact)
+
     async def jobs(
         self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
     ) -> JobPage:
-        read = reads.oldest_jobs if oldest_first else reads.jobs
+        read = lists.oldest_jobs if oldest_first else lists.jobs
         return await self.reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
 
     async def sample_events(

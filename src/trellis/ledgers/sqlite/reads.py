@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import LiteralString
 
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.event_data import cancel_request_in, with_cancel_request_of
@@ -20,9 +19,7 @@ from trellis.engine.records import (
     FeedPage,
     IdempotencyKey,
     Job,
-    JobFilter,
     JobHistory,
-    JobPage,
     JobPlace,
     KeyOverLimit,
     LedgerFigures,
@@ -39,21 +36,19 @@ from trellis.engine.records import (
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit, state_pairs
+from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
     HELD,
     PARKED,
-    READY,
     RESTING,
     STATE_NAMES,
     US,
     lifecycle_bits,
     lifecycle_code,
-    place_code,
 )
-from trellis.lifecycles import BY_CODE, LIFECYCLES, Phase, event_code
+from trellis.lifecycles import BY_CODE, LIFECYCLES, event_code
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.events import EVENT_TYPES
 from trellis.lifecycles.queue_job import QUEUE_JOB
@@ -61,8 +56,7 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 # Reads: short transactions on the reader's own connection.
 
 PAGE_MAX = 10_000
-LAST = 2**62
-OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
+QUEUED_LIFECYCLES = json.dumps([one.code for one in LIFECYCLES.values() if one.name not in NOT_QUEUED])
 COMPLETED = json.dumps([lifecycle * 16 + state for lifecycle, state in completed_states()])
 FINAL = json.dumps([lifecycle * 16 + state for lifecycle, state in final_states()])
 QUEUE_JOB_FAILURES = frozenset({"job_failed", "job_dead_lettered"})
@@ -85,26 +79,6 @@ def job(tx: Transaction, job_id: JobId) -> Job | None:
         return one
     by, at, why = cancel_requests[0]
     return replace(one, cancel_asked_by=by, cancel_asked_at=rows.moment_or_none(at), cancel_cause=why)
-
-
-def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
-    """One page, newest first. The cursor is the last key read, so that pages neither repeat nor skip jobs."""
-    values = _filter(where) | {"before": _cursor(cursor), "limit": page_size(limit) + 1}
-    listed = tx.db.execute(_listing(where), values).fetchall()
-    page = listed[:limit]
-    more = len(listed) > limit
-    return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][27]) if more and page else None)
-
-
-def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
-    """One page of the jobs in a state, oldest first."""
-    if not where.of_open_state:
-        raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
-    values = _filter(where) | {"after": 0 if cursor is None else _cursor(cursor), "limit": page_size(limit) + 1}
-    stored = tx.db.execute(_READ_QUERIES.jobs_oldest, values).fetchall()
-    page = stored[:limit]
-    more = len(stored) > limit
-    return JobPage(jobs=tuple(map(rows.job, page)), cursor=str(page[-1][27]) if more and page else None)
 
 
 def children(tx: Transaction, parent_id: JobId, *, since: str | None, limit: int) -> ChildPage:
@@ -134,7 +108,7 @@ def expiring(tx: Transaction, lifecycle: str, *, within_s: float, limit: int) ->
 
 
 def events(tx: Transaction, job_id: JobId) -> list[Event]:
-    key = _key_of(tx, job_id)
+    key = key_of(tx, job_id)
     return [] if key is None else [rows.event(row) for row in tx.db.execute(_READ_QUERIES.events, (key,))]
 
 
@@ -231,7 +205,7 @@ def _known_type(type_: str) -> str:
 
 
 def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:
-    key = _key_of(tx, job_id)
+    key = key_of(tx, job_id)
     stored = [] if key is None else tx.db.execute(_READ_QUERIES.signals, (key, page_size(limit))).fetchall()
     return [Signal(job_id=job_id, type=type_, ts=rows.moment(at), data=data) for type_, at, data in stored]
 
@@ -248,18 +222,18 @@ def unpaired(tx: Transaction) -> list[UnpairedArtifact]:
 
 
 def result(tx: Transaction, job_id: JobId) -> bytes | None:
-    key = _key_of(tx, job_id)
+    key = key_of(tx, job_id)
     stored = [] if key is None else tx.db.execute(_READ_QUERIES.result, (key, tx.now)).fetchall()
     return stored[0][0] if stored else None
 
 
 def read_journal(tx: Transaction, job_id: JobId) -> dict[str, bytes]:
-    key = _key_of(tx, job_id)
+    key = key_of(tx, job_id)
     return {} if key is None else dict(tx.db.execute(_READ_QUERIES.journal, (key,)).fetchall())
 
 
 def job_signals(tx: Transaction, job_id: JobId, name: str, *, after: int, limit: int) -> list[JobSignal]:
-    key = _key_of(tx, job_id)
+    key = key_of(tx, job_id)
     values = (key, name, after, min(limit, JOB_SIGNALS_MAX))
     return [] if key is None else [JobSignal(*row) for row in tx.db.execute(_READ_QUERIES.job_signals, values)]
 
@@ -274,26 +248,20 @@ def outcomes(tx: Transaction, job_ids: Sequence[JobId], *, with_results: bool = 
     ]
 
 
-def dead_letters(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None = None) -> list[DeadLetter]:
-    before = LAST if cursor is None else _key_of(tx, JobId(cursor))
-    if before is None:
-        raise OptionInvalid(option="cursor", value=cursor, expected="the id of a job of this ledger")
-    values = _filter(where) | {"before": before, "limit": page_size(limit)}
-    return [rows.dead_letter(row) for row in tx.db.execute(_READ_QUERIES.dead_letters, values)]
-
-
 def dead_letter(tx: Transaction, job_id: JobId) -> DeadLetter | None:
     stored = tx.db.execute(_READ_QUERIES.dead_letter, (job_id,)).fetchall()
     return rows.dead_letter(stored[0]) if stored else None
 
 
-def queues(tx: Transaction) -> list[QueueDepth]:
-    counted = {(type_, place): count for type_, place, count in tx.db.execute(_READ_QUERIES.depths)}
+def queues(tx: Transaction, most: int) -> list[QueueDepth]:
+    """How many jobs of each type are in each place, counted up to `most` as `queue_counts.CountQueues` says."""
+    values = {"most": most, "lifecycles": QUEUED_LIFECYCLES}
+    counted = {(type_, place): count for type_, place, count in tx.db.execute(_READ_QUERIES.depths, values)}
     return [
         QueueDepth(
             type=name,
             lifecycle=BY_CODE[lifecycle].name,
-            ready=counted.get((type_, READY), 0),
+            ready=ready,
             scheduled=counted.get((type_, RESTING), 0),
             blocked=counted.get((type_, PARKED), 0),
             held=counted.get((type_, HELD), 0),
@@ -302,8 +270,7 @@ def queues(tx: Transaction) -> list[QueueDepth]:
             rate_limit=rate,
             rate_per_key=per_key,
         )
-        for type_, lifecycle, name, paused, rate, per_key, oldest in tx.db.execute(_READ_QUERIES.types)
-        if BY_CODE[lifecycle].name not in NOT_QUEUED
+        for type_, lifecycle, name, paused, rate, per_key, oldest, ready in tx.db.execute(_READ_QUERIES.types, values)
     ]
 
 
@@ -367,69 +334,10 @@ def page_size(limit: int) -> int:
     return limit
 
 
-def _listing(where: JobFilter) -> LiteralString:
-    """The query whose index fits the filter best."""
-    if where.parent_id is not None:
-        return _READ_QUERIES.jobs_of_parent
-    if where.correlation_id is not None:
-        return _READ_QUERIES.jobs_correlated
-    codes = _states(where)
-    meant = [BY_CODE[code // 16].state_of(code % 16) for code in codes or ()]
-    if len(meant) == 1 and meant[0].phase is Phase.WAITING and not meant[0].claimable:
-        return _READ_QUERIES.jobs_resting
-    if codes is None or any(state.success for state in meant):
-        return _READ_QUERIES.jobs
-    return _READ_QUERIES.jobs_in_places
-
-
-def _filter(where: JobFilter) -> dict[str, str | int | None]:
-    codes = _states(where)
-    return {
-        "lifecycle": lifecycle_code(where.lifecycle),
-        "type": where.type,
-        "states": None if codes is None else json.dumps(codes),
-        "only": codes[0] if codes else None,
-        "correlation": where.correlation_id,
-        "key": where.concurrency_key,
-        "reason": None if where.reason_code is None else where.reason_code.value,
-        "parent": where.parent_id,
-        "place": place_code(where.place),
-    }
-
-
-def _states(where: JobFilter) -> list[int] | None:
-    """The states that a filter selects: one per lifecycle with that name; None for any state.
-
-    A filter for a place of unfinished jobs selects every state that is not an end: those jobs are few and indexed.
-    """
-    if where.state is None and where.place in {None, JobPlace.ENDED}:
-        return None
-    pairs = state_pairs(where)
-    if pairs is not None:
-        return [lifecycle.code * 16 + code for lifecycle, code in pairs]
-    among = lifecycle_code(where.lifecycle)
-    return [
-        lifecycle * 16 + code
-        for lifecycle, code in STATE_NAMES
-        if among in {None, lifecycle} and _is_open(lifecycle, code)
-    ]
-
-
-def _is_open(lifecycle: int, state: int) -> bool:
-    return BY_CODE[lifecycle].state_of(state).phase is not Phase.ENDED
-
-
-def _key_of(tx: Transaction, job_id: JobId) -> int | None:
+def key_of(tx: Transaction, job_id: JobId) -> int | None:
+    """The number of a job in this file."""
     stored = tx.db.execute(_READ_QUERIES.key_of, (job_id,)).fetchall()
     return stored[0][0] if stored else None
-
-
-def _cursor(text: str | None) -> int:
-    if text is None:
-        return LAST
-    if not text.isascii() or not text.isdigit():
-        raise OptionInvalid(option="cursor", value=text, expected="the cursor of an earlier page")
-    return int(text)
 
 
 def _position(text: str | None) -> int:

@@ -362,8 +362,8 @@ begin
   elsif s.phase = 0 then
     perform _put_waiting(t, s.claimable, p_due, p_now);
   else
-    insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
-    values (t.id, p_now, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle);
+    insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, type)
+    values (t.id, p_now, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle, t.type);
     if s.success and t.flags & 1 = 1 then perform _compensated(t.id, p_actor, p_role, p_now, p_batch); end if;
     if exists (select from spawned c where c.id = t.id) then perform _child_ended(array[t.id], p_batch, s.success); end if;
     if x.trigger in ('cancel', 'stop') then update spawned c set orphaned = true where c.parent = t.id and c.cancels and not c.orphaned; end if;

@@ -260,12 +260,12 @@ begin
       delete from lease d
        where d.id = any(p_done) and d.epoch = p_done_epochs[width_bucket(d.id, p_done)] and d.state = p_done_source
          and d.lifecycle = p_lifecycle
-      returning d.id, d.ckey, d.version + 1 as version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.flags,
+      returning d.id, d.ckey, d.type, d.version + 1 as version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.flags,
                 p_results[width_bucket(d.id, p_done)] as body, p_ttls[width_bucket(d.id, p_done)] as ttl, d.cancel_at
     ), n as (
-      insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
+      insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, type)
       select x.id, now_at, x.version, x.epoch, x.owner, x.generation, x.attempt, x.max_attempts, x.deaths, l.done_to[p_done_source],
-             p_lifecycle from x
+             p_lifecycle, x.type from x
     ), r as (
       insert into result (id, at, expires_at, body)
       select x.id, now_at, now_at + x.ttl * interval '1 s', x.body from x where x.body is not null

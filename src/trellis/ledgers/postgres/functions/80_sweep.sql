@@ -92,6 +92,25 @@ language sql stable set search_path from current as $$
   select p_now + coalesce((p_windows ->> (p_lifecycle * 16 + p_state)::text)::float8, s.timer_s) * interval '1 s' from state s where s.lifecycle = p_lifecycle and s.state = p_state
 $$;
 
+-- Fills in the types of jobs that ended before migration 38, newest first, a part at a time. A row that somebody holds is met again.
+create or replace function _fill_types() returns void language plpgsql set search_path from current as $$
+declare
+  below bigint := (select m.value::bigint from meta m where m.name = 'ended_untyped');
+  ids bigint[];
+begin
+  if below is null then return; end if;
+  ids := array(select n.id from ended n where n.id < below order by n.id desc limit 2000);
+  if ids = '{}' then
+    delete from meta m where m.name = 'ended_untyped';
+    return;
+  end if;
+  with missing as (select n.id from ended n where n.id = any(ids) and n.type = 0 for update skip locked)
+  update ended n set type = j.type from missing m join job j on j.id = m.id where n.id = m.id;
+  if not exists (select from ended n where n.id = any(ids) and n.type = 0) then
+    update meta m set value = ids[cardinality(ids)]::text where m.name = 'ended_untyped';
+  end if;
+end $$;
+
 create or replace function _sweep_due(p_actor int, p_now timestamptz, p_batch bigint, p_limit int, p_windows jsonb,
                                       out due int, out exhausted int)
 language plpgsql set search_path from current as $$
@@ -221,7 +240,7 @@ begin
   return coalesce(promoted, 0);
 end $$;
 
--- Whether nothing can happen before the next sweep: nothing is held or parked, and nothing falls due. Then the tick is
+-- Whether nothing can happen before the next sweep: nothing is held or parked, nothing falls due, no type is to be filled in. Then the tick is
 -- written only every 5 s (SWEEP_QUIET_S), to show that a sweeper is alive.
 create or replace function _is_quiet(p_now timestamptz, p_interval_s float8) returns boolean language sql stable
 set search_path from current as $$
@@ -229,6 +248,7 @@ set search_path from current as $$
      and not exists (select from parked) and not exists (select from resting r where r.due_at <= p_now + p_interval_s * interval '1 s')
      and not exists (select from deadline o where o.at <= p_now + p_interval_s * interval '1 s')
      and not exists (select from spawned c where c.orphaned) and not exists (select from wake)
+     and not exists (select from meta m where m.name = 'ended_untyped')
     from sweeper s
 $$;
 
@@ -296,6 +316,7 @@ begin
     if expired + exhausted + cancelled + due + deadlines = 0 then delete from batch b where b.no = batch_no; end if;
   end if;
   promoted := _promote_due(p_limit, now_at) + _heal_keys();
+  perform _fill_types();
   perform _ensure_partitions();
   perform sequence_feed();
   delete from claim c where c.no in (select o.no from claim o where o.at < now_at - interval '1 hour' order by o.no limit p_limit);

@@ -30,8 +30,8 @@ begin
       values (t.id, t.ckey, t.until, t.type, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state,
               t.lifecycle, t.prio, t.flags, 1, 1);
     elsif r.place = 'ended' then
-      insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
-      values (t.id, r.updated_at, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle);
+      insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, type)
+      values (t.id, r.updated_at, t.version, t.epoch, t.owner, t.generation, t.attempt, t.max_attempts, t.deaths, t.state, t.lifecycle, t.type);
     else
       perform _put_waiting(t, r.place = 'ready', r.due_at, p_now);
     end if;

@@ -23,136 +23,6 @@ ORDER BY e.version DESC LIMIT 1;
 -- name: key_of
 SELECT id FROM trellis_submission WHERE job_id = ?;
 
--- name: jobs
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
-  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
-  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
-FROM trellis_job j JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
-JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
-LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
-WHERE j.id < :before
-  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
-  AND (:type IS NULL OR t.name = :type)
-  AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
-  AND (:place IS NULL OR min(j.place, 5) = :place)
-  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
-  AND (:key IS NULL OR k.name = :key)
-  AND (:reason IS NULL OR EXISTS (
-    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
-ORDER BY j.id DESC LIMIT :limit;
-
--- The same for states that have not ended, or ended without success: their indexes are small, the table is not.
--- name: jobs_in_places
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
-  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
-  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
-FROM (
-  SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND (:place IS NULL OR :place = 1)
-  UNION ALL SELECT r.id FROM json_each(:states) w CROSS JOIN trellis_job r INDEXED BY trellis_job_standing
-    ON r.place = 2 AND r.lifecycle = w.value / 16 AND r.state = w.value % 16 AND (:place IS NULL OR :place = 2)
-  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3 AND (:place IS NULL OR :place = 3)
-  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4 AND (:place IS NULL OR :place = 4)
-  UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_unlucky WHERE place = 6 AND (:place IS NULL OR :place = 5)
-) AS live CROSS JOIN trellis_job j ON j.id = live.id
-JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
-JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
-LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
-WHERE j.id < :before
-  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
-  AND (:type IS NULL OR t.name = :type)
-  AND j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states))
-  AND (:place IS NULL OR min(j.place, 5) = :place)
-  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
-  AND (:key IS NULL OR k.name = :key)
-  AND (:reason IS NULL OR EXISTS (
-    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
-ORDER BY j.id DESC LIMIT :limit;
-
--- The jobs in a state, oldest first. The jobs are selected before their other columns are read.
--- name: jobs_oldest
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
-  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
-  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
-FROM (
-  SELECT w.id FROM (
-    SELECT id FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1 AND (:place IS NULL OR :place = 1)
-    UNION ALL SELECT r.id FROM json_each(:states) w CROSS JOIN trellis_job r INDEXED BY trellis_job_standing
-    ON r.place = 2 AND r.lifecycle = w.value / 16 AND r.state = w.value % 16 AND (:place IS NULL OR :place = 2)
-    UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3 AND (:place IS NULL OR :place = 3)
-    UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4 AND (:place IS NULL OR :place = 4)
-  ) AS live CROSS JOIN trellis_job w ON w.id = live.id
-  WHERE w.id > :after
-    AND (:lifecycle IS NULL OR w.lifecycle = :lifecycle)
-    AND w.lifecycle * 16 + w.state IN (SELECT value FROM json_each(:states))
-    AND (:type IS NULL OR w.type IN (SELECT id FROM trellis_job_type WHERE name = :type))
-    AND (:correlation IS NULL
-      OR EXISTS (SELECT 1 FROM trellis_submission c WHERE c.id = w.id AND coalesce(c.correlation, c.job_id) = :correlation))
-    AND (:key IS NULL OR w.ckey = (SELECT id FROM trellis_concurrency_key WHERE name = :key))
-  ORDER BY w.id LIMIT :limit
-) AS meant CROSS JOIN trellis_job j ON j.id = meant.id
-JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
-JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
-LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
-ORDER BY j.id;
-
--- The same for one state of one lifecycle in which jobs only rest: newest first, without reading other states.
--- name: jobs_resting
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
-  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
-  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
-FROM trellis_job j INDEXED BY trellis_job_standing
-JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
-JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
-LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
-WHERE j.place = 2 AND j.lifecycle = :only / 16 AND j.state = :only % 16 AND j.id < :before AND (:place IS NULL OR :place = 2)
-  AND (:type IS NULL OR t.name = :type)
-  AND (:key IS NULL OR k.name = :key)
-  AND (:reason IS NULL OR EXISTS (
-    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
-ORDER BY j.id DESC LIMIT :limit;
-
--- name: jobs_correlated
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
-  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
-  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
-FROM (
-  SELECT id FROM trellis_submission WHERE correlation = :correlation
-  UNION ALL SELECT id FROM trellis_submission WHERE job_id = :correlation AND correlation IS NULL
-) AS meant CROSS JOIN trellis_job j ON j.id = meant.id
-JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
-JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
-LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
-WHERE j.id < :before
-  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
-  AND (:type IS NULL OR t.name = :type)
-  AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
-  AND (:place IS NULL OR min(j.place, 5) = :place)
-  AND (:key IS NULL OR k.name = :key)
-  AND (:reason IS NULL OR EXISTS (
-    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
-ORDER BY j.id DESC LIMIT :limit;
-
--- name: jobs_of_parent
-SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
-  j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
-  k.name, coalesce(s.correlation, s.job_id), s.trace, s.parent, o.job_id, NULL, NULL, j.id
-FROM (
-  SELECT id FROM trellis_submission WHERE parent = :parent
-) AS meant CROSS JOIN trellis_job j ON j.id = meant.id
-JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.type
-JOIN trellis_event e ON e.seq = j.seq LEFT JOIN trellis_actor a ON a.id = j.owner
-LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey LEFT JOIN trellis_submission o ON o.id = j.compensates
-WHERE j.id < :before
-  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
-  AND (:type IS NULL OR t.name = :type)
-  AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
-  AND (:place IS NULL OR min(j.place, 5) = :place)
-  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
-  AND (:key IS NULL OR k.name = :key)
-  AND (:reason IS NULL OR EXISTS (
-    SELECT 1 FROM trellis_dead_letter d WHERE d.job = j.id AND d.version = j.version AND d.reason = :reason))
-ORDER BY j.id DESC LIMIT :limit;
-
 -- Checks whether the children up to a number are unchanged, then reads those above it: two reads of one transaction.
 -- name: children_below
 SELECT count(*), coalesce(sum(id), 0) FROM trellis_submission INDEXED BY trellis_submission_parent WHERE parent = ? AND id <= ?;
@@ -254,23 +124,6 @@ JOIN trellis_job_type t ON t.id = j.type;
 -- name: journal
 SELECT entry, body FROM trellis_journal WHERE job = ?;
 
--- name: dead_letters
-SELECT s.job_id, t.name, j.lifecycle, j.state, d.reason, d.stage, d.last_error, d.attempts, d.last_owner,
-  d.last_lease_expires_at, coalesce(s.correlation, s.job_id), d.at, d.version
-FROM trellis_dead_letter d JOIN trellis_job j ON j.id = d.job AND j.version = d.version
-JOIN trellis_submission s ON s.id = d.job JOIN trellis_job_type t ON t.id = j.type
-LEFT JOIN trellis_concurrency_key k ON k.id = j.ckey
-WHERE d.job < :before
-  AND (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
-  AND (:type IS NULL OR t.name = :type)
-  AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
-  AND (:place IS NULL OR min(j.place, 5) = :place)
-  AND (:correlation IS NULL OR coalesce(s.correlation, s.job_id) = :correlation)
-  AND (:key IS NULL OR k.name = :key)
-  AND (:parent IS NULL OR s.parent = :parent)
-  AND (:reason IS NULL OR d.reason = :reason)
-ORDER BY d.job DESC LIMIT :limit;
-
 -- name: dead_letter
 SELECT s.job_id, t.name, j.lifecycle, j.state, d.reason, d.stage, d.last_error, d.attempts, d.last_owner,
   d.last_lease_expires_at, coalesce(s.correlation, s.job_id), d.at, d.version
@@ -294,22 +147,27 @@ GROUP BY t.id ORDER BY t.name, t.lifecycle;
 -- name: swept_at
 SELECT value FROM trellis_meta WHERE key = 'sweep_tick';
 
+-- At most :most jobs of each lifecycle that rests, of those that are parked, and of those that are held.
 -- name: depths
 SELECT type, place, count(*) FROM (
-  SELECT type, place FROM trellis_job INDEXED BY trellis_job_ready WHERE place = 1
-  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_resting WHERE place = 2
-  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3
-  UNION ALL SELECT type, place FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4
+  SELECT r.type, r.place FROM json_each(:lifecycles) w CROSS JOIN trellis_job r ON r.id IN (
+    SELECT j.id FROM trellis_job j INDEXED BY trellis_job_standing WHERE j.place = 2 AND j.lifecycle = w.value LIMIT :most)
+  UNION ALL SELECT type, place FROM (
+    SELECT type, place FROM trellis_job INDEXED BY trellis_job_parked_type WHERE place = 3 LIMIT :most)
+  UNION ALL SELECT type, place FROM (SELECT type, place FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4 LIMIT :most)
 ) GROUP BY type, place;
 
+-- And at most :most ready jobs of each type, with the time of the first.
 -- name: types
 SELECT t.id, t.lifecycle, t.name, coalesce(c.paused, 0), c.rate, o.rate_per_key,
   (SELECT e.at FROM trellis_event e WHERE e.seq <= (SELECT min(first) FROM (
     SELECT (SELECT j.pos FROM trellis_job j INDEXED BY trellis_job_ready
       WHERE j.place = 1 AND j.type = t.id AND j.prio = p.value ORDER BY j.pos LIMIT 1) AS first
-    FROM json_each('[0,1,2]') p)) ORDER BY e.seq DESC LIMIT 1)
+    FROM json_each('[0,1,2]') p)) ORDER BY e.seq DESC LIMIT 1),
+  (SELECT count(*) FROM (SELECT 1 FROM trellis_job j INDEXED BY trellis_job_ready WHERE j.place = 1 AND j.type = t.id LIMIT :most))
 FROM trellis_job_type t LEFT JOIN trellis_type_control c ON c.name = t.name
-LEFT JOIN trellis_type_options o ON o.lifecycle = t.lifecycle AND o.name = t.name ORDER BY t.name, t.lifecycle;
+LEFT JOIN trellis_type_options o ON o.lifecycle = t.lifecycle AND o.name = t.name
+WHERE t.lifecycle IN (SELECT value FROM json_each(:lifecycles)) ORDER BY t.name, t.lifecycle;
 
 -- name: workers
 SELECT w.name, w.seen_at, (SELECT count(*) FROM trellis_job j INDEXED BY trellis_job_held WHERE j.place = 4 AND j.owner = w.actor),
