@@ -1,6 +1,7 @@
 -- Submit. `submit_plain` takes jobs without keys of any kind, set-wise. `submit_keyed` takes jobs one by one, with
--- idempotency keys, given ids, concurrency keys, unique keys and compensations. `submit_job` and `submit_unique_job` are for
--- SQL callers inside their own transaction. A second submit with the same idempotency key returns the first job.
+-- idempotency keys, given ids, concurrency keys, unique keys and compensations. `submit_one` takes one job of either kind:
+-- arrays and a statement for sets cost more than one job does. `submit_job` and `submit_unique_job` are for SQL callers
+-- inside their own transaction. A second submit with the same idempotency key returns the first job.
 
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin
@@ -65,6 +66,13 @@ begin
   select id, no, at, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, a.role, due_at from i;
 end $$;
 
+-- The stored form of an idempotency key's scope. Compensations are not scoped by login: each is made once, for a job that is
+-- the login's own.
+create or replace function _scope_of_login(p_scope text, p_compensates text) returns text language sql stable
+set search_path from current as $$
+  select case when p_scope = 'job_id' or p_compensates is not null then p_scope else _of_login(p_scope) end
+$$;
+
 create or replace function _key_hash(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 42) $$;
 
 -- Locks bounded keys in one order, before the transaction locks or writes anything else. So two submits that bound the
@@ -119,18 +127,20 @@ create or replace function _submit_one(
   out outcome text, out job_id text, out replaced text)
 language plpgsql set search_path from current as $$
 declare
-  l lifecycle;
+  l record;
   new_id bigint := nextval('job_id_seq');
   old record;
   key_id bigint;
   original bigint;
   due timestamptz;
   t token;
-  o type_options;
   r record;
   taken record;
   has_key boolean := false;
 begin
+  if p_scope = 'job_id' and p_key is distinct from p_job_id then
+    raise exception 'a job id is reserved by the job that has it' using errcode = 'TR004';
+  end if;
   if p_key is not null then
     select had.* into old from _take_key(p_scope, p_key, p_now, new_id, p_fingerprint) had;
     if not old.taken then
@@ -157,22 +167,23 @@ begin
   if _id_is_reserved(p_job_id, p_lifecycle, p_role) and not exists (select from job j where j.job_id = p_job_id) then
     perform _refuse_reserved(p_job_id);
   end if;
-  if p_chosen <> 63 then
-    select d.* into o from type_options d where d.lifecycle = p_lifecycle and d.type = p_type;
-    if found then
-      if o.keyed and p_chosen & 16 = 0 and not exists (select from job j where j.job_id = p_job_id) then
-        perform _refuse_unkeyed(p_type);
-      end if;
-      p_prio := case when p_chosen & 1 > 0 then p_prio else o.prio end;
-      p_max_attempts := case when p_chosen & 2 > 0 then p_max_attempts else o.max_attempts end;
-      p_max_deaths := case when p_chosen & 4 > 0 then p_max_deaths else o.max_deaths end;
-      p_deadline := case when p_chosen & 8 > 0 then p_deadline else o.deadline_s end;
-      p_cap := case when p_chosen & 32 > 0 then p_cap else o.concurrency_limit end;
+  select c.initial, c.initial_event, c.initial_claimable, c.initial_timer_s, o.type, o.prio, o.max_attempts, o.max_deaths, o.deadline_s,
+         o.concurrency_limit, o.keyed, o.unique_rule
+    into l from lifecycle c left join type_options o on o.lifecycle = c.lifecycle and o.type = p_type and p_chosen <> 63
+   where c.lifecycle = p_lifecycle;
+  if l.type is not null then
+    if l.keyed and p_chosen & 16 = 0 and not exists (select from job j where j.job_id = p_job_id) then
+      perform _refuse_unkeyed(p_type);
     end if;
+    p_prio := case when p_chosen & 1 > 0 then p_prio else l.prio end;
+    p_max_attempts := case when p_chosen & 2 > 0 then p_max_attempts else l.max_attempts end;
+    p_max_deaths := case when p_chosen & 4 > 0 then p_max_deaths else l.max_deaths end;
+    p_deadline := case when p_chosen & 8 > 0 then p_deadline else l.deadline_s end;
+    p_cap := case when p_chosen & 32 > 0 then p_cap else l.concurrency_limit end;
   end if;
-  if (p_rule is not null or o.unique_rule is not null) and not exists (select from job j where j.job_id = p_job_id) then
+  if (p_rule is not null or l.unique_rule is not null) and not exists (select from job j where j.job_id = p_job_id) then
     has_key := true;
-    r := _resolve_rule(p_rule, o.unique_rule::jsonb, p_type, p_payload);
+    r := _resolve_rule(p_rule, l.unique_rule::jsonb, p_type, p_payload);
     taken := _take_unique_key(p_actor, p_now, p_batch, new_id, p_job_id, p_type, p_unique_scope, r.key, r.on_conflict, r.unfinished,
                               r.window_s);
     if taken.keeper is not null and r.on_conflict = 'raise' then
@@ -196,7 +207,6 @@ begin
   if p_waiting_max is not null and not exists (select from job j where j.job_id = p_job_id) then
     perform _refuse_full(p_ckey, p_waiting_max);
   end if;
-  select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   due := greatest(p_run_at, p_now + p_delay * interval '1 s');
   due := case when not (l.initial_claimable or _is_timed(p_lifecycle, l.initial)) then null when due > p_now then due
               else p_now + l.initial_timer_s * interval '1 s' end;
@@ -230,9 +240,14 @@ begin
   if p_deadline is not null then insert into deadline (id, at) values (new_id, p_now + p_deadline * interval '1 s'); end if;
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, due_at)
   values (new_id, p_batch, p_now, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, p_role, due);
-  t := (new_id, key_id, null, p_type, 1, 0, null, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio,
-        case when original is null then 0 else 1 end)::token;
-  perform _put_waiting(t, l.initial_claimable, due, p_now);
+  if key_id is null and original is null and l.initial_claimable and due is null then  -- most jobs
+    insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
+    values (new_id, p_type, 1, 0, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio, 0);
+  else
+    t := (new_id, key_id, null, p_type, 1, 0, null, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio,
+          case when original is null then 0 else 1 end)::token;
+    perform _put_waiting(t, l.initial_claimable, due, p_now);
+  end if;
   job_id := p_job_id;
   outcome := 'created';
 end $$;
@@ -259,14 +274,9 @@ begin
   end if;
   perform lock_waiting(array(select u.name from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null));
   perform _check_lifecycle(a.role, p_lifecycles), _check_links(a.role, p_parents || p_compensates);
-  if exists (select from unnest(p_scopes, p_keys, p_job_ids) u(scope, key, job_id) where u.scope = 'job_id' and u.key is distinct from u.job_id) then
-    raise exception 'a job id is reserved by the job that has it' using errcode = 'TR004';
-  end if;
   if _is_limited() then
     p_ckeys := array(select _of_login(u.name) from unnest(p_ckeys) with ordinality u(name, n) order by u.n);
-    -- Compensations are not scoped by login: each is made once, for a job that is the login's own.
-    p_scopes := array(select case when u.name = 'job_id' or p_compensates[u.n] is not null then u.name else _of_login(u.name) end
-                        from unnest(p_scopes) with ordinality u(name, n) order by u.n);
+    p_scopes := array(select _scope_of_login(u.name, p_compensates[u.n]) from unnest(p_scopes) with ordinality u(name, n) order by u.n);
   end if;
   at := trellis.now();
   no := _open_batch();
@@ -277,7 +287,36 @@ begin
       p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i],
       p_chosen[i], p_rules[i]::jsonb, _of_login(coalesce(p_unique_scopes[i], ''))) s;
   end loop;
-  perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
+  if array_remove(p_ckeys, null) <> '{}' then
+    perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
+  end if;
+end $$;
+
+-- One job, with or without keys, as `submit_keyed` takes it. Returns null when the job was created and replaced no other;
+-- otherwise the outcome, the job's id and the job that it replaced.
+create or replace function submit_one(
+  p_actor int, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint, p_payload bytea, p_max_attempts smallint,
+  p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8, p_correlation text, p_trace text, p_parent text,
+  p_compensates text, p_ckey text, p_cap int, p_scope text, p_key text, p_fingerprint bytea, p_repeat boolean, p_given boolean,
+  p_waiting_max int, p_chosen smallint, p_rule text, p_unique_scope text) returns text[]
+language plpgsql security definer set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  new record;
+begin
+  if p_waiting_max is not null then perform lock_waiting(array[p_ckey]); end if;
+  if _is_limited() then
+    perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, array[p_parent, p_compensates]);
+    p_ckey := _of_login(p_ckey);
+    p_scope := _scope_of_login(p_scope, p_compensates);
+    p_unique_scope := _of_login(p_unique_scope);
+  end if;
+  new := _submit_one(
+    p_actor, a.role, trellis.now(), _open_batch(), p_lifecycle, p_job_id, p_type, p_prio, p_payload, p_max_attempts, p_max_deaths, p_delay,
+    p_run_at, p_deadline, p_correlation, p_trace, p_parent, p_compensates, p_ckey, p_cap, p_scope, p_key, p_fingerprint, p_repeat, p_given,
+    p_waiting_max, p_chosen, p_rule::jsonb, p_unique_scope);
+  if p_ckey is not null then perform _promote(array[_key_hash(p_ckey)], true); end if;
+  return case when new.outcome <> 'created' or new.replaced is not null then array[new.outcome, new.job_id, new.replaced] end;
 end $$;
 
 -- What `submit_job` and `submit_unique_job` do.
