@@ -56,7 +56,13 @@ def type_to_submit_with_keys(error: Exception) -> str | None:
 
 
 def _some(values: list[Any]) -> list[Any] | None:
-    return values if any(value is not None for value in values) else None
+    """The values; None if all are None."""
+    return None if values.count(None) == len(values) else values
+
+
+def _shared(values: list[int]) -> list[int]:
+    """The values; one for all if they are alike. The driver checks and encodes each number of an array."""
+    return values[:1] if values.count(values[0]) == len(values) else values
 
 
 async def submit_plain(
@@ -71,18 +77,18 @@ async def submit_plain(
             LIFECYCLES[lifecycle].code,
             repeat,
             [job.job_id for job in same],
-            [types[job.type] for job in same],
-            [int(job.priority) for job in same],
+            _shared([types[job.type] for job in same]),
+            _shared([job.priority for job in same]),
             [job.payload for job in same],
-            [job.max_attempts for job in same],
-            [job.max_deaths for job in same],
+            _shared([job.max_attempts for job in same]),
+            _shared([job.max_deaths for job in same]),
             _some([job.delay_s or None for job in same]),
             _some([job.run_at for job in same]),
             _some([job.deadline_s for job in same]),
             _some([job.correlation_id for job in same]),
             _some([job.trace for job in same]),
             _some([job.parent_id for job in same]),
-            [job.chosen for job in same],
+            _shared([job.chosen for job in same]),
         )
 
 

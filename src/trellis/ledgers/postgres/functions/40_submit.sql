@@ -29,22 +29,26 @@ begin
   may_rest := l.initial_claimable or _is_timed(p_lifecycle, l.initial);
   no := _open_batch();
   with i as materialized (
-    select nextval('job_id_seq') as id, u.job_id, u.type, u.payload, u.correlation_id, u.trace, u.parent_id, w.*,
+    select nextval('job_id_seq') as id, u.job_id, v.type, u.payload, u.correlation_id, u.trace, u.parent_id, w.*,
            case when not may_rest then null
                 when greatest(u.run_at, at + u.delay * interval '1 s') > at then greatest(u.run_at, at + u.delay * interval '1 s')
                 else at + l.initial_timer_s * interval '1 s' end as due_at,
            case when w.deadline is not null then at + w.deadline * interval '1 s' end as deadline_at,
-           case when o.unique_rule is not null then _refuse_plain(u.type)
-                when o.keyed and u.chosen & 16 = 0 then _refuse_unkeyed(u.type) end as refused
+           case when o.unique_rule is not null then _refuse_plain(v.type)
+                when o.keyed and v.chosen & 16 = 0 then _refuse_unkeyed(v.type) end as refused
       from unnest(p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines,
                   p_correlations, p_traces, p_parents, p_chosen)
            u(job_id, type, prio, payload, max_attempts, max_deaths, delay, run_at, deadline, correlation_id, trace, parent_id, chosen)
-           left join type_options o on o.lifecycle = p_lifecycle and o.type = u.type and u.chosen <> 63
+           -- An array of one value holds for all jobs.
+           cross join lateral (select coalesce(u.type, p_types[1]) as type, coalesce(u.chosen, p_chosen[1]) as chosen) v
+           left join type_options o on o.lifecycle = p_lifecycle and o.type = v.type and v.chosen <> 63
            cross join lateral (
-             select case when o.type is null or u.chosen & 1 > 0 then u.prio else o.prio end as prio,
-                    case when o.type is null or u.chosen & 2 > 0 then u.max_attempts else o.max_attempts end as max_attempts,
-                    case when o.type is null or u.chosen & 4 > 0 then u.max_deaths else o.max_deaths end as max_deaths,
-                    case when o.type is null or u.chosen & 8 > 0 then u.deadline else o.deadline_s end as deadline) w
+             select case when o.type is null or v.chosen & 1 > 0 then coalesce(u.prio, p_prios[1]) else o.prio end as prio,
+                    case when o.type is null or v.chosen & 2 > 0 then coalesce(u.max_attempts, p_max_attempts[1])
+                         else o.max_attempts end as max_attempts,
+                    case when o.type is null or v.chosen & 4 > 0 then coalesce(u.max_deaths, p_max_deaths[1])
+                         else o.max_deaths end as max_deaths,
+                    case when o.type is null or v.chosen & 8 > 0 then u.deadline else o.deadline_s end as deadline) w
      where not p_repeat or not exists (select from job o where o.job_id = u.job_id)
   ), j as (
     insert into job (id, created_at, deadline_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace,
