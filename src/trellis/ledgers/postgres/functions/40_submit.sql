@@ -9,37 +9,32 @@ begin
     using errcode = 'TR007', detail = p_job_id;
 end $$;
 
-create or replace function submit_plain(
-  p_actor int, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
-  p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
-  p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[]) returns void
-language plpgsql security definer set search_path from current
--- A nested loop keeps the order of the arrays, in which the jobs get their numbers and places.
+-- Inserts jobs of one lifecycle that have no keys, by one statement. An array of one value holds for all jobs. With p_repeat, jobs
+-- that exist are left out. A nested loop keeps the order of the arrays, in which the jobs get their numbers and places.
+create or replace function _submit_set(
+  p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[],
+  p_prios smallint[], p_payloads bytea[], p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[],
+  p_deadlines float8[], p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[]) returns void
+language plpgsql set search_path from current
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
 declare
-  a record := _actor(p_actor);
   l lifecycle;
-  at timestamptz := trellis.now();
-  no bigint;
   may_rest boolean;
 begin
-  perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, p_parents);
-  perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role);
+  perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, p_role);
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   may_rest := l.initial_claimable or _is_timed(p_lifecycle, l.initial);
-  no := _open_batch();
   with i as materialized (
     select nextval('job_id_seq') as id, u.job_id, v.type, u.payload, u.correlation_id, u.trace, u.parent_id, w.*,
            case when not may_rest then null
-                when greatest(u.run_at, at + u.delay * interval '1 s') > at then greatest(u.run_at, at + u.delay * interval '1 s')
-                else at + l.initial_timer_s * interval '1 s' end as due_at,
-           case when w.deadline is not null then at + w.deadline * interval '1 s' end as deadline_at,
+                when greatest(u.run_at, p_now + u.delay * interval '1 s') > p_now then greatest(u.run_at, p_now + u.delay * interval '1 s')
+                else p_now + l.initial_timer_s * interval '1 s' end as due_at,
+           case when w.deadline is not null then p_now + w.deadline * interval '1 s' end as deadline_at,
            case when o.unique_rule is not null then _refuse_plain(v.type)
                 when o.keyed and v.chosen & 16 = 0 then _refuse_unkeyed(v.type) end as refused
       from unnest(p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines,
                   p_correlations, p_traces, p_parents, p_chosen)
            u(job_id, type, prio, payload, max_attempts, max_deaths, delay, run_at, deadline, correlation_id, trace, parent_id, chosen)
-           -- An array of one value holds for all jobs.
            cross join lateral (select coalesce(u.type, p_types[1]) as type, coalesce(u.chosen, p_chosen[1]) as chosen) v
            left join type_options o on o.lifecycle = p_lifecycle and o.type = v.type and v.chosen <> 63
            cross join lateral (
@@ -53,7 +48,7 @@ begin
   ), j as (
     insert into job (id, created_at, deadline_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace,
                      parent_id, payload, deadline_us)
-    select id, at, deadline_at, type, max_attempts, max_deaths, p_lifecycle, prio, job_id, correlation_id, trace, parent_id,
+    select id, p_now, deadline_at, type, max_attempts, max_deaths, p_lifecycle, prio, job_id, correlation_id, trace, parent_id,
            payload, deadline * 1000000 from i
   ), r as (
     insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
@@ -67,7 +62,20 @@ begin
     insert into deadline (id, at) select id, deadline_at from i where deadline_at is not null
   )
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, due_at)
-  select id, no, at, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, a.role, due_at from i;
+  select id, p_batch, p_now, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, p_role, due_at from i;
+end $$;
+
+create or replace function submit_plain(
+  p_actor int, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
+  p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
+  p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[]) returns void
+language plpgsql security definer set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+begin
+  perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, p_parents);
+  perform _submit_set(p_actor, a.role, trellis.now(), _open_batch(), p_lifecycle, p_repeat, p_job_ids, p_types, p_prios, p_payloads,
+                      p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines, p_correlations, p_traces, p_parents, p_chosen);
 end $$;
 
 -- The stored form of an idempotency key's scope. Compensations are not scoped by login: each is made once, for a job that is
@@ -256,8 +264,8 @@ begin
   outcome := 'created';
 end $$;
 
--- Jobs one by one. With p_key (see 72_request_keys.sql) the key of the request is stored with them; the only outcome is
--- 'answered', and nothing is submitted, when an answer is stored with that key.
+-- Jobs one by one, but neighbours without keys together. With p_key (see 72_request_keys.sql) the key of the request is stored with
+-- them; the only outcome is 'answered', and nothing is submitted, when an answer is stored with that key.
 create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
@@ -270,7 +278,9 @@ declare
   a record := _actor(p_actor);
   at timestamptz;
   no bigint;
-  i int;
+  plain boolean[];
+  i int := 1;
+  j int;
 begin
   if p_key is not null and _take_request_key(p_key) is not null then
     return query select 'answered', null::text, null::text;
@@ -284,12 +294,30 @@ begin
   end if;
   at := trellis.now();
   no := _open_batch();
-  for i in 1 .. array_length(p_job_ids, 1) loop
-    return query select s.outcome, s.job_id, s.replaced from _submit_one(
-      p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
-      p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
-      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i],
-      p_chosen[i], p_rules[i]::jsonb, _of_login(coalesce(p_unique_scopes[i], ''))) s;
+  if cardinality(p_job_ids) > 1 then
+    plain := array(
+      select u.ckey is null and u.key is null and not u.given and u.compensates is null and u.rule is null and u.most is null
+             and not exists (select from type_options o where o.lifecycle = u.lifecycle and o.type = u.type and u.chosen <> 63
+                                                          and o.unique_rule is not null)
+        from unnest(p_ckeys, p_keys, p_given, p_compensates, p_rules, p_waiting_max, p_lifecycles, p_types, p_chosen) with ordinality
+             u(ckey, key, given, compensates, rule, most, lifecycle, type, chosen, n) order by u.n);
+  end if;
+  while i <= cardinality(p_job_ids) loop
+    j := i;
+    while plain[i] and plain[j + 1] and p_lifecycles[j + 1] = p_lifecycles[i] loop j := j + 1; end loop;
+    if j > i then
+      perform _submit_set(p_actor, a.role, at, no, p_lifecycles[i], p_repeat, p_job_ids[i:j], p_types[i:j], p_prios[i:j], p_payloads[i:j],
+                          p_max_attempts[i:j], p_max_deaths[i:j], p_delays[i:j], p_run_ats[i:j], p_deadlines[i:j], p_correlations[i:j],
+                          p_traces[i:j], p_parents[i:j], p_chosen[i:j]);
+      return query select 'created', u.job_id, null::text from unnest(p_job_ids[i:j]) with ordinality u(job_id, n) order by u.n;
+    else
+      return query select s.outcome, s.job_id, s.replaced from _submit_one(
+        p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
+        p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
+        p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i],
+        p_chosen[i], p_rules[i]::jsonb, _of_login(coalesce(p_unique_scopes[i], ''))) s;
+    end if;
+    i := j + 1;
   end loop;
   if array_remove(p_ckeys, null) <> '{}' then
     perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
