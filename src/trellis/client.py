@@ -75,7 +75,14 @@ from trellis.operations.job_changes import (
 )
 from trellis.worker.app import App, priority_of, refuse_unknown
 from trellis.worker.payloads import any_json_bytes, read_as
-from trellis.worker.requests import BatchJob, SubmitSettings, check_batch_jobs, new_job, stored_concurrency_key
+from trellis.worker.requests import (
+    BatchJob,
+    SubmitSettings,
+    check_batch_jobs,
+    new_job,
+    new_jobs,
+    stored_concurrency_key,
+)
 from trellis.worker.schedules import JobSchedules, declare_schedules
 
 if TYPE_CHECKING:  # the bus is imported only by callers that submit to it
@@ -207,6 +214,8 @@ class Trellis:
         self._asking = asking
         self._accepted = accepted
         self._reach = PrincipalReach(principal=principal, ledger=ledger)
+        self._submits_as: Actor | None = None
+        """The caller as a submitter, once a submit was permitted. Its roles never change."""
 
     # --- submit --------------------------------------------------------------------------------------------------
 
@@ -225,15 +234,14 @@ class Trellis:
         All payloads are checked before the first job is written.
         """
         check_listed("payloads", payloads, "it must be a list of payloads, one for each job")
-        given = {"job_id", "idempotency_key"} & {name for name, value in settings.items() if value is not None}
-        if given and len(payloads) != 1:
-            option = min(given)
-            raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
-        actor = self._permitted("jobs.create", SUBMITTING_ROLES)
+        for option in ("idempotency_key", "job_id"):
+            if len(payloads) != 1 and settings.get(option) is not None:
+                raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
+        actor = self._submitter()
         await self._declare_new()
         about = {"trellis.type": type_, "trellis.jobs": len(payloads)}
         with tracing.span("job.submit", about, kind=tracing.PRODUCER) as span:
-            jobs = [new_job(type_, payload, settings, app=self._app, new_id=self._new_id) for payload in payloads]
+            jobs = new_jobs(type_, payloads, settings, app=self._app, new_id=self._new_id)
             if self.principal.by_token:
                 jobs = [await self._admitted(job) for job in jobs]
             handles: list[JobHandle] = []
@@ -254,7 +262,7 @@ class Trellis:
         is cancelled, the jobs that this submit created are cancelled too, unless `abandon` is true. `returns` is the
         type of its result.
         """
-        actor = self._permitted("jobs.create", SUBMITTING_ROLES)
+        actor = self._submitter()
         await self._declare_new()
         check_batch_jobs(jobs, on_complete)
         about = {"trellis.type": on_complete.type, "trellis.jobs": len(jobs)}
@@ -281,7 +289,7 @@ class Trellis:
         if not hasattr(self.ledger, "submit_on"):
             expected = "this one is for SQLite ledgers; use trellis.integrations.sql on PostgreSQL"
             raise OptionInvalid(option="connection", value=type(connection).__name__, expected=expected)
-        actor = self._permitted("jobs.create", SUBMITTING_ROLES)
+        actor = self._submitter()
         job = await self._admitted(new_job(type_, payload, settings, app=self._app, new_id=self._new_id))
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
@@ -306,7 +314,7 @@ class Trellis:
             raise OptionInvalid(
                 option="topic", value=topic, expected="only a connection of `connect` has the bus's settings"
             )
-        actor = self._permitted("jobs.create", SUBMITTING_ROLES)
+        actor = self._submitter()
         asked_as = None if idempotency_key is None else (f"topic:{owner_name(self.principal)}", idempotency_key)
         async with self._asking() as asking:
             job = await asking.job(
@@ -591,6 +599,13 @@ class Trellis:
         """Returns the caller as an actor in the first role that the rule permits. Raises NotAllowed or TokenExpired."""
         self._refuse_expired()
         return permit(self.principal, rule, among=among)
+
+    def _submitter(self) -> Actor:
+        """Returns the caller in the role in which it submits. Raises NotAllowed or TokenExpired."""
+        self._refuse_expired()
+        if self._submits_as is None:
+            self._submits_as = permit(self.principal, "jobs.create", among=SUBMITTING_ROLES)
+        return self._submits_as
 
     async def _admitted(self, job: NewJob) -> NewJob:
         """Returns the job as this principal may submit it. Raises NotAllowed."""

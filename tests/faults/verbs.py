@@ -131,12 +131,12 @@ def batch(name: str, *, named: bool) -> Verb:
 
 
 SUBMITS = (
-    submit("submit_plain", "submit_plain("),
+    submit("submit_one", "submit_one("),
     submit("submit_many", "submit_plain(", 3, deadline_s=1_000_000.0),
-    submit("submit_delayed", "submit_plain(", delay_s=60.0),
+    submit("submit_delayed", "submit_one(", delay_s=60.0),
     submit("submit_concurrency_key", "submit_keyed(", 2, concurrency_key="user:{}"),
-    submit("submit_idempotency_key", "submit_keyed(", idempotency_key="once-{}", fingerprint=b"f"),
-    submit("submit_given_id", "submit_keyed(", id_is_given=True, fingerprint=b"f"),
+    submit("submit_idempotency_key", "submit_one(", idempotency_key="once-{}", fingerprint=b"f"),
+    submit("submit_given_id", "submit_one(", id_is_given=True, fingerprint=b"f"),
     submit("submit_mixed", "submit_keyed(", 2, mixed=True),
     submit("submit_with_request_key", "COMMIT", 2, with_request_key=True),
     batch("submit_batch", named=False),

@@ -81,6 +81,12 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
+ID_DIGITS = 32
+"""Hexadecimal digits of a UUID."""
+VARIANT_DIGITS = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
+"""The digit that marks a UUID as one of RFC 9562, for each random digit in its place."""
+
+
 class RandomIds:
     """Random UUIDs (version 4), cut from a page of random bytes.
 
@@ -92,24 +98,22 @@ class RandomIds:
     def __init__(self, read: Callable[[int], bytes] = os.urandom) -> None:
         self._read = read
         self._lock = threading.Lock()
-        self._page, self._at = b"", 0
+        self._page, self._at = "", 0
         os.register_at_fork(after_in_child=self._forget)
 
     def __call__(self) -> str:
         with self._lock:
-            if self._at >= len(self._page):
-                self._page, self._at = self._read(self.PAGE_BYTES), 0
-            raw = bytearray(self._page[self._at : self._at + 16])
-            self._at += 16
-        raw[6] = raw[6] & 0x0F | 0x40
-        raw[8] = raw[8] & 0x3F | 0x80
-        text = raw.hex()
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+            at = self._at
+            if at >= len(self._page):
+                self._page, at = self._read(self.PAGE_BYTES).hex(), 0
+            self._at = at + ID_DIGITS
+            text = self._page[at : at + ID_DIGITS]
+        return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{VARIANT_DIGITS[text[16]]}{text[17:20]}-{text[20:]}"
 
     def _forget(self) -> None:
         """Drops the page in a forked child, which must not repeat its parent's ids."""
         self._lock = threading.Lock()
-        self._page, self._at = b"", 0
+        self._page, self._at = "", 0
 
 
 new_id = RandomIds()

@@ -8,12 +8,12 @@
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 
 from trellis.engine.admin_acts import rate_text
 from trellis.engine.errors import ConcurrencyKeyMissing, IdempotencyMismatch, IdReserved, OptionInvalid
@@ -182,6 +182,29 @@ class NewJob:
     """What the submit says about uniqueness. The job's type declares the values that it leaves out."""
     unique_scope: str = ""
     """Unique keys of different scopes are different: those of a tenant, or of an owner that sees its own jobs only."""
+
+    def copies(self, jobs: Iterable[tuple[JobId, bytes]]) -> "list[NewJob]":
+        """The same request for other jobs: their ids and payloads.
+
+        It fills the fields without the checks of a frozen class, which take six times as long as the rest.
+        """
+        values = [(fill, getattr(self, name)) for name, fill in _FILLS_COPIED]
+        copies: list[NewJob] = []
+        for job_id, payload in jobs:
+            copy = object.__new__(NewJob)
+            _FILL_ID(copy, job_id)
+            _FILL_PAYLOAD(copy, payload)
+            for fill, value in values:
+                fill(copy, value)
+            copies.append(copy)
+        return copies
+
+
+_FILLS: dict[str, Callable[[NewJob, Any], None]] = {
+    field.name: getattr(NewJob, field.name).__set__ for field in fields(NewJob)
+}
+_FILL_ID, _FILL_PAYLOAD = _FILLS["job_id"], _FILLS["payload"]
+_FILLS_COPIED = [(name, fill) for name, fill in _FILLS.items() if name not in {"job_id", "payload"}]
 
 
 class SubmitOutcome(StrEnum):

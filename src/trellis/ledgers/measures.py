@@ -151,13 +151,13 @@ def _count_settled(alike: tuple[Any, ...], n: int, now: float) -> None:
 
 
 def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters
-    created: dict[str, int] = {}
+    created: dict[tuple[str, str], int] = {}
     for job, outcome in zip(args[1], answer, strict=True):
         if isinstance(outcome, Submitted) and outcome.created:
-            type_ = type_label(job.type, job.lifecycle)
-            created[type_] = created.get(type_, 0) + 1
-    for type_, n in created.items():
-        process_metrics.count(SUBMITTED, n, type_)
+            named = (job.type, job.lifecycle)
+            created[named] = created.get(named, 0) + 1
+    for named, n in created.items():
+        process_metrics.count(SUBMITTED, n, type_label(*named))
 
 
 def _count_renewals(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters

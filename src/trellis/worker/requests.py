@@ -3,9 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, TypedDict, Unpack, cast
 
 from trellis.auth.principals import Principal, party_of
@@ -36,6 +37,8 @@ from trellis.worker.payloads import any_json_bytes
 
 KEY_CHARS_MAX = 200
 TRACE_CHARS_MAX = 1_000
+TYPES_CACHED_MAX = 1_000
+"""Job types whose jobs without settings are built from a stored copy."""
 SHOWN_CHARS_MAX = 40
 """How much of a refused text an error message repeats."""
 RUN_AT_MAX = datetime(3000, 1, 1, tzinfo=UTC)
@@ -128,21 +131,48 @@ def new_job(
     type_: str, payload: Any, settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
 ) -> NewJob:
     """Builds the job to submit. Raises an InputError that says what is wrong."""
+    (job,) = new_jobs(type_, [payload], settings, app=app, new_id=new_id)
+    return job
+
+
+def new_jobs(
+    type_: str, payloads: Collection[Any], settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
+) -> list[NewJob]:
+    """Builds a job for each payload. The settings, which are the same for all, are checked once. Raises as `new_job`."""
     checked_type(type_)
+    spec = app.spec(type_) if app is not None else None
+    trace = tracing.here()
+    if spec is None and not settings and trace is None:
+        common = _common_request_by_default(type_)
+    else:
+        common = _common_request(type_, spec, settings, trace)
+    values = [
+        (payload, any_json_bytes(payload, type_)) if spec is None else spec.codec.accept(payload)
+        for payload in payloads
+    ]
+    given = common.id_is_given
+    jobs = common.copies([(common.job_id if given else JobId(new_id()), body) for _, body in values])
+    if spec is not None and (spec.concurrency_key is not None or spec.unique_rule is not None):
+        jobs = [_keyed(job, spec, value, settings) for job, (value, _) in zip(jobs, values, strict=True)]
+    return [_fingerprinted(job) for job in jobs] if given or common.idempotency_key is not None else jobs
+
+
+@lru_cache(maxsize=TYPES_CACHED_MAX)
+def _common_request_by_default(type_: str) -> NewJob:
+    return _common_request(type_, None, {}, None)
+
+
+def _common_request(type_: str, spec: JobSpec | None, settings: SubmitSettings, trace: str | None) -> NewJob:
+    """Builds what the jobs of one submit have in common. The id is empty unless the caller chose it."""
     if not settings.keys() <= SETTINGS:
         refuse_unknown(settings, tuple(SubmitSettings.__annotations__))
-    spec = app.spec(type_) if app is not None else None
-    value, body = spec.codec.accept(payload) if spec is not None else (payload, any_json_bytes(payload, type_))
     given = settings.get("job_id")
-    job_id = JobId(_matching("job_id", given) if given is not None else new_id())
-    key, limit = _concurrency(spec, value, settings)
-    rule = spec.unique_rule if spec is not None else None
-    if rule is not None or not UNIQUE_SETTINGS.isdisjoint(settings):
-        rule = _unique_rule(spec, value, settings)
-    job = NewJob(
-        job_id=job_id,
+    limit = settings.get("concurrency_limit", spec.options.concurrency_limit if spec else 1)
+    check_whole("concurrency_limit", limit, 1, KEY_LIMIT_MAX)
+    by_payload = spec is not None and spec.unique_rule is not None
+    return NewJob(
+        job_id=JobId(_matching("job_id", given) if given is not None else ""),
         type=type_,
-        payload=body,
         lifecycle=_lifecycle(settings.get("lifecycle", "leased-job")),
         priority=priority_of(settings.get("priority", spec.options.priority if spec else Priority.BATCH)),
         delay_s=_duration("delay_s", settings.get("delay_s", 0.0)),
@@ -150,19 +180,25 @@ def new_job(
         deadline_s=_deadline(settings.get("deadline_s", spec.options.deadline_s if spec else None)),
         max_attempts=_attempts(settings.get("max_attempts", spec.options.max_attempts if spec else ATTEMPTS_DEFAULT)),
         max_deaths=spec.options.max_deaths if spec else DEATHS_DEFAULT,
-        concurrency_key=key,
+        concurrency_key=_concurrency_key(settings.get("concurrency_key")),
         concurrency_limit=limit,
         idempotency_key=_checked_text("idempotency_key", settings.get("idempotency_key")),
         idempotency_scope=_scope(settings.get("idempotency_scope", "")),
         id_is_given=given is not None,
         correlation_id=_checked_text("correlation_id", settings.get("correlation_id")),
-        trace=_trace(settings["trace"] if "trace" in settings else tracing.here()),
+        trace=_trace(settings.get("trace", trace)),
         parent_id=_job_id("parent_id", settings.get("parent_id")),
         compensates=_job_id("compensates", settings.get("compensates")),
         chosen=_chosen_options(spec, settings),
-        unique=rule,
+        unique=None if by_payload or UNIQUE_SETTINGS.isdisjoint(settings) else _unique_rule(None, None, settings),
     )
-    return _fingerprinted(job) if job.id_is_given or job.idempotency_key is not None else job
+
+
+def _keyed(job: NewJob, spec: JobSpec, payload: Any, settings: SubmitSettings) -> NewJob:
+    """Adds the keys that the job's type computes from the payload."""
+    if spec.concurrency_key is not None and settings.get("concurrency_key") is None:
+        job = replace(job, concurrency_key=_concurrency_key(spec.key_of(payload)))
+    return job if spec.unique_rule is None else replace(job, unique=_unique_rule(spec, payload, settings))
 
 
 def _unique_rule(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -> UniqueRule | None:
@@ -217,14 +253,9 @@ def _fingerprinted(job: NewJob) -> NewJob:
     return replace(job, fingerprint=fingerprint(job))
 
 
-def _concurrency(spec: JobSpec | None, payload: Any, settings: SubmitSettings) -> tuple[str | None, int]:
-    key = settings.get("concurrency_key")
-    if key is None and spec is not None and spec.concurrency_key is not None:
-        key = spec.key_of(payload)
-    limit = settings.get("concurrency_limit", spec.options.concurrency_limit if spec else 1)
-    check_whole("concurrency_limit", limit, 1, KEY_LIMIT_MAX)
+def _concurrency_key(key: str | None) -> str | None:
     checked = _checked_text("concurrency_key", key)
-    return (None if checked is None else KEY_NAMESPACE + checked), limit
+    return None if checked is None else KEY_NAMESPACE + checked
 
 
 def _lifecycle(name: str) -> str:

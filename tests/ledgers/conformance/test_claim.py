@@ -17,7 +17,18 @@ from tests.ledgers.conformance.rig import (
     claimed_ids,
 )
 from trellis.engine.errors import Refused
-from trellis.engine.jobs import Advance, CancelMode, Claim, ClaimId, JobId, Priority, StepApplied, Turn, TypeClaim
+from trellis.engine.jobs import (
+    Advance,
+    CancelMode,
+    Claim,
+    Claimed,
+    ClaimId,
+    JobId,
+    Priority,
+    StepApplied,
+    Turn,
+    TypeClaim,
+)
 from trellis.engine.records import JobPlace
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
@@ -372,6 +383,17 @@ async def test_waiting_for_work_ends_with_a_hint_or_in_time(rig: Rig):
         await rig.submit_one()
         await asyncio.wait({waiting}, timeout=0.1)
     await waiting
+
+
+async def test_each_job_of_a_burst_is_hinted_although_hints_are_merged(rig: Rig):
+    another = await rig.open_another()
+    await another.wait_for_work(("work",), 0.1)
+    for _ in range(5):
+        await rig.submit_one()
+        claimed: list[Claimed] = []
+        while not claimed:
+            await asyncio.wait_for(another.wait_for_work(("work",), 60.0), 20.0)
+            claimed = await rig.claim(ledger=another)
 
 
 @pytest.mark.only("postgres")

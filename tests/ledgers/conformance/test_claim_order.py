@@ -11,9 +11,10 @@ from trellis.lifecycles import Trigger
 
 @pytest.mark.requirement("D49")
 async def test_jobs_of_one_submit_are_claimed_in_its_order_with_a_key_or_without(rig: Rig):
-    jobs = [rig.new_job(concurrency_key=key) for key in ("a", None, "b", None)]
-    await rig.ledger.submit(SUBMITTER, jobs)
-    assert claimed_ids(await rig.claim(4)) == [job.job_id for job in jobs]
+    jobs = [rig.new_job(concurrency_key=key) for key in ("a", None, None, "b", None)]
+    jobs.append(rig.new_job(idempotency_key="once", fingerprint=b"f"))
+    assert [answer.job_id for answer in await rig.ledger.submit(SUBMITTER, jobs)] == [job.job_id for job in jobs]
+    assert claimed_ids(await rig.claim(6)) == [job.job_id for job in jobs]
 
 
 async def test_children_of_one_spawn_are_claimed_in_its_order_with_a_key_or_without(rig: Rig):

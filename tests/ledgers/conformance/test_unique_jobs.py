@@ -28,6 +28,18 @@ async def finish(rig: Rig, trigger: str = "complete") -> JobId:
     return claimed.lease.job_id
 
 
+async def test_jobs_of_a_unique_type_are_unique_beside_jobs_without_keys(rig: Rig):
+    await rig.ledger.declare_types(WORKER, [TypeOptions(type="once", unique=BY_ARGS)])
+    types = ("work", "work", "once", "once", "work", "work")
+    jobs = [rig.new_job(type=type_, chosen=0) for type_ in types]
+    jobs.append(rig.new_job(concurrency_key="key"))
+    answers = await rig.ledger.submit(SUBMITTER, jobs)
+    expected = [job.job_id for job in jobs]
+    expected[3] = expected[2]
+    assert [answer.job_id for answer in answers] == expected
+    assert len(await rig.claim(10)) == 5, "all of the type that is not unique"
+
+
 @pytest.mark.requirement("DJ-5")
 async def test_equal_payloads_are_one_job_until_it_has_ended(rig: Rig):
     first = await submit(rig, payload=b'{"a": 1, "b": [true]}')

@@ -348,6 +348,7 @@ CALLABLE = {
         "complete_batch",
         "submit_plain",
         "submit_keyed",
+        "submit_one",
         "cancel",
         "moves",
         "send_signal",

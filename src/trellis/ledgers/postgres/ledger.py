@@ -260,14 +260,15 @@ class PostgresLedger(PostgresReads):
 
     async def _submitter(self, actor: Actor, jobs: Sequence[NewJob]) -> int:
         """The number of an actor that may submit these jobs, whose types are registered. Raises NotAllowed."""
-        for job in jobs:
-            transition = lifecycle_named(job.lifecycle).pull(None, Trigger.SUBMIT)
+        for lifecycle in {job.lifecycle for job in jobs}:
+            transition = lifecycle_named(lifecycle).pull(None, Trigger.SUBMIT)
             if transition is None or actor.role not in transition.actors:
                 raise NotAllowed(
-                    role=actor.role, action=f"submit a {job.lifecycle}", reason="the lifecycle does not say so"
+                    role=actor.role, action=f"submit a {lifecycle}", reason="the lifecycle does not say so"
                 )
-            if job.type not in self._types:
-                await self._type(job.type)
+        for type_ in {job.type for job in jobs}:
+            if type_ not in self._types:
+                await self._type(type_)
         return await self._actor(actor)
 
     async def submit_batch(self, actor: Actor, batch: NewBatch) -> BatchSubmitted:
@@ -327,6 +328,9 @@ class PostgresLedger(PostgresReads):
         self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
         """Submit each actor's calls of plain jobs set-wise, and calls with a key in them one by one, in their order."""
+        if len(calls) == 1 and len(calls[0][1]) == 1:
+            actor, (job,) = calls[0]
+            return [[await submit.submit_one(connection, actor, job, self._types, repeat=repeat)]]
         plain: dict[int, list[NewJob]] = {}
         keyed: dict[int, list[NewJob]] = {}
         unique = self._unique_types

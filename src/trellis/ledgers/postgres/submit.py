@@ -20,12 +20,13 @@ from trellis.engine.jobs import (
     TypeOptions,
     accepted,
 )
-from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
+from trellis.ledgers.postgres.connection import PostgresConnection
 from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
 SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
+SUBMIT_ONE = f"select submit_one({', '.join(f'${number}' for number in range(1, 27))})"
 BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.entry = '@batch' where j.job_id = $1"
 PLAIN_REFUSED = "TR013"
 GIVEN_ID_SCOPE = "job_id"
@@ -55,7 +56,13 @@ def type_to_submit_with_keys(error: Exception) -> str | None:
 
 
 def _some(values: list[Any]) -> list[Any] | None:
-    return values if any(value is not None for value in values) else None
+    """The values; None if all are None."""
+    return None if values.count(None) == len(values) else values
+
+
+def _shared(values: list[int]) -> list[int]:
+    """The values; one for all if they are alike. The driver checks and encodes each number of an array."""
+    return values[:1] if values.count(values[0]) == len(values) else values
 
 
 async def submit_plain(
@@ -70,19 +77,56 @@ async def submit_plain(
             LIFECYCLES[lifecycle].code,
             repeat,
             [job.job_id for job in same],
-            [types[job.type] for job in same],
-            [int(job.priority) for job in same],
+            _shared([types[job.type] for job in same]),
+            _shared([job.priority for job in same]),
             [job.payload for job in same],
-            [job.max_attempts for job in same],
-            [job.max_deaths for job in same],
+            _shared([job.max_attempts for job in same]),
+            _shared([job.max_deaths for job in same]),
             _some([job.delay_s or None for job in same]),
             _some([job.run_at for job in same]),
             _some([job.deadline_s for job in same]),
             _some([job.correlation_id for job in same]),
             _some([job.trace for job in same]),
             _some([job.parent_id for job in same]),
-            [job.chosen for job in same],
+            _shared([job.chosen for job in same]),
         )
+
+
+async def submit_one(
+    connection: PostgresConnection, actor: int, job: NewJob, types: dict[str, int], *, repeat: bool
+) -> Submitted | Mismatch:
+    """Submit one job, with keys or without, by one statement."""
+    scope, key = _key(job)
+    answer = await connection.fetchval(
+        SUBMIT_ONE,
+        actor,
+        LIFECYCLES[job.lifecycle].code,
+        job.job_id,
+        types[job.type],
+        job.priority,
+        job.payload,
+        job.max_attempts,
+        job.max_deaths,
+        job.delay_s or None,
+        job.run_at,
+        job.deadline_s,
+        job.correlation_id,
+        job.trace,
+        job.parent_id,
+        job.compensates,
+        job.concurrency_key,
+        job.concurrency_limit,
+        scope,
+        key,
+        job.fingerprint,
+        repeat,
+        job.id_is_given,
+        job.waiting_max,
+        job.chosen,
+        None if job.unique is None else job.unique.text(),
+        job.unique_scope,
+    )
+    return Submitted(job_id=job.job_id, created=True) if answer is None else _answer(job, *answer)
 
 
 def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tuple[Any, ...]:
@@ -157,7 +201,7 @@ async def submit_keyed(
     )
     if rows and rows[0]["outcome"] == "answered":
         return None
-    return [_answer(job, row) for job, row in zip(jobs, rows, strict=True)]
+    return [_answer(job, *row) for job, row in zip(jobs, rows, strict=True)]
 
 
 SPAWN_LOST, SPAWN_NEW, SPAWN_REPEATED = range(3)
@@ -235,11 +279,10 @@ def _key(job: NewJob) -> tuple[str | None, str | None]:
     return (GIVEN_ID_SCOPE, job.job_id) if job.id_is_given else (None, None)
 
 
-def _answer(job: NewJob, row: PostgresRow) -> Submitted | Mismatch:
-    outcome, job_id = row["outcome"], JobId(row["job_id"])
+def _answer(job: NewJob, outcome: str, job_id: JobId, replaced: JobId | None) -> Submitted | Mismatch:
     if outcome == "mismatched_id":
         return Mismatch(key=job.job_id, job_id=job_id)
     if outcome == "mismatch":
         return Mismatch(key=job.idempotency_key or job.job_id, job_id=job_id)
     created = outcome == "created"
-    return Submitted(job_id=job_id, created=created, replaced=row["replaced"] if created else None)
+    return Submitted(job_id=job_id, created=created, replaced=replaced if created else None)

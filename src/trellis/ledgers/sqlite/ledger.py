@@ -134,7 +134,6 @@ class SqliteLedger:
         self._target = target
         self._queue_counts = QueueCounts()
         self._notifier = WorkNotifier()
-        self._commits = WorkNotifier()
         self._commits_seen = 0
         self._events = WorkNotifier()
         self._claims = count(1)
@@ -174,9 +173,7 @@ class SqliteLedger:
     def _watch_of(self, path: Path) -> CommitWatch:
         """A watch for commits of other processes."""
         log = path.with_name(f"{path.name}-wal")
-        return CommitWatch(
-            lambda: connect(self._target), log, on_commit=self._commits.notify, on_events=self._events.notify
-        )
+        return CommitWatch(lambda: connect(self._target), log, any_ready=reads.any_ready, on_events=self._events.notify)
 
     async def close(self) -> None:
         await self.writer.close()
@@ -364,17 +361,18 @@ class SqliteLedger:
 
     async def _ready_elsewhere(self, types: Sequence[str]) -> None:
         """Return when another process has committed and a job of these types can be claimed."""
-        with nullcontext() if self._watch is None else self._watch.attend():
-            while True:
-                committed = self._commits.wait(self._commits_seen)
-                try:
-                    await committed
-                finally:
-                    self._commits.leave(committed)
-                self._commits_seen = self._commits.notifications
+        watch = self._watch
+        if watch is None:
+            await asyncio.get_running_loop().create_future()
+            return
+        with watch.attend(types) as ready:
+            woken = ready.wait(0)
+            if self._commits_seen != watch.commits:  # nobody waited for work when these were noticed
+                self._commits_seen = watch.commits
                 with suppress(LedgerError):  # only a hint is lost: the caller's own polling reports what is wrong
                     if await self._any_ready(types):
                         return
+            await woken
 
     def events_mark(self) -> int:
         return self._events.notifications
@@ -388,7 +386,7 @@ class SqliteLedger:
             self._events.leave(rung)
 
     async def _any_ready(self, types: Sequence[str]) -> bool:
-        return await self.reader.run(lambda tx: reads.any_ready(tx, list(types)))
+        return await self.reader.run(lambda tx: reads.any_ready(tx.db, types))
 
     # --- read ----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -76,13 +76,13 @@ class FileWatch:
 # lost, so waiters also poll the ledger.
 
 POLL_S = 0.015
-"""The interval between checks for other processes' commits, while the log is being written or without inotify."""
-FIRST_POLL_S = 0.002
+"""The interval between checks for other processes' commits, without inotify or some time after a write to the log."""
+FIRST_POLL_S = 0.0005
 """The first check after a write to the log: the commit is visible as soon as its frames are on the disk."""
 WRITING_S = 0.1
 """How long after a write to the log a commit is expected."""
-AFTER_COMMIT_S = 2 * POLL_S
-"""How long after a commit further ones are looked for, before the log is watched again."""
+AFTER_COMMIT_S = 0.003
+"""The pause after a commit, before the next check: busy writers do not keep this process busy too."""
 UNTOLD_POLL_S = 0.5
 """The interval between checks while the log is not written.
 
@@ -141,7 +141,8 @@ def _wake(future: "asyncio.Future[None]") -> None:
 class CommitWatch:
     """Checks for commits of other connections, in its own thread, while a caller waits for one.
 
-    `on_commit` is called after any commit, `on_events` after a commit that appended events; both from that thread.
+    After a commit that thread itself asks, by `any_ready`, whether a waiter's types have work, and wakes only those
+    waiters. `on_events` is called from it after a commit that appended events.
     """
 
     def __init__(
@@ -149,13 +150,17 @@ class CommitWatch:
         open_connection: Callable[[], apsw.Connection],
         log: Path,
         *,
-        on_commit: Callable[[], None],
+        any_ready: Callable[[Database, Sequence[str]], bool],
         on_events: Callable[[], None],
     ) -> None:
         self._open_connection = open_connection
         self._log = log
-        self._on_commit = on_commit
+        self._any_ready = any_ready
         self._on_events = on_events
+        self.commits = 0
+        """How many times a check found new commits."""
+        self._wanted: dict[WorkNotifier, Sequence[str]] = {}
+        """The waiters for work, each with its types."""
         self._changed = threading.Condition()
         self._waiting = 0
         self._closed = threading.Event()
@@ -163,18 +168,22 @@ class CommitWatch:
         self._file: FileWatch | None = None
 
     @contextmanager
-    def attend(self) -> Generator[None]:
-        """Watch for commits while this context is open."""
+    def attend(self, types: Sequence[str] = ()) -> Generator[WorkNotifier]:
+        """Watch for commits while this context is open. What it gives is notified when these types have work."""
+        ready = WorkNotifier()
         with self._changed:
+            if types:
+                self._wanted[ready] = types
             self._waiting += 1
             self._changed.notify()
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._serve, name="trellis-commits", daemon=True)
                 self._thread.start()
         try:
-            yield
+            yield ready
         finally:
             with self._changed:
+                self._wanted.pop(ready, None)
                 self._waiting -= 1
 
     def close(self) -> None:
@@ -200,25 +209,38 @@ class CommitWatch:
     def _watch(self, connection: apsw.Connection) -> None:
         seen, newest = _version(connection), _newest_event(connection)
         file = self._watch_file()
-        pause_s, written_s = POLL_S, 0.0
+        pause_s, expected_s = POLL_S, 0.0
         while self._is_wanted():
             version = _version(connection)
             if version != seen:
                 seen, before, newest = version, newest, _newest_event(connection)
-                self._on_commit()
+                self.commits += 1
+                self._wake_waiters(connection)
                 if newest != before:
                     self._on_events()
-                # The write that was reported is visible now. A later one is reported again.
-                pause_s, written_s = POLL_S, AFTER_COMMIT_S
-            if file is None or written_s > 0:
-                self._closed.wait(pause_s)
-                written_s, pause_s = written_s - pause_s, min(2 * pause_s, POLL_S)
-            elif file.wait(UNTOLD_POLL_S):
-                written_s, pause_s = WRITING_S, FIRST_POLL_S
+                expected_s = 0.0  # the write that was reported is visible now, and a later one is reported again
+                self._closed.wait(AFTER_COMMIT_S)
+            elif file is None:
+                self._closed.wait(POLL_S)
+            elif file.wait(pause_s if expected_s > 0 else UNTOLD_POLL_S):
+                expected_s, pause_s = WRITING_S, FIRST_POLL_S
+                self._closed.wait(FIRST_POLL_S)
+            else:
+                expected_s, pause_s = expected_s - pause_s, min(2 * pause_s, POLL_S)
         if file is not None:
             with self._changed:
                 self._file = None
             file.close()
+
+    def _wake_waiters(self, connection: Database) -> None:
+        with self._changed:
+            wanted = list(self._wanted.items())
+        for ready, types in wanted:
+            try:
+                if self._any_ready(connection, types):
+                    ready.notify()
+            except apsw.Error:  # only a hint is lost
+                return
 
     def _watch_file(self) -> FileWatch | None:
         with self._changed:

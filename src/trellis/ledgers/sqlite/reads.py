@@ -38,6 +38,7 @@ from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
 from trellis.ledgers.sqlite import rows
+from trellis.ledgers.sqlite.connection import Database
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
     HELD,
@@ -321,8 +322,8 @@ def histories(tx: Transaction, after: int, limit: int) -> tuple[list[JobHistory]
     return histories_read, page[-1][0] if page else after
 
 
-def any_ready(tx: Transaction, types: list[str]) -> bool:
-    return bool(tx.db.execute(_READ_QUERIES.any_ready, (json.dumps(types),)).fetchall())
+def any_ready(db: Database, types: Sequence[str]) -> bool:
+    return bool(db.execute(_READ_QUERIES.any_ready, (json.dumps(list(types)),)).fetchall())
 
 
 # --- callers' filters ------------------------------------------------------------------------------------------------

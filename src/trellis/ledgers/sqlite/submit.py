@@ -38,6 +38,7 @@ from trellis.ledgers.sqlite.key_rates import rate_changed
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import (
+    READY,
     ROLE_CODES,
     STEPS,
     US,
@@ -173,6 +174,8 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     """One answer per job, in order. If one job is refused, nothing is written."""
     if len(jobs) > SUBMIT_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
+    if len(jobs) == 1 and not _has_keys(jobs[0]) and (alone := _submit_alone(tx, actor, jobs[0])) is not None:
+        return [alone]
     steps = [_submit_step(actor, job) for job in jobs]
     known = existing(tx, [job.job_id for job in jobs])
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
@@ -200,6 +203,44 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
         answers.append(answer)
     _write(tx, new)
     return answers
+
+
+def _has_keys(job: NewJob) -> bool:
+    """Whether the job has a key of any kind, an id that its caller chose, or a job to undo."""
+    return (
+        job.idempotency_key is not None
+        or job.concurrency_key is not None
+        or job.id_is_given
+        or job.unique is not None
+        or job.compensates is not None
+    )
+
+
+def _submit_alone(tx: Transaction, actor: Actor, job: NewJob) -> Submitted | None:
+    """Submit one job without keys, by statements for one row. None, and nothing is written, where it needs more.
+
+    It needs more if its id exists, as after an unknown outcome, or if its type declares unique jobs.
+    """
+    step = _submit_step(actor, job)
+    of_type = None if job.chosen == ChosenOptions.ALL else declared(tx, step.lifecycle, job.type)
+    if (of_type is not None and of_type.unique is not None) or existing(tx, [job.job_id]):
+        return None
+    check_new_id(job.job_id, job.lifecycle, actor.role)
+    options = resolve_options(job, of_type)
+    key = last_job(tx) + 1
+    type_id = tx.names.type_id(step.lifecycle, job.type)
+    length = _deadline_us(options)
+    deadline = None if length is None else tx.now + length
+    place, wait = target_place(step, keyed=False, delay_us=_delay_us(job, tx.now) or step.timer_us)
+    row = (key, step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline)
+    tx.db.execute(SUBMIT_QUERIES.insert_job, row)
+    tx.db.execute(SUBMIT_QUERIES.insert_submission, _submission_row(job, options, key, tx.now, None))
+    role, number = ROLE_CODES[actor.role], tx.names.actor_id(actor.name)
+    event = (key, step.event, step.source, step.target, role, number, tx.now, place, wait)
+    tx.db.execute(SUBMIT_QUERIES.insert_first_event, event)
+    tx.woke |= place == READY
+    tx.appended = True
+    return Submitted(job_id=job.job_id, created=True)
 
 
 class _ClaimedKey(NamedTuple):
@@ -346,28 +387,40 @@ def _take_in(
     if job.concurrency_key is not None:
         ckey = tx.names.key_id(job.concurrency_key, options.concurrency_limit)
         new.concurrency.add(ckey)
-    length = None if options.deadline_s is None else int(options.deadline_s * US)
+    length = _deadline_us(options)
     deadline = None if length is None else tx.now + length
     type_id = tx.names.type_id(step.lifecycle, job.type)
     original = None if job.compensates is None else _original(tx, job.compensates)
     alike = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline, ckey, original)
     new.jobs.setdefault(alike, []).append(key)
-    correlation = None if job.correlation_id == job.job_id else job.correlation_id
-    row = (
-        tx.now,
-        options.max_attempts,
-        options.max_deaths,
-        correlation,
-        job.trace,
-        job.parent_id,
-        job.payload,
-        length,
-    )
-    key_limit = None if ckey is None else options.concurrency_limit
-    new.submissions.append((key, job.job_id, *row, key_limit, job.compensates))
+    new.submissions.append(_submission_row(job, options, key, tx.now, ckey))
     place, wait = target_place(step, keyed=ckey is not None, delay_us=delay_us or step.timer_us)
     new.steps.add(StepWrite(step, who, place, wait), JobKey(key))
     _remember(new, job, key, tx.now)
+
+
+def _deadline_us(options: ResolvedOptions) -> int | None:
+    return None if options.deadline_s is None else int(options.deadline_s * US)
+
+
+def _submission_row(
+    job: NewJob, options: ResolvedOptions, key: int, now: int, ckey: int | None
+) -> tuple[int | str | bytes | None, ...]:
+    """The values of the query `insert_submission`."""
+    return (
+        key,
+        job.job_id,
+        now,
+        options.max_attempts,
+        options.max_deaths,
+        None if job.correlation_id == job.job_id else job.correlation_id,
+        job.trace,
+        job.parent_id,
+        job.payload,
+        _deadline_us(options),
+        None if ckey is None else options.concurrency_limit,
+        job.compensates,
+    )
 
 
 def _remember(new: _NewRows, job: NewJob, key: int, now: int) -> None:

@@ -1,13 +1,14 @@
 -- Checks on every insert of an event, whoever makes it. Refused are an undeclared transition, a version gap, a source
 -- that is not the previous target, and a decreasing (generation, attempt, rank) or epoch. The primary key refuses two
--- events for one version. Partitions of `event` cover 4,194,304 jobs each.
+-- events for one version. A first event has no previous one: the null spares the index three page reads for each new job.
+-- Partitions of `event` cover 4,194,304 jobs each.
 
 create or replace function _check_events() returns trigger language plpgsql
 set search_path from current
 set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 declare bad record;
 begin
-  select n.* into bad from new_events n left join event p on p.id = n.id and p.version = n.version - 1
+  select n.* into bad from new_events n left join event p on p.id = n.id and p.version = nullif(n.version - 1, 0)
    where not _declared(n.lifecycle, n.role, n.from_state, n.to_state)
       or case when n.version = 1 then n.from_state <> 0 or n.generation <> 0 or n.attempt <> 0
               else p.id is null or p.to_state <> n.from_state or p.lifecycle <> n.lifecycle or n.epoch < p.epoch

@@ -1,6 +1,7 @@
 -- Submit. `submit_plain` takes jobs without keys of any kind, set-wise. `submit_keyed` takes jobs one by one, with
--- idempotency keys, given ids, concurrency keys, unique keys and compensations. `submit_job` and `submit_unique_job` are for
--- SQL callers inside their own transaction. A second submit with the same idempotency key returns the first job.
+-- idempotency keys, given ids, concurrency keys, unique keys and compensations. `submit_one` takes one job of either kind:
+-- arrays and a statement for sets cost more than one job does. `submit_job` and `submit_unique_job` are for SQL callers
+-- inside their own transaction. A second submit with the same idempotency key returns the first job.
 
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin
@@ -8,47 +9,46 @@ begin
     using errcode = 'TR007', detail = p_job_id;
 end $$;
 
-create or replace function submit_plain(
-  p_actor int, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
-  p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
-  p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[]) returns void
-language plpgsql security definer set search_path from current
--- A nested loop keeps the order of the arrays, in which the jobs get their numbers and places.
+-- Inserts jobs of one lifecycle that have no keys, by one statement. An array of one value holds for all jobs. With p_repeat, jobs
+-- that exist are left out. A nested loop keeps the order of the arrays, in which the jobs get their numbers and places.
+create or replace function _submit_set(
+  p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[],
+  p_prios smallint[], p_payloads bytea[], p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[],
+  p_deadlines float8[], p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[]) returns void
+language plpgsql set search_path from current
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
 declare
-  a record := _actor(p_actor);
   l lifecycle;
-  at timestamptz := trellis.now();
-  no bigint;
   may_rest boolean;
 begin
-  perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, p_parents);
-  perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role);
+  perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, p_role);
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   may_rest := l.initial_claimable or _is_timed(p_lifecycle, l.initial);
-  no := _open_batch();
   with i as materialized (
-    select nextval('job_id_seq') as id, u.job_id, u.type, u.payload, u.correlation_id, u.trace, u.parent_id, w.*,
+    select nextval('job_id_seq') as id, u.job_id, v.type, u.payload, u.correlation_id, u.trace, u.parent_id, w.*,
            case when not may_rest then null
-                when greatest(u.run_at, at + u.delay * interval '1 s') > at then greatest(u.run_at, at + u.delay * interval '1 s')
-                else at + l.initial_timer_s * interval '1 s' end as due_at,
-           case when w.deadline is not null then at + w.deadline * interval '1 s' end as deadline_at,
-           case when o.unique_rule is not null then _refuse_plain(u.type)
-                when o.keyed and u.chosen & 16 = 0 then _refuse_unkeyed(u.type) end as refused
+                when greatest(u.run_at, p_now + u.delay * interval '1 s') > p_now then greatest(u.run_at, p_now + u.delay * interval '1 s')
+                else p_now + l.initial_timer_s * interval '1 s' end as due_at,
+           case when w.deadline is not null then p_now + w.deadline * interval '1 s' end as deadline_at,
+           case when o.unique_rule is not null then _refuse_plain(v.type)
+                when o.keyed and v.chosen & 16 = 0 then _refuse_unkeyed(v.type) end as refused
       from unnest(p_job_ids, p_types, p_prios, p_payloads, p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines,
                   p_correlations, p_traces, p_parents, p_chosen)
            u(job_id, type, prio, payload, max_attempts, max_deaths, delay, run_at, deadline, correlation_id, trace, parent_id, chosen)
-           left join type_options o on o.lifecycle = p_lifecycle and o.type = u.type and u.chosen <> 63
+           cross join lateral (select coalesce(u.type, p_types[1]) as type, coalesce(u.chosen, p_chosen[1]) as chosen) v
+           left join type_options o on o.lifecycle = p_lifecycle and o.type = v.type and v.chosen <> 63
            cross join lateral (
-             select case when o.type is null or u.chosen & 1 > 0 then u.prio else o.prio end as prio,
-                    case when o.type is null or u.chosen & 2 > 0 then u.max_attempts else o.max_attempts end as max_attempts,
-                    case when o.type is null or u.chosen & 4 > 0 then u.max_deaths else o.max_deaths end as max_deaths,
-                    case when o.type is null or u.chosen & 8 > 0 then u.deadline else o.deadline_s end as deadline) w
+             select case when o.type is null or v.chosen & 1 > 0 then coalesce(u.prio, p_prios[1]) else o.prio end as prio,
+                    case when o.type is null or v.chosen & 2 > 0 then coalesce(u.max_attempts, p_max_attempts[1])
+                         else o.max_attempts end as max_attempts,
+                    case when o.type is null or v.chosen & 4 > 0 then coalesce(u.max_deaths, p_max_deaths[1])
+                         else o.max_deaths end as max_deaths,
+                    case when o.type is null or v.chosen & 8 > 0 then u.deadline else o.deadline_s end as deadline) w
      where not p_repeat or not exists (select from job o where o.job_id = u.job_id)
   ), j as (
     insert into job (id, created_at, deadline_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace,
                      parent_id, payload, deadline_us)
-    select id, at, deadline_at, type, max_attempts, max_deaths, p_lifecycle, prio, job_id, correlation_id, trace, parent_id,
+    select id, p_now, deadline_at, type, max_attempts, max_deaths, p_lifecycle, prio, job_id, correlation_id, trace, parent_id,
            payload, deadline * 1000000 from i
   ), r as (
     insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
@@ -62,8 +62,28 @@ begin
     insert into deadline (id, at) select id, deadline_at from i where deadline_at is not null
   )
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, due_at)
-  select id, no, at, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, a.role, due_at from i;
+  select id, p_batch, p_now, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, p_role, due_at from i;
 end $$;
+
+create or replace function submit_plain(
+  p_actor int, p_lifecycle smallint, p_repeat boolean, p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
+  p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
+  p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[]) returns void
+language plpgsql security definer set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+begin
+  perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, p_parents);
+  perform _submit_set(p_actor, a.role, trellis.now(), _open_batch(), p_lifecycle, p_repeat, p_job_ids, p_types, p_prios, p_payloads,
+                      p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines, p_correlations, p_traces, p_parents, p_chosen);
+end $$;
+
+-- The stored form of an idempotency key's scope. Compensations are not scoped by login: each is made once, for a job that is
+-- the login's own.
+create or replace function _scope_of_login(p_scope text, p_compensates text) returns text language sql stable
+set search_path from current as $$
+  select case when p_scope = 'job_id' or p_compensates is not null then p_scope else _of_login(p_scope) end
+$$;
 
 create or replace function _key_hash(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 42) $$;
 
@@ -119,18 +139,20 @@ create or replace function _submit_one(
   out outcome text, out job_id text, out replaced text)
 language plpgsql set search_path from current as $$
 declare
-  l lifecycle;
+  l record;
   new_id bigint := nextval('job_id_seq');
   old record;
   key_id bigint;
   original bigint;
   due timestamptz;
   t token;
-  o type_options;
   r record;
   taken record;
   has_key boolean := false;
 begin
+  if p_scope = 'job_id' and p_key is distinct from p_job_id then
+    raise exception 'a job id is reserved by the job that has it' using errcode = 'TR004';
+  end if;
   if p_key is not null then
     select had.* into old from _take_key(p_scope, p_key, p_now, new_id, p_fingerprint) had;
     if not old.taken then
@@ -157,22 +179,23 @@ begin
   if _id_is_reserved(p_job_id, p_lifecycle, p_role) and not exists (select from job j where j.job_id = p_job_id) then
     perform _refuse_reserved(p_job_id);
   end if;
-  if p_chosen <> 63 then
-    select d.* into o from type_options d where d.lifecycle = p_lifecycle and d.type = p_type;
-    if found then
-      if o.keyed and p_chosen & 16 = 0 and not exists (select from job j where j.job_id = p_job_id) then
-        perform _refuse_unkeyed(p_type);
-      end if;
-      p_prio := case when p_chosen & 1 > 0 then p_prio else o.prio end;
-      p_max_attempts := case when p_chosen & 2 > 0 then p_max_attempts else o.max_attempts end;
-      p_max_deaths := case when p_chosen & 4 > 0 then p_max_deaths else o.max_deaths end;
-      p_deadline := case when p_chosen & 8 > 0 then p_deadline else o.deadline_s end;
-      p_cap := case when p_chosen & 32 > 0 then p_cap else o.concurrency_limit end;
+  select c.initial, c.initial_event, c.initial_claimable, c.initial_timer_s, o.type, o.prio, o.max_attempts, o.max_deaths, o.deadline_s,
+         o.concurrency_limit, o.keyed, o.unique_rule
+    into l from lifecycle c left join type_options o on o.lifecycle = c.lifecycle and o.type = p_type and p_chosen <> 63
+   where c.lifecycle = p_lifecycle;
+  if l.type is not null then
+    if l.keyed and p_chosen & 16 = 0 and not exists (select from job j where j.job_id = p_job_id) then
+      perform _refuse_unkeyed(p_type);
     end if;
+    p_prio := case when p_chosen & 1 > 0 then p_prio else l.prio end;
+    p_max_attempts := case when p_chosen & 2 > 0 then p_max_attempts else l.max_attempts end;
+    p_max_deaths := case when p_chosen & 4 > 0 then p_max_deaths else l.max_deaths end;
+    p_deadline := case when p_chosen & 8 > 0 then p_deadline else l.deadline_s end;
+    p_cap := case when p_chosen & 32 > 0 then p_cap else l.concurrency_limit end;
   end if;
-  if (p_rule is not null or o.unique_rule is not null) and not exists (select from job j where j.job_id = p_job_id) then
+  if (p_rule is not null or l.unique_rule is not null) and not exists (select from job j where j.job_id = p_job_id) then
     has_key := true;
-    r := _resolve_rule(p_rule, o.unique_rule::jsonb, p_type, p_payload);
+    r := _resolve_rule(p_rule, l.unique_rule::jsonb, p_type, p_payload);
     taken := _take_unique_key(p_actor, p_now, p_batch, new_id, p_job_id, p_type, p_unique_scope, r.key, r.on_conflict, r.unfinished,
                               r.window_s);
     if taken.keeper is not null and r.on_conflict = 'raise' then
@@ -196,7 +219,6 @@ begin
   if p_waiting_max is not null and not exists (select from job j where j.job_id = p_job_id) then
     perform _refuse_full(p_ckey, p_waiting_max);
   end if;
-  select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   due := greatest(p_run_at, p_now + p_delay * interval '1 s');
   due := case when not (l.initial_claimable or _is_timed(p_lifecycle, l.initial)) then null when due > p_now then due
               else p_now + l.initial_timer_s * interval '1 s' end;
@@ -230,15 +252,20 @@ begin
   if p_deadline is not null then insert into deadline (id, at) values (new_id, p_now + p_deadline * interval '1 s'); end if;
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, due_at)
   values (new_id, p_batch, p_now, 1, p_actor, 0, l.initial_event, p_lifecycle, 0, l.initial, 0, 0, p_role, due);
-  t := (new_id, key_id, null, p_type, 1, 0, null, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio,
-        case when original is null then 0 else 1 end)::token;
-  perform _put_waiting(t, l.initial_claimable, due, p_now);
+  if key_id is null and original is null and l.initial_claimable and due is null then  -- most jobs
+    insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
+    values (new_id, p_type, 1, 0, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio, 0);
+  else
+    t := (new_id, key_id, null, p_type, 1, 0, null, 0, 0, p_max_attempts, 0, l.initial, p_lifecycle, p_prio,
+          case when original is null then 0 else 1 end)::token;
+    perform _put_waiting(t, l.initial_claimable, due, p_now);
+  end if;
   job_id := p_job_id;
   outcome := 'created';
 end $$;
 
--- Jobs one by one. With p_key (see 72_request_keys.sql) the key of the request is stored with them; the only outcome is
--- 'answered', and nothing is submitted, when an answer is stored with that key.
+-- Jobs one by one, but neighbours without keys together. With p_key (see 72_request_keys.sql) the key of the request is stored with
+-- them; the only outcome is 'answered', and nothing is submitted, when an answer is stored with that key.
 create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
@@ -251,7 +278,9 @@ declare
   a record := _actor(p_actor);
   at timestamptz;
   no bigint;
-  i int;
+  plain boolean[];
+  i int := 1;
+  j int;
 begin
   if p_key is not null and _take_request_key(p_key) is not null then
     return query select 'answered', null::text, null::text;
@@ -259,25 +288,67 @@ begin
   end if;
   perform lock_waiting(array(select u.name from unnest(p_ckeys, p_waiting_max) u(name, most) where u.most is not null));
   perform _check_lifecycle(a.role, p_lifecycles), _check_links(a.role, p_parents || p_compensates);
-  if exists (select from unnest(p_scopes, p_keys, p_job_ids) u(scope, key, job_id) where u.scope = 'job_id' and u.key is distinct from u.job_id) then
-    raise exception 'a job id is reserved by the job that has it' using errcode = 'TR004';
-  end if;
   if _is_limited() then
     p_ckeys := array(select _of_login(u.name) from unnest(p_ckeys) with ordinality u(name, n) order by u.n);
-    -- Compensations are not scoped by login: each is made once, for a job that is the login's own.
-    p_scopes := array(select case when u.name = 'job_id' or p_compensates[u.n] is not null then u.name else _of_login(u.name) end
-                        from unnest(p_scopes) with ordinality u(name, n) order by u.n);
+    p_scopes := array(select _scope_of_login(u.name, p_compensates[u.n]) from unnest(p_scopes) with ordinality u(name, n) order by u.n);
   end if;
   at := trellis.now();
   no := _open_batch();
-  for i in 1 .. array_length(p_job_ids, 1) loop
-    return query select s.outcome, s.job_id, s.replaced from _submit_one(
-      p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
-      p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
-      p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i],
-      p_chosen[i], p_rules[i]::jsonb, _of_login(coalesce(p_unique_scopes[i], ''))) s;
+  if cardinality(p_job_ids) > 1 then
+    plain := array(
+      select u.ckey is null and u.key is null and not u.given and u.compensates is null and u.rule is null and u.most is null
+             and not exists (select from type_options o where o.lifecycle = u.lifecycle and o.type = u.type and u.chosen <> 63
+                                                          and o.unique_rule is not null)
+        from unnest(p_ckeys, p_keys, p_given, p_compensates, p_rules, p_waiting_max, p_lifecycles, p_types, p_chosen) with ordinality
+             u(ckey, key, given, compensates, rule, most, lifecycle, type, chosen, n) order by u.n);
+  end if;
+  while i <= cardinality(p_job_ids) loop
+    j := i;
+    while plain[i] and plain[j + 1] and p_lifecycles[j + 1] = p_lifecycles[i] loop j := j + 1; end loop;
+    if j > i then
+      perform _submit_set(p_actor, a.role, at, no, p_lifecycles[i], p_repeat, p_job_ids[i:j], p_types[i:j], p_prios[i:j], p_payloads[i:j],
+                          p_max_attempts[i:j], p_max_deaths[i:j], p_delays[i:j], p_run_ats[i:j], p_deadlines[i:j], p_correlations[i:j],
+                          p_traces[i:j], p_parents[i:j], p_chosen[i:j]);
+      return query select 'created', u.job_id, null::text from unnest(p_job_ids[i:j]) with ordinality u(job_id, n) order by u.n;
+    else
+      return query select s.outcome, s.job_id, s.replaced from _submit_one(
+        p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i], p_types[i], p_prios[i], p_payloads[i], p_max_attempts[i],
+        p_max_deaths[i], p_delays[i], p_run_ats[i], p_deadlines[i], p_correlations[i], p_traces[i], p_parents[i], p_compensates[i],
+        p_ckeys[i], p_caps[i], p_scopes[i], p_keys[i], p_fingerprints[i], p_repeat, p_given[i], p_waiting_max[i],
+        p_chosen[i], p_rules[i]::jsonb, _of_login(coalesce(p_unique_scopes[i], ''))) s;
+    end if;
+    i := j + 1;
   end loop;
-  perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
+  if array_remove(p_ckeys, null) <> '{}' then
+    perform _promote(array(select distinct _key_hash(k) from unnest(p_ckeys) k where k is not null), true);
+  end if;
+end $$;
+
+-- One job, with or without keys, as `submit_keyed` takes it. Returns null when the job was created and replaced no other;
+-- otherwise the outcome, the job's id and the job that it replaced.
+create or replace function submit_one(
+  p_actor int, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint, p_payload bytea, p_max_attempts smallint,
+  p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8, p_correlation text, p_trace text, p_parent text,
+  p_compensates text, p_ckey text, p_cap int, p_scope text, p_key text, p_fingerprint bytea, p_repeat boolean, p_given boolean,
+  p_waiting_max int, p_chosen smallint, p_rule text, p_unique_scope text) returns text[]
+language plpgsql security definer set search_path from current as $$
+declare
+  a record := _actor(p_actor);
+  new record;
+begin
+  if p_waiting_max is not null then perform lock_waiting(array[p_ckey]); end if;
+  if _is_limited() then
+    perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, array[p_parent, p_compensates]);
+    p_ckey := _of_login(p_ckey);
+    p_scope := _scope_of_login(p_scope, p_compensates);
+    p_unique_scope := _of_login(p_unique_scope);
+  end if;
+  new := _submit_one(
+    p_actor, a.role, trellis.now(), _open_batch(), p_lifecycle, p_job_id, p_type, p_prio, p_payload, p_max_attempts, p_max_deaths, p_delay,
+    p_run_at, p_deadline, p_correlation, p_trace, p_parent, p_compensates, p_ckey, p_cap, p_scope, p_key, p_fingerprint, p_repeat, p_given,
+    p_waiting_max, p_chosen, p_rule::jsonb, p_unique_scope);
+  if p_ckey is not null then perform _promote(array[_key_hash(p_ckey)], true); end if;
+  return case when new.outcome <> 'created' or new.replaced is not null then array[new.outcome, new.job_id, new.replaced] end;
 end $$;
 
 -- What `submit_job` and `submit_unique_job` do.

@@ -25,6 +25,13 @@ SELECT max(coalesce((SELECT max(id) FROM trellis_job), 0),
 INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, ckey, compensates)
 SELECT value, ?, ?, ?, ?, ?, ?, ? FROM json_each(?);
 
+-- name: insert_job
+INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: insert_first_event
+INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait)
+VALUES (?, 1, ?, ?, ?, ?, ?, 0, 0, 0, ?, ?, ?);
+
 -- name: insert_submission
 INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, correlation, trace, parent, payload, deadline,
   key_limit, compensates)
