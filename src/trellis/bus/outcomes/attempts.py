@@ -28,7 +28,7 @@ bounded too.
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from itertools import accumulate
@@ -101,6 +101,7 @@ REQUEUING_VERDICTS = frozenset({ReportVerdict.RETRY, ReportVerdict.GIVE_BACK})
 """Verdicts after which the job waits for dispatch again."""
 
 
+_DISPATCH_FIELDS = tuple(one.name for one in fields(Dispatch))
 _ALWAYS_STORED = ("status", "worker_id", "execution_ms", "error_code", "error_message", "result_ptr")
 
 
@@ -139,7 +140,7 @@ class WorkerReport:
             "error_code_enum": self.error_code_enum,
             "result_ref": self.result_ref and self.result_ref.model_dump(exclude_defaults=True),
             "artifact_refs": [ref.model_dump(exclude_defaults=True) for ref in self.artifact_refs],
-            "dispatch": self.dispatch and asdict(self.dispatch),
+            "dispatch": self.dispatch and {name: getattr(self.dispatch, name) for name in _DISPATCH_FIELDS},
         }
         return {
             **{name: getattr(self, name) for name in _ALWAYS_STORED},
@@ -153,8 +154,8 @@ class WorkerReport:
         return ": ".join(filter(None, (self.error_code, self.error_message))) or None
 
 
-def _json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode()
+def _json(members: Mapping[str, Any]) -> bytes:
+    return json.dumps(members, ensure_ascii=False).encode()
 
 
 def report_of_result(result: JobResult, dispatch_id: str) -> WorkerReport:

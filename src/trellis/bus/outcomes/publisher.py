@@ -54,6 +54,7 @@ KEPT_SUBJECTS = frozenset({RESULT, DEAD_LETTERS})
 END_EVENTS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
 ATTEMPT_REVOKED_EVENTS = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
 """Events that end an attempt whose worker may still be running it, if the job was held."""
+PUBLISHED_EVENTS = END_EVENTS | ATTEMPT_REVOKED_EVENTS
 DEAD_LETTER_STATES = frozenset({"FAILED", "TIMEOUT", "DENIED"})
 """Ends that are also published on `sys.job.dlq`, unless the job is retried."""
 WORKER_STATUSES = frozenset({Status.FAILED_RETRYABLE, Status.FAILED_FATAL})
@@ -155,10 +156,11 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
         sent = 0
         for start in range(0, len(events), CONCURRENCY):
             group = events[start : start + CONCURRENCY]
-            answers = await asyncio.gather(*map(self._publish_event, group))
+            noted = [number for number, event in enumerate(group, start) if event.type in PUBLISHED_EVENTS]
+            answers = await asyncio.gather(*(self._publish_event(events[number]) for number in noted))
             sent += sum(answer or 0 for answer in answers)
             if None in answers:
-                return sent, start + answers.index(None)
+                return sent, noted[answers.index(None)]
             await self.keep()
         return sent, len(events)
 

@@ -287,7 +287,8 @@ class ResultListener:
 
     async def _end(self, hold: HeldLease, meant: ReportVerdict, report: WorkerReport) -> Advance:
         if meant is ReportVerdict.SUCCEED:
-            return Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=report.body, result=report.body)
+            body = report.body
+            return Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=body, result=body)
         death = await self._dead_letter_reason(hold.lease.job_id, report)
         again = is_retryable(report, self.topics.of(hold.type))
         return Advance(
