@@ -149,7 +149,9 @@ class ResultListener:
 
     async def start(self) -> None:
         """Subscribe. Results that arrived while there was no subscriber are delivered too."""
-        self._listening.append(await self.bus.listen(RESULT, self.handle_result, group=GROUP, durable=True))
+        self._listening.append(
+            await self.bus.listen(RESULT, self.handle_result, group=GROUP, durable=True, echoes=False)
+        )
         self._listening.append(await self.bus.listen(PROGRESS, self.handle_progress, group=GROUP))
 
     async def stop(self) -> None:
