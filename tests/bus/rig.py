@@ -133,8 +133,9 @@ class Switched:
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,
+        echoes: bool = True,
     ) -> BusSubscription:
-        return await self._bus.listen(subject, handler, group=group, durable=durable, alerts=alerts)
+        return await self._bus.listen(subject, handler, group=group, durable=durable, alerts=alerts, echoes=echoes)
 
     async def close(self) -> None:
         await self._bus.close()

@@ -1,7 +1,7 @@
 """CAP packets: every message goes out as the SDK wants it and comes back as it was; everything else is refused by its code."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from trellis.bus.messages import (
 )
 from trellis.bus.requests import JobRequest, ResourceRef
 from trellis.bus.wire.cap import ACTOR_TYPES, FIELDS_MAX, PACKET_BYTES_MAX, PRIORITIES, decode, encode
-from trellis.bus.wire.signatures import PacketKeys
+from trellis.bus.wire.signatures import PacketDelivery, PacketKeys
 
 AT = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=UTC)
 PLAIN = PacketKeys()
@@ -437,3 +437,21 @@ def test_packet_fields_without_a_meaning_for_us_are_ignored():
         message.identity.tenant_id = "acme"
 
     assert decode(changed(packet_of(BODIES["request"]), change), PLAIN) == packet_of(BODIES["request"])
+
+
+def test_bytes_that_were_read_before_are_checked_for_their_own_delivery():
+    data = encode(packet_of(BODIES["heartbeat"]), PLAIN)
+    in_time, late = (PacketDelivery(subject="sys.heartbeat", at=AT + timedelta(seconds=n)) for n in (1, 100))
+    assert decode(data, PLAIN, delivery=in_time) == decode(data, PLAIN, delivery=in_time)
+    with pytest.raises(PacketRefused, match="100 s old"):
+        decode(data, PLAIN, delivery=late)
+    with pytest.raises(PacketRefused, match="must sign"):
+        decode(data, PacketKeys(required=True), delivery=in_time)
+
+
+def test_a_request_that_was_read_as_an_order_is_checked_as_a_request_on_the_submit_subject():
+    reserved = JobRequest.read(json.dumps({"job_id": "j", "topic": "sys.job", "labels": {}}).encode())
+    data = encode(packet_of(reserved), PLAIN)
+    assert decode(data, PLAIN).body == reserved
+    with pytest.raises(PacketRefused, match="subject of the bus itself"):
+        decode(data, PLAIN, SUBMIT)

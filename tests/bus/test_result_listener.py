@@ -617,3 +617,64 @@ async def test_over_the_bus_a_worker_that_asks_is_answered_when_the_ledger_has_i
     assert (answer.job_id, answer.status, answer.message) == (held.wire_id, Status.SUCCEEDED, "accepted")
     assert await rig.state(held.job_id) == "SUCCEEDED"
     await parts.results.stop()
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+async def _reads_of_events(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[list[JobId]]:
+    """Whose events are read from now on, by call."""
+    read, calls = rig.ledger.events_of, list[list[JobId]]()
+
+    async def counted(job_ids: Sequence[JobId], **how: Any) -> Any:
+        calls.append(list(job_ids))
+        return await read(job_ids, **how)
+
+    monkeypatch.setattr(rig.ledger, "events_of", counted)
+    return calls
+
+
+@pytest.mark.requirement("BUS-2", "D28")
+async def test_the_result_of_an_own_dispatch_is_judged_without_reading_its_events(
+    rig_of: Opens, monkeypatch: pytest.MonkeyPatch
+):
+    async with rig_of(topics={"job.>": {"pools": ["p"]}}, pools={"p": {}}) as rig:
+        parts = parts_of(rig)
+        rig.scheduler.attempts = parts.results.attempts
+        worker = await rig.worker("w1", beats={"pool": "p", "max_parallel_jobs": 2})
+        await rig.submit()
+        await rig.run()
+        (order,) = worker.orders
+        calls = await _reads_of_events(rig, monkeypatch)
+        wire = order.request.job_id
+        assert (await parts.result(wire, "w2")).message == "refused: foreign"
+        other = Dispatch(dispatch_id="another", attempt=order.dispatch.attempt, worker_id="w1")
+        assert (await parts.result(wire, "w1", dispatch=other)).message == "refused: stale"
+        assert (await parts.result(wire, "w1", dispatch=order.dispatch)).message == "accepted"
+        assert calls == []
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_an_own_dispatch_that_another_worker_started_is_read_again(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    parts = parts_of(rig)
+    rig.scheduler.attempts = parts.results.attempts
+    worker = await rig.worker("w1", TOPIC)
+    job_id = await rig.submit()
+    await rig.run()
+    (order,) = worker.orders
+    held = Held(job_id=job_id, wire_id=order.request.job_id, dispatch_id=order.dispatch.dispatch_id)
+    another = parts_of(rig, name="process-2")
+    assert (await another.start(held, "w1")).message == "accepted"
+    calls = await _reads_of_events(rig, monkeypatch)
+    assert (await parts.result(held, "w2")).message == "refused: foreign"
+    assert len(calls) == 1
+
+
+async def test_attempts_of_results_that_arrive_together_are_read_together(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    parts = parts_of(rig)
+    held = [await parts.dispatched() for _ in range(12)]
+    calls = await _reads_of_events(rig, monkeypatch)
+    answers = await asyncio.gather(*(parts.result(one, "w1") for one in held))
+    assert {answer.message for answer in answers} == {"accepted"}
+    assert len(calls) <= 3
+    assert sum(map(len, calls)) == 12

@@ -132,3 +132,39 @@ async def test_every_task_of_a_subscription_that_was_taken_over_raises_taken_ove
     for _ in range(3):
         with pytest.raises(TakenOver):
             await first.keep()
+
+
+async def test_a_position_is_saved_when_it_is_time_and_at_the_release(ledger: Ledger, clock: FakeClock):
+    options = SubscriptionOptions(batch=1, save_every_s=1.0, gather_s=0.2)
+    first, second = reader(ledger, clock, "first"), reader(ledger, clock, "second")
+    first.options = second.options = options
+    await first.run_once()
+    saved = first.saved
+    assert saved is not None
+    await first.run_once()
+    assert first.saved == saved
+    clock.advance(1.0)
+    await first.keep()
+    assert first.saved != saved
+    saved = first.saved
+    await first.run_once()
+    assert first.saved == saved
+    await first.release()
+    assert await second.run_once() == FeedReport(following=True, events=0)
+    assert first.handled == ["j0", "j1", "j2"]
+
+
+async def test_what_was_handled_since_the_last_save_is_handled_again_after_a_crash(ledger: Ledger, clock: FakeClock):
+    first, second = reader(ledger, clock, "first"), reader(ledger, clock, "second")
+    first.options = SubscriptionOptions(batch=1, save_every_s=1.0)
+    for _ in range(3):
+        await first.run_once()
+    clock.advance(first.options.lease_s + 1)
+    await second.run_once()
+    assert (first.handled, second.handled) == (["j0", "j1", "j2"], ["j1", "j2"])
+
+
+async def test_events_are_gathered_only_after_a_page_that_was_not_full(ledger: Ledger, clock: FakeClock):
+    one = reader(ledger, clock, "one")
+    one.options = SubscriptionOptions(batch=2, gather_s=0.2)
+    assert [one.pause_s(await one.run_once()) for _ in range(3)] == [0.0, 0.2, one.options.poll_s]

@@ -119,8 +119,9 @@ class Line:
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,
+        echoes: bool = True,
     ) -> BusSubscription:
-        return await self._bus.listen(subject, handler, group=group, durable=durable, alerts=alerts)
+        return await self._bus.listen(subject, handler, group=group, durable=durable, alerts=alerts, echoes=echoes)
 
     async def close(self) -> None:
         await self._bus.close()

@@ -87,12 +87,14 @@ class Bus(Protocol):
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,
+        echoes: bool = True,
     ) -> BusSubscription:
         """Subscribe a handler to a subject.
 
         With `durable`, packets that arrived while there was no subscriber are delivered too, where the bus stores them.
         Without `alerts`, a packet that cannot be read is dropped silently here, because another subscriber of ours gets
-        it too and sends the alert.
+        it too and sends the alert. Without `echoes`, packets that this connection published need not be handed over: the
+        handler ignores them anyway.
         """
         ...
 

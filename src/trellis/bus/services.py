@@ -111,6 +111,7 @@ class BusServices:
             kernel=parts.kernel,
             clock=parts.clock,
             new_id=parts.new_id,
+            attempts=attempts,
         )
         self.introduction = SchedulerHandshake(bus=parts.bus, new_id=parts.new_id)
         self.results = ResultListener(

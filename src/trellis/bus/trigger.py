@@ -1,6 +1,7 @@
 """Runs passes of a service on demand, so that a change is handled before the next scheduled pass."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -18,15 +19,19 @@ class CoalescedTrigger(Generic[ReportT]):
     run: Callable[[], Awaitable[ReportT]]
     more: Callable[[ReportT], bool]
     """Whether to run again directly after a pass with this report."""
+    gap_s: float = 0.0
+    """Shortest time from the start of a pass to the start of the next requested one, in seconds."""
     _one_pass: asyncio.Lock = field(default_factory=asyncio.Lock)
     _woken: "asyncio.Task[None] | None" = None
     _again: bool = False
     _stopped: bool = False
+    _began_at: float = -math.inf
     _failures: Failures = field(default_factory=lambda: Failures("woken pass"))
 
     async def once(self) -> ReportT:
         """Run one pass now, after any running one. Raises what the pass raises."""
         async with self._one_pass:
+            self._began_at = asyncio.get_running_loop().time()
             return await self.run()
 
     def wake(self) -> None:
@@ -43,6 +48,9 @@ class CoalescedTrigger(Generic[ReportT]):
 
     async def _run_while_woken(self) -> None:
         while self._again and not self._stopped:
+            early_s = self._began_at + self.gap_s - asyncio.get_running_loop().time()
+            if early_s > 0:
+                await asyncio.sleep(early_s)
             self._again = False
             try:
                 report = await self.once()

@@ -5,6 +5,8 @@ everything. After a crash between handling an event and saving the position, the
 must be idempotent.
 """
 
+import contextlib
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -34,6 +36,13 @@ class SubscriptionOptions:
     """Pause after an empty page, in seconds."""
     held_up_s: float = 0.5
     """Pause after a page that could not be handled to its end, in seconds."""
+    gather_s: float = 0.0
+    """Pause after a page that was not full, in seconds. What happens meanwhile is read in one page."""
+    save_every_s: float = 0.0
+    """Shortest time between two saves of the position, in seconds; 0 saves it after every page.
+
+    After a crash, what was handled since the last save is handled again.
+    """
     standby_tries: int = 5
     """How often per lease a process on standby tries to take over."""
 
@@ -81,6 +90,9 @@ class FeedSubscriber(Generic[OptionsT]):
     _following: Subscription | None = None
     _read_up_to: str | None = None
     _kept_in: int = 0
+    _save_at: float = -math.inf
+    """When a position may be saved next, by this process's clock."""
+    _is_unsaved: bool = False
 
     @property
     def follows(self) -> bool:
@@ -98,6 +110,7 @@ class FeedSubscriber(Generic[OptionsT]):
             return False
         self._following, self._kept_in = following, self._renewal_period()
         self._read_up_to = self.saved = following.position
+        self._is_unsaved = False
         self.begun += 1
         return True
 
@@ -126,19 +139,26 @@ class FeedSubscriber(Generic[OptionsT]):
         return FeedReport(following=True, events=len(page.events))
 
     async def keep(self) -> None:
-        """Renew the subscription's lease when it is time; raises TakenOver, in every task once it is lost."""
+        """Renew the subscription's lease, or save its position, when it is time.
+
+        Raises TakenOver, in every task once it is lost.
+        """
         if self._following is None:
             raise TakenOver
-        if self._renewal_period() > self._kept_in:
+        is_save_due = self._is_unsaved and self.clock.monotonic() >= self._save_at
+        if is_save_due or self._renewal_period() > self._kept_in:
             await self._ack(None if self._read_up_to == self.saved else self._read_up_to)
 
     async def remember(self, position: str) -> None:
-        """Save the position up to which everything is done; raises TakenOver."""
-        self._read_up_to = position
-        await self._ack(position)
+        """Note the position up to which everything is done, and save it when it is time; raises TakenOver."""
+        self._read_up_to, self._is_unsaved = position, True
+        await self.keep()
 
     async def release(self) -> None:
-        """Release the subscription, so that another process can take it at once."""
+        """Save the position and release the subscription, so that another process can take it at once."""
+        if self._following is not None and self._is_unsaved:
+            with contextlib.suppress(TakenOver):
+                await self._ack(self._read_up_to)
         following, self._following = self._following, None
         if following is not None:
             await self.ledger.unsubscribe(following)
@@ -149,7 +169,9 @@ class FeedSubscriber(Generic[OptionsT]):
             return self.options.lease_s / self.options.standby_tries
         if report.held_up:
             return self.options.held_up_s
-        return 0.0 if report.events else self.options.poll_s
+        if not report.events:
+            return self.options.poll_s
+        return self.options.gather_s if report.events < self.options.batch else 0.0
 
     def _renewal_period(self) -> int:
         """The number of the current third of a lease, counted by the clock alone.
@@ -160,6 +182,7 @@ class FeedSubscriber(Generic[OptionsT]):
 
     async def _ack(self, position: str | None) -> None:
         following, self._kept_in = self._following, self._renewal_period()
+        self._save_at, self._is_unsaved = self.clock.monotonic() + self.options.save_every_s, False
         if following is None or not await self.ledger.ack(following, position, lease_s=self.options.lease_s):
             self._following = None
             _log.warning("taken_over", follower=self.follows_as, process=self.actor.name)

@@ -454,3 +454,19 @@ async def test_a_server_that_dies_while_it_is_asked_for_streams_surely_took_noth
             with pytest.raises(BusUnavailable) as error:
                 await telling
             assert type(error.value) is BusUnavailable
+
+
+@kept_results
+async def test_the_echo_of_an_own_result_is_taken_without_being_handed_over():
+    with running_nats(jetstream=True) as server:
+        async with net_at(server.url) as net:
+            own, other = await net.bus("trellis"), await net.bus("w1")
+            everything, others, durable = Heard(), Heard(), Heard()
+            await own.listen(RESULT, everything)
+            await own.listen(RESULT, others, echoes=False)
+            await own.listen(RESULT, durable, group="trellis", durable=True, echoes=False)
+            await tell(own, "own")
+            await other.publish(RESULT, ended("foreign", "w1"), trace_id="t")
+            await until(lambda: len(everything.packets) == 2 and others.packets and durable.packets)
+            assert sorted(jobs_of(everything)) == ["foreign", "own"]
+            assert (jobs_of(others), jobs_of(durable)) == (["foreign"], ["foreign"])

@@ -1,5 +1,7 @@
 """What the roles of the bus do to a job: they hold no lease of their own, put jobs off, dispatch them, and report in a worker's name."""
 
+import asyncio
+import json
 from datetime import timedelta
 
 import pytest
@@ -9,6 +11,7 @@ from trellis.engine.jobs import (
     Advance,
     CancelMode,
     CancelRequested,
+    Epoch,
     JobId,
     Lease,
     LeaseLost,
@@ -349,3 +352,90 @@ async def test_a_compensation_is_written_down_at_the_step_it_undid(rig: Rig):
     last = await rig.last_event(original.job_id)
     assert (last.type, last.source, last.target) == ("job_compensated", "SUCCEEDED", "SUCCEEDED")
     assert isinstance(await rig.move(original.job_id, "SUCCEEDED", by=W), NotMoved)
+
+
+# --- many jobs together ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("BUS-1", "BUS-10")
+async def test_moves_of_many_jobs_together_leave_each_as_if_it_came_alone(rig: Rig):
+    rig.key_limits[KEY] = 1
+    plain, late, newer, again, foreign, other = await rig.submit(6, lifecycle="bus-job")
+    keyed = await rig.submit(2, lifecycle="bus-job", concurrency_key=KEY)
+    await rig.move(again, "SCHEDULED", by=SCHEDULER, request_id="before")
+    await rig.move(again, "SCHEDULED", by=SCHEDULER, delay_s=60.0)
+    answers = await asyncio.gather(
+        rig.move(other, "SCHEDULED", by=SCHEDULER),
+        rig.move(plain, "SCHEDULED", by=SCHEDULER, version=1, delay_s=0.0, cause="valid", data=b'{"n": 1}'),
+        rig.move(late, "SCHEDULED", by=SCHEDULER, delay_s=20.0),
+        rig.move(newer, "SCHEDULED", by=SCHEDULER, version=7),
+        rig.move(again, "SCHEDULED", by=SCHEDULER, request_id="before"),
+        rig.move(foreign, "SCHEDULED", by=W),
+        *(rig.move(job_id, "SCHEDULED", by=SCHEDULER) for job_id in keyed),
+    )
+    assert [isinstance(answer, Moved) and answer.version for answer in answers] == [2, 2, 2, False, 2, False, 2, 2]
+    assert [isinstance(answer, Moved) and answer.repeated for answer in answers].index(True) == 4
+    event = await rig.last_event(plain)
+    assert (event.type, event.role, event.cause, event.data) == ("job_scheduled", Role.SCHEDULER, "valid", b'{"n": 1}')
+    places = [(await rig.job(job_id)).place for job_id in (other, plain, late, newer, again, foreign, *keyed)]
+    waiting, ready = JobPlace.SCHEDULED, JobPlace.READY
+    assert places[:6] == [ready, ready, waiting, waiting, waiting, waiting]
+    assert places[6:] == [ready, JobPlace.BLOCKED]
+    dispatched = await asyncio.gather(
+        *(
+            rig.move(job_id, "DISPATCHED", by=SCHEDULER, lease_s=TOPIC_LEASE_S, heartbeat_s=TOPIC_LEASE_S, version=2)
+            for job_id in (other, plain, late, newer, again, *keyed)
+        )
+    )
+    leases = [answer.lease for answer in dispatched if isinstance(answer, Moved)]
+    assert [(lease.job_id, lease.epoch) for lease in leases if lease] == [
+        (job_id, 1) for job_id in (other, plain, late, keyed[0])
+    ]
+    until = await rig.ledger.now() + timedelta(seconds=TOPIC_LEASE_S)
+    assert {(await rig.job(lease.job_id)).lease_expires_at for lease in leases if lease} == {until}
+    assert (await rig.verify()).ok
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("BUS-1", "D29", "D36")
+async def test_results_of_many_jobs_together_leave_each_as_if_it_came_alone(rig: Rig):
+    rig.key_limits[KEY] = 1
+    other, plain, running, asked, stale = [await dispatched(rig) for _ in range(5)]
+    keyed, next_of_key = await dispatched(rig, concurrency_key=KEY), await scheduled(rig, concurrency_key=KEY)
+    original = await dispatched(rig)
+    await report(rig, start(original), complete(original))
+    undone = await dispatched(rig, compensates=original.job_id)
+    await report(rig, start(running))
+    assert isinstance(await rig.cancel(asked.job_id, CancelMode.SOFT), CancelRequested)
+    lost = stale._replace(epoch=Epoch(stale.epoch + 1))
+    turns = [(start(one), complete(one, result=b"[1]")) for one in (other, plain, asked, keyed, undone, lost)]
+    answers = await asyncio.gather(report(rig, complete(running)), *(report(rig, *turn) for turn in turns))
+    applied = [StepApplied(4), StepApplied(5)]
+    assert [answer.outcomes for answer in answers] == [[StepApplied(5)], *[applied] * 5, [LeaseLost(lost)] * 2]
+    for lease in (other, plain, running, asked, keyed, undone):
+        assert (await rig.event_types(lease.job_id))[2:] == ["job_dispatched", "job_started", "job_succeeded"]
+    assert [await rig.ledger.result(one.job_id) for one in (plain, running, stale)] == [b"[1]", None, None]
+    assert "cancel_requested" in json.loads((await rig.last_event(asked.job_id)).data or b"{}")
+    assert json.loads((await rig.last_event(plain.job_id)).data or b"{}") == {"status": "SUCCEEDED"}
+    assert (await rig.job(next_of_key)).place is JobPlace.READY
+    assert (await rig.last_event(original.job_id)).type == "job_compensated"
+    assert await rig.state(stale.job_id) == "DISPATCHED"
+    again = await asyncio.gather(*(report(rig, *turn) for turn in turns[:3]))
+    assert [outcome for answer in again for outcome in answer.outcomes] == [
+        StepApplied(4, repeated=True),
+        StepApplied(5, repeated=True),
+    ] * 3
+    assert (await rig.verify()).ok
+
+
+@pytest.mark.requirement("D29", "BUS-6")
+async def test_two_results_of_one_job_together_end_it_once(rig: Rig):
+    first, lease = [await dispatched(rig) for _ in range(2)]
+    answers = await asyncio.gather(
+        report(rig, start(first), complete(first)),
+        report(rig, start(lease), complete(lease, b'{"n": 1}')),
+        report(rig, start(lease), complete(lease, b'{"n": 2}')),
+    )
+    assert [answer.outcomes[1] for answer in answers[1:]] == [StepApplied(5), StepApplied(5, repeated=True)]
+    assert (await rig.last_event(lease.job_id)).data == b'{"n": 1}'

@@ -28,7 +28,7 @@ bounded too.
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from itertools import accumulate
@@ -41,8 +41,9 @@ from trellis.bus.port import Bus
 from trellis.bus.requests import ResourceRef, wire_id
 from trellis.bus.safety.policy import runtime_ms
 from trellis.bus.topics import LEASE_S_DEFAULT, Topic, Topics
+from trellis.engine.batches import Batcher
 from trellis.engine.clock import Clock
-from trellis.engine.jobs import CLAIM_MAX, ERROR_CHARS_MAX, Actor, Epoch, HeldLease, JobKey, Renewed
+from trellis.engine.jobs import CLAIM_MAX, ERROR_CHARS_MAX, Actor, Epoch, HeldLease, JobId, JobKey, Lease, Renewed
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.recent_entries import LruCache
@@ -100,6 +101,7 @@ REQUEUING_VERDICTS = frozenset({ReportVerdict.RETRY, ReportVerdict.GIVE_BACK})
 """Verdicts after which the job waits for dispatch again."""
 
 
+_DISPATCH_FIELDS = tuple(one.name for one in fields(Dispatch))
 _ALWAYS_STORED = ("status", "worker_id", "execution_ms", "error_code", "error_message", "result_ptr")
 
 
@@ -138,7 +140,7 @@ class WorkerReport:
             "error_code_enum": self.error_code_enum,
             "result_ref": self.result_ref and self.result_ref.model_dump(exclude_defaults=True),
             "artifact_refs": [ref.model_dump(exclude_defaults=True) for ref in self.artifact_refs],
-            "dispatch": self.dispatch and asdict(self.dispatch),
+            "dispatch": self.dispatch and {name: getattr(self.dispatch, name) for name in _DISPATCH_FIELDS},
         }
         return {
             **{name: getattr(self, name) for name in _ALWAYS_STORED},
@@ -152,8 +154,8 @@ class WorkerReport:
         return ": ".join(filter(None, (self.error_code, self.error_message))) or None
 
 
-def _json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode()
+def _json(members: Mapping[str, Any]) -> bytes:
+    return json.dumps(members, ensure_ascii=False).encode()
 
 
 def report_of_result(result: JobResult, dispatch_id: str) -> WorkerReport:
@@ -252,25 +254,18 @@ def verdict_on(report: WorkerReport, topic: Topic, hold: HeldLease, given_back: 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DispatchedAttempt:
-    """One dispatch of a job, from its events."""
+class AttemptIdentity:
+    """Which dispatch of a job it is, and which worker has it."""
 
     epoch: Epoch
     dispatch_id: str
     assigned: str
     """The worker it was sent to; empty when it went to the topic's own subject."""
-    dispatched_at: datetime
     number: int
     """The attempt number in its order, from 1. Orders sent before this was recorded counted from 0."""
     starter: str | None = None
     token: str = ""
     """The token with which the worker asked to start; empty if it did not ask."""
-    runtime_s: float | None = None
-    """The policy's runtime limit in seconds; None without one."""
-
-    def may_take_s(self, topic: Topic) -> float:
-        """How long the attempt may run, in seconds: the shorter of the topic's and the policy's limit."""
-        return topic.running_s if self.runtime_s is None else min(topic.running_s, self.runtime_s)
 
     @property
     def worker(self) -> str:
@@ -293,6 +288,19 @@ class DispatchedAttempt:
         if echoed.dispatch_id not in {"", self.dispatch_id} or echoed.attempt not in {0, self.number}:
             return ReportRefusal.STALE
         return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DispatchedAttempt(AttemptIdentity):
+    """One dispatch of a job, from its events."""
+
+    dispatched_at: datetime
+    runtime_s: float | None = None
+    """The policy's runtime limit in seconds; None without one."""
+
+    def may_take_s(self, topic: Topic) -> float:
+        """How long the attempt may run, in seconds: the shorter of the topic's and the policy's limit."""
+        return topic.running_s if self.runtime_s is None else min(topic.running_s, self.runtime_s)
 
 
 def attempt_in(events: Sequence[Event], epoch: Epoch) -> DispatchedAttempt | None:
@@ -350,6 +358,8 @@ def _of_attempt(events: Sequence[Event], epoch: Epoch) -> Sequence[Event]:
 # Held attempts.
 
 REMEMBERED_MAX = 20_000
+READS_TOGETHER_MAX = 50
+"""Jobs whose events are read in one query."""
 CANCEL_REQUESTED_REASON = "somebody asked for it to stop"
 
 _log = log_of("trellis.bus.results.attempts")
@@ -396,6 +406,9 @@ class AttemptCache:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._known: LruCache[tuple[JobKey, Epoch], DispatchedAttempt] = LruCache(REMEMBERED_MAX)
+        self._dispatched: LruCache[tuple[JobKey, Epoch], AttemptIdentity] = LruCache(REMEMBERED_MAX)
+        """What this process dispatched itself."""
+        self._reads: Batcher[JobId, list[Event]] = Batcher(self._events, lambda _: 1, READS_TOGETHER_MAX)
 
     async def of(self, hold: HeldLease) -> DispatchedAttempt | None:
         """The current attempt of a held job; None if its events contain none."""
@@ -406,12 +419,30 @@ class AttemptCache:
             return known
         return await self.read(hold)
 
+    async def identity(self, hold: HeldLease) -> AttemptIdentity | None:
+        """As `of`. Not read if this process dispatched the attempt and nobody has started it."""
+        own = self._dispatched.get(attempt_key(hold)) if hold.state == "DISPATCHED" else None
+        return own or await self.of(hold)
+
     async def read(self, hold: HeldLease) -> DispatchedAttempt | None:
-        """The attempt as it is in the ledger now."""
-        attempt = attempt_in(await self._ledger.events(hold.lease.job_id), hold.lease.epoch)
+        """The attempt as it is in the ledger now. Concurrent reads share a query."""
+        attempt = attempt_in(await self._reads.put(hold.lease.job_id), hold.lease.epoch)
         if attempt is not None:
             self._known[attempt_key(hold)] = attempt
         return attempt
+
+    def dispatched(self, lease: Lease, dispatch: Dispatch) -> None:
+        """Remember an attempt that this process has just dispatched."""
+        self._dispatched[lease.key, lease.epoch] = AttemptIdentity(
+            epoch=lease.epoch,
+            dispatch_id=dispatch.dispatch_id,
+            assigned=dispatch.worker_id,
+            number=dispatch.attempt,
+        )
+
+    async def _events(self, job_ids: Sequence[JobId]) -> list[list[Event]]:
+        events = await self._ledger.events_of(list(dict.fromkeys(job_ids)))
+        return [events.get(job_id, []) for job_id in job_ids]
 
     def began(self, hold: HeldLease, attempt: DispatchedAttempt, worker_id: str, token: str) -> DispatchedAttempt:
         """Cache and return the attempt, now started by this worker."""

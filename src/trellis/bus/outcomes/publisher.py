@@ -41,6 +41,8 @@ from trellis.engine.subscription import FeedReport, FeedSubscriber, Subscription
 from trellis.lifecycles.bus_job import BUS_JOB, HELD
 
 SUBSCRIBER_NAME = "bus-publisher"
+FOLLOW_DEFAULT = SubscriptionOptions(gather_s=0.01, save_every_s=0.1)
+"""How the services of the bus follow the feed. What they do twice after a crash has the same ids, and so one effect."""
 CONCURRENCY = 32
 UNKEPT_RETRY_S_MAX = 30.0
 """How long results wait for a stream that refuses them, in seconds.
@@ -52,6 +54,7 @@ KEPT_SUBJECTS = frozenset({RESULT, DEAD_LETTERS})
 END_EVENTS = frozenset({"job_succeeded", "job_failed", "job_cancelled", "job_denied", "job_timed_out"})
 ATTEMPT_REVOKED_EVENTS = frozenset({"job_cancelled", "job_timed_out", "job_lease_expired"})
 """Events that end an attempt whose worker may still be running it, if the job was held."""
+PUBLISHED_EVENTS = END_EVENTS | ATTEMPT_REVOKED_EVENTS
 DEAD_LETTER_STATES = frozenset({"FAILED", "TIMEOUT", "DENIED"})
 """Ends that are also published on `sys.job.dlq`, unless the job is retried."""
 WORKER_STATUSES = frozenset({Status.FAILED_RETRYABLE, Status.FAILED_FATAL})
@@ -92,18 +95,22 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
 
     bus: Bus
     topics: Topics
-    options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
+    options: SubscriptionOptions = FOLLOW_DEFAULT
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
     lifecycle: str | frozenset[str] | None = BUS_JOB.name
     _sent: set[str] = field(default_factory=set[str])
-    """Message ids that the bus has taken, of events after the saved position."""
+    """Message ids that the bus has taken, of events after the position up to which everything is done."""
     _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])
     """By subject: since when its stream refuses packets."""
     _trigger: CoalescedTrigger[BusPublishReport] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._trigger = CoalescedTrigger(run=self._pass, more=lambda report: bool(report.events) and not report.held_up)
+        self._trigger = CoalescedTrigger(
+            run=self._pass,
+            more=lambda report: bool(report.events) and not report.held_up,
+            gap_s=self.options.gather_s,
+        )
 
     async def run_once(self) -> BusPublishReport:
         """Publish one page, as far as the bus takes it."""
@@ -149,10 +156,11 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
         sent = 0
         for start in range(0, len(events), CONCURRENCY):
             group = events[start : start + CONCURRENCY]
-            answers = await asyncio.gather(*map(self._publish_event, group))
+            noted = [number for number, event in enumerate(group, start) if event.type in PUBLISHED_EVENTS]
+            answers = await asyncio.gather(*(self._publish_event(events[number]) for number in noted))
             sent += sum(answer or 0 for answer in answers)
             if None in answers:
-                return sent, start + answers.index(None)
+                return sent, noted[answers.index(None)]
             await self.keep()
         return sent, len(events)
 

@@ -23,7 +23,7 @@ from trellis.bus.outcomes.job_tree import (
     WorkflowStep,
 )
 from trellis.bus.outcomes.linked_jobs import RETRY_ID, compensation_of, is_retry_due, retry_of, submit_under_free_id
-from trellis.bus.outcomes.publisher import END_EVENTS
+from trellis.bus.outcomes.publisher import END_EVENTS, FOLLOW_DEFAULT
 from trellis.bus.outcomes.workflows import WorkflowReader, gather_all
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.topics import Topics
@@ -60,7 +60,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     topics: Topics
     wake: Callable[[], None] | None = None
     """Called when a job may have become ready."""
-    options: SubscriptionOptions = field(default_factory=SubscriptionOptions)
+    options: SubscriptionOptions = FOLLOW_DEFAULT
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
     lifecycle: str | frozenset[str] | None = BUS_JOB.name

@@ -1,9 +1,9 @@
 """Receives the reports of workers and records them in the worker's name (D28).
 
 The ledger decides whether a report counts, never the order of arrival. A report costs one read of the held lease
-(shared by reports that arrive together), one read of the job's events when this process has not seen the attempt, and
-one turn. A sender that asked is answered after the ledger has answered. When the ledger does not answer, the error is
-raised, and a durable bus redelivers the report.
+(shared by reports that arrive together), one read of the job's events when this process neither dispatched the attempt
+nor has seen it (shared too), and one turn. A sender that asked is answered after the ledger has answered. When the
+ledger does not answer, the error is raised, and a durable bus redelivers the report.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from trellis.bus.outcomes.attempts import (
     PROGRESS_STATUSES,
     REQUEUING_VERDICTS,
     AttemptCache,
+    AttemptIdentity,
     DispatchedAttempt,
     ReportRefusal,
     ReportVerdict,
@@ -148,7 +149,9 @@ class ResultListener:
 
     async def start(self) -> None:
         """Subscribe. Results that arrived while there was no subscriber are delivered too."""
-        self._listening.append(await self.bus.listen(RESULT, self.handle_result, group=GROUP, durable=True))
+        self._listening.append(
+            await self.bus.listen(RESULT, self.handle_result, group=GROUP, durable=True, echoes=False)
+        )
         self._listening.append(await self.bus.listen(PROGRESS, self.handle_progress, group=GROUP))
 
     async def stop(self) -> None:
@@ -232,7 +235,7 @@ class ResultListener:
         hold = await self._looks.put(reported.job_id)
         if hold is None or hold.lease.epoch != reported.epoch:
             return await self._refuse(reported, report, None)
-        attempt = await self.attempts.of(hold)
+        attempt = await self.attempts.identity(hold)
         objection = ReportRefusal.FOREIGN if forged else ReportRefusal.STALE
         if attempt is not None and not forged:
             objection = attempt.objection(reported.worker_id, reported.dispatch)
@@ -286,7 +289,8 @@ class ResultListener:
 
     async def _end(self, hold: HeldLease, meant: ReportVerdict, report: WorkerReport) -> Advance:
         if meant is ReportVerdict.SUCCEED:
-            return Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=report.body, result=report.body)
+            body = report.body
+            return Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=body, result=body)
         death = await self._dead_letter_reason(hold.lease.job_id, report)
         again = is_retryable(report, self.topics.of(hold.type))
         return Advance(
@@ -492,7 +496,7 @@ def _reported_attempt(job_id: str, worker_id: str, dispatch: Dispatch | None) ->
     return _ReportedAttempt(job_id=named[0], epoch=named[1], wire_id=job_id, worker_id=worker_id, dispatch=dispatch)
 
 
-def _finished_dispatch(attempt: DispatchedAttempt | None, worker_id: str) -> Dispatch | None:
+def _finished_dispatch(attempt: AttemptIdentity | None, worker_id: str) -> Dispatch | None:
     """The dispatch that a report ends, with the worker that had it, even if none was assigned."""
     return None if attempt is None else replace(attempt.dispatch, worker_id=attempt.assigned or worker_id)
 

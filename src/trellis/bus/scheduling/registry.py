@@ -390,7 +390,7 @@ class WorkerRegistry:
         for subject in (HEARTBEAT, HANDSHAKE):
             self._listening.append(await bus.listen(subject, self._take))
         # The result listener alerts about unreadable results, so that there is one alert per packet.
-        self._listening.append(await bus.listen(RESULT, self._take, alerts=False))
+        self._listening.append(await bus.listen(RESULT, self._take, alerts=False, echoes=False))
 
     async def stop(self) -> None:
         while self._listening:

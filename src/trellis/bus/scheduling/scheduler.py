@@ -25,7 +25,7 @@ from trellis.bus.errors import (
     NoResponders,
 )
 from trellis.bus.messages import Dispatch, JobOrder
-from trellis.bus.outcomes.attempts import ATTEMPT
+from trellis.bus.outcomes.attempts import ATTEMPT, AttemptCache
 from trellis.bus.outcomes.job_tree import JobTree
 from trellis.bus.outcomes.linked_jobs import ATTEMPTS, attempts_of
 from trellis.bus.outcomes.workflows import StepDoomed, StepNotDue, StepOrder, gather_all
@@ -187,6 +187,8 @@ class Scheduler:
     kernel: DecisionKernel
     clock: Clock
     new_id: Callable[[], str]
+    attempts: AttemptCache | None = None
+    """Where this process remembers what it dispatched, so that it need not be read when its result arrives."""
     options: SchedulerOptions = field(default_factory=SchedulerOptions)
     name: str = "bus-scheduler"
     waits_for_events = True
@@ -240,18 +242,21 @@ class Scheduler:
             newest = (await self.ledger.jobs(where, limit=self.options.newest_max)).jobs
             jobs = urgent_first(newest, jobs, self.options.validate_max // 2)
         for group in _groups(jobs, self.options.at_once):
-            done += await gather_all(self._validate_one(job.job_id) for job in group)
+            payloads = await self.ledger.payloads([job.job_id for job in group])
+            done += await gather_all(self._validate_one(job, payloads.get(job.job_id)) for job in group)
         return done
 
-    async def _validate_one(self, job_id: JobId) -> DispatchOutcome:
-        job = await self.ledger.job(job_id)
-        if job is None or job.state != PENDING:
+    async def _validate_one(self, job: Job, payload: bytes | None) -> DispatchOutcome:
+        """Validate a job that was PENDING when it was listed. It is moved only if nothing has happened to it since."""
+        if payload is None:
             return DispatchOutcome.LOST
+        job_id = job.job_id
         try:
-            request_of(job)
+            request_of(replace(job, payload=payload))
         except BusRequestInvalid as error:
             return await self._end(job_id, f"not accepted: {error}", DispatchOutcome.REFUSED)
-        move = Move(job_id=job_id, target=SCHEDULED, request_id=RequestId(f"validate:{job_id}"), delay_s=0.0)
+        request_id = RequestId(f"validate:{job_id}")
+        move = Move(job_id=job_id, target=SCHEDULED, request_id=request_id, version=job.version, delay_s=0.0)
         return _outcome_of_move(await self.ledger.move(self.actor, move), DispatchOutcome.VALIDATED)
 
     # --- dispatch -------------------------------------------------------------------------------------------------
@@ -458,6 +463,8 @@ class Scheduler:
             moved = await self.ledger.move(self.actor, self._handing_out(job, placed, dispatch, decision, approval))
             if not isinstance(moved, Moved) or moved.lease is None:
                 return DispatchOutcome.LOST
+            if self.attempts is not None:
+                self.attempts.dispatched(moved.lease, dispatch)
             return await self._publish(job, placed, moved.lease, order)
 
     def _lease_s(self, job: Job) -> float:

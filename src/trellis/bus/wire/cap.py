@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -205,6 +205,10 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 PROTOCOL_VERSION = 1
 PACKET_BYTES_MAX = 1024 * 1024
+REMEMBERED_MAX = 256
+"""How many short packets are remembered as read."""
+REMEMBERED_BYTES_MAX = 4 * 1024
+"""The longest packet that is remembered."""
 PRESENCE_BYTES_MAX = 32 * 1024
 """Size limit of heartbeats and handshakes. Their content is kept in memory for as long as their sender lives."""
 PRESENCE_PAYLOADS = frozenset({"heartbeat", "handshake"})
@@ -271,22 +275,43 @@ def decode(data: bytes, keys: PacketKeys, subject: str = "", *, delivery: Packet
     On the submit subject, requests are checked as requests from outside. With `delivery`, a signed packet, a heartbeat
     or a handshake is also checked against how it was delivered.
     """
+    is_short = len(data) <= REMEMBERED_BYTES_MAX
+    message = _recognized(data) if is_short else _recognized.__wrapped__(data)
+    _check_signature(message, keys, delivery)
+    packet = _read(data, subject) if is_short else _read_packet(message, subject)
+    if delivery is not None:
+        _check_freshness(message, delivery)
+    return packet
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+#
+# A process often receives the same bytes twice: as a member of a group and as a direct subscriber. What depends on the
+# bytes alone is read once. Signature, delivery and age are checked each time.
+
+
+@lru_cache(REMEMBERED_MAX)
+def _recognized(data: bytes) -> Any:
+    """The parsed message, if this version knows its payload. Callers do not change it."""
     message, fields = _parsed(data)
     _check_version(message)
     _check_payload(message, fields)
-    _check_signature(message, keys, delivery)
+    return message
+
+
+@lru_cache(REMEMBERED_MAX)
+def _read(data: bytes, subject: str) -> Packet:
+    return _read_packet(_recognized(data), subject)
+
+
+def _read_packet(message: Any, subject: str) -> Packet:
     _check_meaning(message)
-    if delivery is not None:
-        _check_freshness(message, delivery)
     return Packet(
         trace_id=message.trace_id,
         sender_id=message.sender_id,
         created_at=_cap_timestamp(message, message.created_at, "created_at"),
         body=_read_body(message, subject),
     )
-
-
-# -- decoding ----------------------------------------------------------------------------------------------------------
 
 
 def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:

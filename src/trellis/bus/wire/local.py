@@ -167,6 +167,7 @@ class LocalBus:
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,  # noqa: ARG002 - what cannot be taken does not leave its sender
+        echoes: bool = True,  # noqa: ARG002 - handing a packet over costs nothing here
     ) -> LocalSubscription:
         check_subject(subject, patterns=True)
         subscription = LocalSubscription(

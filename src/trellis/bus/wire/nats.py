@@ -18,7 +18,7 @@ from trellis.bus.errors import BusError, BusUnavailable, NoAnswer, NoResponders,
 from trellis.bus.messages import ALERT, OnRefused, Packet, PacketBody, PacketRefused, check_subject
 from trellis.bus.port import CLOSE_S_MAX, BusSubscription, HandlerPool, PacketHandler, ReceivedPacket, run_handler
 from trellis.bus.wire.alerts import AlertLimit, alert_of
-from trellis.bus.wire.cap import decode, encode
+from trellis.bus.wire.cap import REMEMBERED_BYTES_MAX, decode, encode
 from trellis.bus.wire.connection import (
     INBOX,
     NO_RESPONDERS,
@@ -32,12 +32,14 @@ from trellis.bus.wire.signatures import PacketDelivery, PacketKeys
 from trellis.bus.wire.streams import TOO_LARGE, DurableSubscription, StreamDirectory, refusal_in
 from trellis.engine.clock import Clock, within
 from trellis.engine.logs import log_of
+from trellis.engine.recent_entries import LruCache
 
 REPLY_HEADER = "Trellis-Reply"
 """Header with the asker's inbox: a stream delivers messages with a reply subject of its own."""
 MESSAGE_ID = "Nats-Msg-Id"
 KEPT_S_MAX = 5.0
 """How long a stream may take to acknowledge a packet that the server has taken, in seconds."""
+SENT_MAX = 1_000
 
 log = log_of("trellis.bus")
 
@@ -64,6 +66,10 @@ class NatsBus:
         self._streams = StreamDirectory(connection, clock=clock)
         self._listening: set[NatsSubscription | DurableSubscription] = set()
         self._listeners = itertools.count(1)
+        self._echoed: set[str] = set()
+        """Subjects on which this process receives its own packets and has no use for them."""
+        self._sent: LruCache[bytes, bool] = LruCache(SENT_MAX)
+        """Short packets that were sent there last, so that an echo is known without reading it."""
 
     @property
     def connected(self) -> bool:
@@ -81,6 +87,8 @@ class NatsBus:
     ) -> None:
         check_subject(subject)
         data = self._encoded(subject, body, trace_id)
+        if subject in self._echoed and len(data) <= REMEMBERED_BYTES_MAX:
+            self._sent[data] = True
         link = self._connection.up()
         headers = {MESSAGE_ID: message_id} if message_id else None
         if kept and await self._streams.keep(link, subject):
@@ -116,6 +124,7 @@ class NatsBus:
         group: str | None = None,
         durable: bool = False,
         alerts: bool = True,
+        echoes: bool = True,
     ) -> BusSubscription:
         """See the port. Without a connection it returns at once, and subscribes with the first connection."""
         check_subject(subject, patterns=True)
@@ -123,7 +132,12 @@ class NatsBus:
             raise BusError(detail="a durable listener needs a group: it is the group's place in the stream")
         listener = next(self._listeners)
 
+        if not echoes:
+            self._echoed.add(subject)
+
         async def on_message(message: Msg, kept: Msg.Metadata | None) -> bool:
+            if not echoes and message.data in self._sent:
+                return True
             return await self._on_message(message, handler, self._delivery(message, listener, kept), alerts=alerts)
 
         if durable and group is not None:

@@ -504,8 +504,12 @@ class PostgresLedger(PostgresReads):
             row = await self._moves.put((move, arguments))
         except OutcomeUnknown as error:  # unknown for the whole batch; this caller repeats its own call
             raise OutcomeUnknown(verb="move", request=move.request_id) from error
-        self._notifier.notify()
-        return moves.move_answer(move, row, actor.role)
+        answer = moves.move_answer(move, row, actor.role)
+        if isinstance(answer, Moved) and answer.lease is not None:
+            self._notifier.notify_events()  # the job is held now: there is no new work
+        else:
+            self._notifier.notify()
+        return answer
 
     async def _move_batch(self, moved: Sequence[tuple[Move, tuple[object, ...]]]) -> list[PostgresRow]:
         calls = [arguments for _, arguments in moved]

@@ -86,8 +86,10 @@ declare
   k record;
   promoted int := 0;
   mine bigint[];
-  rated boolean := exists (select from type_options o where o.rate_per_key is not null);
+  rated boolean;
 begin
+  if coalesce(cardinality(p_keys), 0) = 0 then return 0; end if;
+  rated := exists (select from type_options o where o.rate_per_key is not null);
   perform _make_keys(p_keys);
   if p_wait then
     mine := array(select c.id from concurrency_key c where c.id = any(p_keys) order by c.id for update);

@@ -340,8 +340,66 @@ begin
   end if;
 end $$;
 
+-- Turns that only complete a job with success, or start and complete it, all in one statement. The caller has locked the leases. Left
+-- out, and made step by step, are jobs with a key, a cancel request, or a relation to another job, turns that name a version or an
+-- artifact, and turns that would be refused.
+create or replace function _complete_plain(p_actors int[], p_others text[], p_batch bigint)
+returns table (turn bigint, id bigint, version int) language plpgsql set search_path from current as $$
+#variable_conflict use_column
+declare
+  now_at timestamptz := trellis.now();
+begin
+  if _is_limited() then return; end if;
+  return query
+  with step as materialized (
+    select w.n as turn, w.actor, a.role, jsonb_array_length(w.steps) as steps, r.*
+      from (select u.n, u.actor, u.others::jsonb as steps from unnest(p_actors, p_others) with ordinality u(actor, others, n)) w
+      join actor a on a.id = w.actor and a.db_role = session_user
+      cross join lateral jsonb_to_recordset(w.steps) as r(
+        id bigint, epoch int, lifecycle smallint, source smallint, trigger text, cause text, data text, result text, ttl float8,
+        reason text, version int, finalizes text, wait jsonb, n int, later int)
+     where jsonb_array_length(w.steps) <= 2 and r.reason is null and r.version is null and r.finalizes is null and r.wait is null
+  ), plain as materialized (
+    select z.turn, z.actor, z.role, d.id, d.version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.lifecycle,
+           b.id is not null as starts, b.source as start_source, bx.event as start_event, b.cause as start_cause, b.data as start_data,
+           z.source, zx.target, zx.event, z.cause, z.data, z.result, z.ttl
+      from step z left join step b on z.steps = 2 and b.turn = z.turn and b.n = 0 and b.id = z.id and b.epoch = z.epoch
+                                      and b.lifecycle = z.lifecycle and b.trigger = 'start'
+      join transition zx on zx.lifecycle = z.lifecycle and zx.source = z.source and zx.trigger = z.trigger and zx.fenced
+                            and not zx.finalizes and zx.opens = 0 and zx.roles & (1 << z.role::int) <> 0
+      join state s on s.lifecycle = zx.lifecycle and s.state = zx.target and s.phase = 2 and s.success and not s.dead_letter
+      left join transition bx on bx.lifecycle = b.lifecycle and bx.source = b.source and bx.trigger = b.trigger and bx.fenced
+                                 and bx.opens = 0 and bx.roles & (1 << z.role::int) <> 0
+      join lifecycle f on f.lifecycle = z.lifecycle
+      join lease d on d.id = z.id
+     where z.n = z.steps - 1 and z.trigger = 'complete' and (z.steps = 1 or bx.target = z.source)
+       and d.epoch = z.epoch and d.lifecycle = z.lifecycle and d.state = coalesce(b.source, z.source)
+       and (b.id is null or d.until > now_at or bx.roles & f.claim_roles = 0)  -- as in _asks_to_start
+       and d.ckey is null and d.flags = 0 and d.cancel_at is null
+       and not exists (select from wish w where w.id = d.id) and not exists (select from spawned c where c.id = d.id)
+       and not exists (select from step o where o.id = z.id and o.turn <> z.turn)
+  ), released as (
+    delete from lease d using plain p where d.id = p.id
+  ), e as (
+    insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause, data)
+    select p.id, p_batch, now_at, p.version + 1, p.actor, p.epoch, p.start_event, p.lifecycle, p.start_source, p.source, p.generation,
+           p.attempt, p.role, p.start_cause, convert_to(p.start_data, 'UTF8') from plain p where p.starts
+    union all
+    select p.id, p_batch, now_at, p.version + 1 + p.starts::int, p.actor, p.epoch, p.event, p.lifecycle, p.source, p.target, p.generation,
+           p.attempt, p.role, p.cause, convert_to(p.data, 'UTF8') from plain p
+  ), n as (
+    insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
+    select p.id, now_at, p.version + 1 + p.starts::int, p.epoch, p.owner, p.generation, p.attempt, p.max_attempts, p.deaths, p.target,
+           p.lifecycle from plain p
+  ), r as (
+    insert into result (id, at, expires_at, body)
+    select p.id, now_at, now_at + p.ttl * interval '1 s', decode(p.result, 'base64') from plain p where p.result is not null
+  )
+  select p.turn, p.id, p.version + s.n from plain p cross join generate_series(1, 2) s(n) where s.n = 1 or p.starts order by p.turn, s.n;
+end $$;
+
 -- The steps of many turns without claims, each under its own actor, in one transaction. `turn` numbers them from 1. The
--- answers of each turn are in the order of its steps.
+-- answers of each turn are in the order of its steps. Leases are locked by number, so that two calls cannot deadlock.
 create or replace function turns(p_actors int[], p_others text[])
 returns table (turn bigint, kind smallint, part smallint, id bigint, version int)
 language plpgsql security definer set search_path from current
@@ -349,12 +407,21 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 #variable_conflict use_column
 declare
   batch_no bigint := _open_batch();
+  jobs bigint[] := array(
+    select distinct (s.step ->> 'id')::bigint from unnest(p_others) w(others), jsonb_array_elements(w.others::jsonb) s(step) order by 1);
+  done bigint[] := '{}';
   a record;
   u record;
 begin
-  perform _lock_family(array(
-    select (s.step ->> 'id')::bigint from unnest(p_others) w(others), jsonb_array_elements(w.others::jsonb) s(step)));
-  for u in select w.* from unnest(p_actors, p_others) with ordinality w(actor, others, n) order by w.n loop
+  perform _lock_family(jobs);
+  perform from lease d where d.id = any(jobs) order by d.id for update;
+  for u in select c.* from _complete_plain(p_actors, p_others, batch_no) c loop
+    turn := u.turn; kind := 3; part := 2; id := u.id; version := u.version;
+    return next;
+    done := done || u.turn;
+  end loop;
+  if (select count(distinct t) from unnest(done) t) = cardinality(p_actors) then return; end if;
+  for u in select w.* from unnest(p_actors, p_others) with ordinality w(actor, others, n) where w.n <> all(done) order by w.n loop
     a := _actor(u.actor);
     return query select u.n, o.kind, 2::smallint, o.id, o.version from _advance_others(u.others::jsonb, u.actor, a.role, trellis.now(), batch_no) o;
   end loop;

@@ -89,8 +89,74 @@ set search_path from current as $$
     p_batch, null, null, null, null, null, p_cause, null, null, null, null) m
 $$;
 
--- Moves of many callers, each under its own actor, in one transaction. They are ordered by job, so that two calls
--- cannot deadlock; moves of one job keep their order of arrival.
+-- Plain moves, all in one statement: from a waiting place to where the job can be claimed now, or to a lease. The jobs have no
+-- concurrency key, and no step of theirs begins an attempt or ends anything. Moves that are not plain, or that would be refused,
+-- get no answer here: `_move_one` judges them. A row of `ready` or `resting` is deleted by every step of its job. So a row that can
+-- still be locked is as the statement sees it, and so are the requests of its job.
+create or replace function _move_plain(
+  p_actors int[], p_job_ids text[], p_targets text[], p_requests text[], p_versions int[], p_delays float8[], p_lease_ms int[],
+  p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_batch bigint)
+returns table (
+  n bigint, outcome text, id bigint, lifecycle smallint, source smallint, target smallint, version int, epoch int)
+language plpgsql set search_path from current as $$
+#variable_conflict use_column
+declare
+  now_at timestamptz := trellis.now();
+begin
+  if _is_limited() or cardinality(p_job_ids) > (select count(distinct u.job_id) from unnest(p_job_ids) u(job_id)) then return; end if;
+  return query
+  with wanted as materialized (
+    select w.*, b.id, a.role
+      from unnest(p_actors, p_job_ids, p_targets, p_requests, p_versions, p_delays, p_lease_ms, p_beat_ms, p_causes, p_datas, p_reasons)
+           with ordinality w(actor, job_id, target, request, version, delay, lease_ms, beat_ms, cause, data, reason, n)
+      join job b on b.job_id = w.job_id join actor a on a.id = w.actor and a.db_role = session_user
+     where w.reason is null and b.ckey is null order by b.id
+  ), plain as materialized (
+    select w.n, w.actor, w.role, w.request, w.cause, w.data, w.lease_ms, w.beat_ms, t.*, x.event, x.source, x.target, s.phase
+      from wanted w
+      cross join lateral (
+        select q.* from (select true as is_ready, r.id, r.until, r.type, r.version, r.epoch, r.owner, r.generation, r.attempt,
+                                r.max_attempts, r.deaths, r.state, r.lifecycle, r.prio, r.flags
+                           from ready r where r.id = w.id for update) q
+        union all
+        select q.* from (select false, r.id, r.until, r.type, r.version, r.epoch, r.owner, r.generation, r.attempt,
+                                r.max_attempts, r.deaths, r.state, r.lifecycle, r.prio, r.flags
+                           from resting r where r.id = w.id for update) q) t
+      join state s on s.lifecycle = t.lifecycle and s.name = w.target
+      -- As in _declared_step.
+      cross join lateral (
+        select r.* from transition r
+         where r.lifecycle = t.lifecycle and r.source = t.state and r.target = s.state and r.trigger not in ('run_now', 'prioritize')
+           and r.roles & (1 << w.role::int) <> 0 order by r.fenced limit 1) x
+     where (w.version is null or w.version = t.version) and x.opens = 0 and not x.fenced
+       and x.trigger not in ('due', 'cancel', 'stop', 'dead_letter', 'deadline', 'discard', 'compensated', 'finalize', 'suspend')
+       and case s.phase when 1 then w.lease_ms is not null and w.beat_ms is not null
+                        when 0 then s.claimable and not t.is_ready and (w.delay is null or w.delay <= 0) end
+       and not exists (select from event e where e.id = w.id and e.request = w.request)
+  ), left_ready as (
+    delete from ready r using plain p where r.id = p.id and p.is_ready
+  ), left_resting as (
+    delete from resting r using plain p where r.id = p.id and not p.is_ready
+  ), e as (
+    insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause,
+                       request, data)
+    select p.id, p_batch, now_at, p.version + 1, p.actor, p.epoch + (p.phase = 1)::int, p.event, p.lifecycle, p.source, p.target,
+           p.generation, p.attempt, p.role, p.cause, p.request, p.data from plain p
+  ), l as (
+    insert into lease (id, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio,
+                       flags, lease_ms, beat_ms)
+    select p.id, now_at + _length(p.lease_ms, p.beat_ms), p.type, p.version + 1, p.epoch + 1, p.actor, p.generation, p.attempt,
+           p.max_attempts, p.deaths, p.target, p.lifecycle, p.prio, p.flags, p.lease_ms, p.beat_ms from plain p where p.phase = 1
+  ), r as (
+    insert into ready (id, until, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
+    select p.id, p.until, p.type, p.version + 1, p.epoch, p.owner, p.generation, p.attempt, p.max_attempts, p.deaths, p.target,
+           p.lifecycle, p.prio, p.flags from plain p where p.phase = 0 order by p.id
+  )
+  select p.n, 'moved', p.id, p.lifecycle, p.source, p.target, p.version + 1, p.epoch + (p.phase = 1)::int from plain p;
+end $$;
+
+-- Moves of many callers, each under its own actor, in one transaction. Waiting jobs are locked first, by number, then the others,
+-- by number, so that two calls cannot deadlock. Moves of one job keep their order of arrival.
 create or replace function moves(
   p_actors int[], p_job_ids text[], p_targets text[], p_requests text[], p_versions int[], p_delays float8[], p_lease_ms int[],
   p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_stages text[], p_errors text[], p_key text[])
@@ -101,17 +167,33 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 #variable_conflict use_column
 declare
   batch_no bigint := _open_batch();
+  done bigint[] := '{}';
   a record;
   u record;
 begin
   perform _lock_family(array(select b.id from unnest(p_job_ids) u(job_id) join job b on b.job_id = u.job_id));
+  if cardinality(p_job_ids) > 1 then
+    perform from (select b.id from unnest(p_job_ids) u(job_id) join job b on b.job_id = u.job_id order by b.id) o
+      cross join lateral (select from (select from ready r where r.id = o.id for update) q union all
+                          select from (select from resting r where r.id = o.id for update) q) locked;
+  end if;
+  if p_key is null then
+    for u in select m.* from _move_plain(p_actors, p_job_ids, p_targets, p_requests, p_versions, p_delays, p_lease_ms, p_beat_ms,
+                                         p_causes, p_datas, p_reasons, batch_no) m loop
+      n := u.n; outcome := u.outcome; id := u.id; lifecycle := u.lifecycle; source := u.source; target := u.target;
+      version := u.version; epoch := u.epoch;
+      return next;
+      done := done || u.n;
+    end loop;
+    if cardinality(done) = cardinality(p_job_ids) then return; end if;
+  end if;
   for u in
     select w.*, b.id, b.lifecycle, s.state as target_state
       from unnest(p_actors, p_job_ids, p_targets, p_requests, p_versions, p_delays, p_lease_ms, p_beat_ms, p_causes, p_datas,
                   p_reasons, p_stages, p_errors) with ordinality
            w(actor, job_id, target, request, version, delay, lease_ms, beat_ms, cause, data, reason, stage, error, n)
       left join job b on b.job_id = w.job_id left join state s on s.lifecycle = b.lifecycle and s.name = w.target
-     order by b.id, w.n loop
+     where w.n <> all(done) order by b.id, w.n loop
     a := _actor(u.actor);
     if u.id is null or not _within_reach(a.role, u.id) then
       return query select u.n, 'missing', null::bigint, null::smallint, null::smallint, null::smallint, null::int, null::int;
