@@ -10,6 +10,7 @@ import pytest
 from tests.ledgers.conformance.rig import Rig, actor
 from tests.ledgers.conformance.test_idle import read_statements
 from tests.ledgers.lists import LISTS
+from trellis.ledgers.postgres.migrate import sql_files
 from trellis.ledgers.postgres.reads import BY_INDEX, READ_QUERIES
 from trellis.lifecycles import Role
 
@@ -237,3 +238,12 @@ async def test_the_function_of_the_heads_reads_no_more_than_it_gives(rig: Rig):
 
 async def test_remarks_are_counted_through_their_own_index(rig: Rig):
     assert "signal_remark" in await _plan(rig, "SELECT count(*) FROM signal WHERE id = 1 AND type = 4")
+
+
+def test_every_job_that_ends_takes_its_type_with_it():
+    """A row of `ended` without a type is in no list by type until a sweep has filled it in."""
+    written = [
+        columns for _, text in sql_files("functions") for columns in re.findall(r"insert into ended \(([^)]*)\)", text)
+    ]
+    assert len(written) >= 4
+    assert [columns for columns in written if "type" not in re.split(r",\s*", columns)] == []

@@ -360,7 +360,7 @@ begin
         reason text, version int, finalizes text, wait jsonb, n int, later int)
      where jsonb_array_length(w.steps) <= 2 and r.reason is null and r.version is null and r.finalizes is null and r.wait is null
   ), plain as materialized (
-    select z.turn, z.actor, z.role, d.id, d.version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.lifecycle,
+    select z.turn, z.actor, z.role, d.id, d.type, d.version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.lifecycle,
            b.id is not null as starts, b.source as start_source, bx.event as start_event, b.cause as start_cause, b.data as start_data,
            z.source, zx.target, zx.event, z.cause, z.data, z.result, z.ttl
       from step z left join step b on z.steps = 2 and b.turn = z.turn and b.n = 0 and b.id = z.id and b.epoch = z.epoch
@@ -388,9 +388,9 @@ begin
     select p.id, p_batch, now_at, p.version + 1 + p.starts::int, p.actor, p.epoch, p.event, p.lifecycle, p.source, p.target, p.generation,
            p.attempt, p.role, p.cause, convert_to(p.data, 'UTF8') from plain p
   ), n as (
-    insert into ended (id, at, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
-    select p.id, now_at, p.version + 1 + p.starts::int, p.epoch, p.owner, p.generation, p.attempt, p.max_attempts, p.deaths, p.target,
-           p.lifecycle from plain p
+    insert into ended (id, at, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
+    select p.id, now_at, p.type, p.version + 1 + p.starts::int, p.epoch, p.owner, p.generation, p.attempt, p.max_attempts, p.deaths,
+           p.target, p.lifecycle from plain p
   ), r as (
     insert into result (id, at, expires_at, body)
     select p.id, now_at, now_at + p.ttl * interval '1 s', decode(p.result, 'base64') from plain p where p.result is not null
