@@ -55,7 +55,10 @@ class Child:
     def answer(self) -> Any:
         """What a task that ends by itself reports."""
         self.wait_ready()
-        out, _ = self.process.communicate("go\n", timeout=TASK_TIMEOUT_S)
+        try:
+            out, _ = self.process.communicate("go\n", timeout=TASK_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise ChildFailed(f"{self.name} did not end within {TASK_TIMEOUT_S:g} s") from error
         if self.process.returncode or not out.strip():
             raise self._failed()
         return json.loads(out.strip().splitlines()[-1])

@@ -61,3 +61,11 @@ async def at_pace(send: Callable[[int], Awaitable[object]], jobs: int, per_s: fl
     for number in range(jobs):
         await asyncio.sleep(max(0.0, began + number / per_s - time.perf_counter()))
         await send(time.time_ns())
+
+
+def at_pace_blocking(send: Callable[[int], object], jobs: int, per_s: float) -> None:
+    """`at_pace` for an engine that blocks."""
+    began = time.perf_counter()
+    for number in range(jobs):
+        time.sleep(max(0.0, began + number / per_s - time.perf_counter()))
+        send(time.time_ns())
