@@ -64,10 +64,10 @@ class Compared:
 
 
 def compare(line: Line, samples: Samples) -> Compared | None:
-    """A line with its figures; None if ours was not measured."""
-    if line.ours not in samples:
-        return None
+    """A line with its figures; None if ours was not measured, or nothing beside it. The summary shows even that."""
     others = {name: samples[name] for name in line.beside if name in samples}
+    if line.ours not in samples or not (others or line.limit is not None or line.in_summary):
+        return None
     choose = min if line.less_is_better else max
     best = choose(others, key=lambda name: statistics.median(others[name])) if others else None
     return Compared(line=line, ours=samples[line.ours], others=others, best=best)
