@@ -27,12 +27,13 @@ class Sizes:
     """How much work a measurement takes: enough for a steady rate, small enough for half an hour in all."""
 
     bulk: int = 20_000
-    singles: int = 1_500
+    singles: int = 4_000
     drain: int = 40_000
     peer_drain: int = 20_000
     slow_singles: int = 500
     slow_bulk: int = 5_000
     slow_drain: int = 600
+    slow_file_drain: int = 200
     slow_latency: int = 100
     """What the peers do that make some hundred jobs a second (`SLOW`)."""
     guard_drain: int = 20_000
@@ -40,9 +41,9 @@ class Sizes:
     huey_drain: int = 5_000
     latency: int = 200
     latency_without_hints: int = 40
-    steps: int = 600
+    steps: int = 2_000
     runs: int = 600
-    published_runs: int = 100
+    published_runs: int = 200
     peer_runs: int = 150
     """How often Absurd and DBOS make four steps."""
     workflows: int = 3_000
@@ -79,6 +80,7 @@ SMALL = Sizes(
     slow_singles=10,
     slow_bulk=50,
     slow_drain=20,
+    slow_file_drain=10,
     slow_latency=5,
     peer_runs=5,
     workflows=10,
@@ -199,7 +201,7 @@ def sqlite_drains(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
     for threads in HUEY_THREADS:
         task = Task(url="", jobs=sizes.huey_drain, concurrency=threads, poll_s=POLL_S)
         yield from of_each(("peer_huey",), partial(drained, f"peer_huey{threads}", task))
-    yield from of_each(("peer_dbos",), partial(drained, "peer_dbos", _slow_task(sizes.slow_drain)))
+    yield from of_each(("peer_dbos",), partial(drained, "peer_dbos", _slow_task(sizes.slow_file_drain)))
 
 
 # --- latency -------------------------------------------------------------------------------------------------------
