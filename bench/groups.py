@@ -10,9 +10,20 @@ from functools import partial
 
 from bench.commands import COMMANDS, seconds
 from bench.guards import GUARDS
-from bench.measures import Drained, drain, drain_file, fresh_url, latencies_ms, percentile, reports, submit_rate
+from bench.measures import (
+    Drained,
+    drain,
+    drain_file,
+    file_url,
+    fresh_url,
+    latencies_ms,
+    percentile,
+    reports,
+    submit_rate,
+)
 from bench.peers import PEERS, present
 from bench.preload import preload
+from bench.preload_file import preload_file
 from bench.processes import ChildFailed, ask
 from bench.published import Folder
 from bench.stores import Stores
@@ -346,10 +357,12 @@ def bus(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
 def lists(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
     """A page of jobs by state where very many have ended, and what a page of runs asks the ledger."""
     database = stores.kept("ended", lambda fresh: preload(fresh, ready=sizes.waiting, finished=sizes.ended))
-    for subject, action in (("lists", "by_ledger"), ("floor_lists", "by_hand")):
-        task = Task(url=database.url(subject), jobs=sizes.lists)
-        figures = ask("lists", action, task.as_dict(), stores.folder)
-        yield {f"list_{state}.pg.{subject}": value for state, value in figures.items()}
+    file = stores.kept_file("ended", lambda path: preload_file(path, ready=sizes.waiting, finished=sizes.ended))
+    for store, url_of in (("pg", database.url), ("sqlite", lambda subject: file_url(subject, file))):
+        for subject, action in (("lists", "by_ledger"), ("floor_lists", "by_hand")):
+            task = Task(url=url_of(subject), jobs=sizes.lists)
+            figures = ask("lists", action, task.as_dict(), stores.folder)
+            yield {f"list_{state}.{store}.{subject}": value for state, value in figures.items()}
     for store in ("pg", "sqlite"):
         with fresh_url(stores, store, "lists") as url:
             task = Task(url=url, jobs=sizes.listed_runs, objects=str(stores.objects()))

@@ -237,23 +237,26 @@ def _bus_lines(store: str) -> list[Line]:
     ]
 
 
-def _list_lines() -> list[Line]:
-    return [
+def _list_lines(store: str) -> list[Line]:
+    by_state = [
         Line(
             title=f"100 jobs by state at 1,000,000 ended: {state}",
             unit="ms",
-            ours=f"list_{state}.pg.lists",
-            beside=_of(f"list_{state}", "pg", ("floor_lists",)),
+            ours=f"list_{state}.{store}.lists",
+            beside=_of(f"list_{state}", store, ("floor_lists",)),
             limit=LIST_MS,
             in_summary=True,
         )
         for state in LISTED_STATES
     ]
-
-
-def _run_list_line(store: str) -> Line:
-    title, ours = "ledger calls of GET /runs?limit=100", f"list_runs_calls.{store}.lists"
-    return Line(title=title, unit="calls", ours=ours, limit=RUN_LIST_CALLS, in_summary=True)
+    runs = Line(
+        title="ledger calls of GET /runs?limit=100",
+        unit="calls",
+        ours=f"list_runs_calls.{store}.lists",
+        limit=RUN_LIST_CALLS,
+        in_summary=True,
+    )
+    return [*by_state, runs]
 
 
 def _command_lines() -> list[Line]:
@@ -318,8 +321,7 @@ SECTIONS = {
         *_workflow_lines(2),
         *_gateway_lines("pg"),
         *_bus_lines("pg"),
-        *_list_lines(),
-        _run_list_line("pg"),
+        *_list_lines("pg"),
     ),
     "SQLite, synchronous=FULL": (
         *_submit_lines("sqlite", FILE_QUEUES, ()),
@@ -349,7 +351,7 @@ SECTIONS = {
         *_run_lines("sqlite", 1, ("peer_dbos",)),
         *_gateway_lines("sqlite"),
         *_bus_lines("sqlite"),
-        _run_list_line("sqlite"),
+        *_list_lines("sqlite"),
     ),
     "Command line": tuple(_command_lines()),
 }

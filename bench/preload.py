@@ -28,7 +28,7 @@ class PreloadBroken(Exception):
 def preload(database: Database, *, ready: int, finished: int) -> None:
     """Make the jobs and prove on a sample that they are what the ledger itself would have made."""
     asyncio.run(_fill(database, ready, finished))
-    asyncio.run(_verify_sample(database.url("trellis"), ready + finished))
+    asyncio.run(verify_sample(database.url("trellis"), ready + finished))
 
 
 async def _fill(database: Database, ready: int, finished: int) -> None:
@@ -90,7 +90,8 @@ def _numbers(ready: int, finished: int) -> dict[str, object]:
     }
 
 
-async def _verify_sample(url: str, jobs: int) -> None:
+async def verify_sample(url: str, jobs: int) -> None:
+    """Raises PreloadBroken if the ledger would not have made one of the jobs as it is."""
     ledger = await open_ledger(url)
     try:
         for number in sorted(random.sample(range(1, jobs + 1), min(SAMPLE, jobs))):

@@ -32,6 +32,7 @@ class Stores:
     _count: int = 0
     _templates: set[str] = field(default_factory=set)
     _kept: "dict[str, Database]" = field(default_factory=dict)
+    _kept_files: dict[str, Path] = field(default_factory=dict)
 
     def database(self, subject: str) -> "Database":
         """A fresh, empty database with the subject's schema, copied from a template that is made once."""
@@ -55,6 +56,14 @@ class Stores:
                 raise
             self._kept[name] = database
         return self._kept[name]
+
+    def kept_file(self, name: str, fill: Callable[[Path], None]) -> Path:
+        """`kept` for an SQLite file."""
+        if name not in self._kept_files:
+            path = self.file(name)
+            fill(path)
+            self._kept_files[name] = path
+        return self._kept_files[name]
 
     def _make_template(self, schema: str, template: str) -> None:
         url = self.server.create_database(template)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import apsw
 import asyncpg
 import httpx2
 
@@ -41,6 +42,16 @@ ENDED_BY_HAND = """select j.job_id, t.name, a.name, n.state, n.version, n.epoch,
   from (select * from trellis.ended where lifecycle = $1 and state = $2 order by lifecycle desc, state desc, id desc limit $3) n
   join trellis.job j using (id) join trellis.job_type t on t.id = j.type left join trellis.actor a on a.id = n.owner
  order by n.id desc"""
+IN_FILE = """select s.job_id, t.name, a.name, j.state, j.version, j.epoch, j.attempt, j.max_attempts, s.created_at, e.at
+  from (select * from trellis_job where lifecycle = ?1 and state = ?2 and {where} order by {order} limit ?3) j
+  join trellis_submission s using (id) join trellis_job_type t on t.id = j.type left join trellis_actor a on a.id = j.owner
+  join trellis_event e on e.seq = j.seq order by j.id desc"""
+FILE_BY_HAND = {
+    "succeeded": IN_FILE.format(where="place = 5", order="id desc"),
+    "queued": IN_FILE.format(where="place = 1 and type = 1", order="prio desc, pos desc"),
+    "dead_lettered": IN_FILE.format(where="place = 6 and type = 1", order="id desc"),
+}
+"""All jobs have one type, so that the indexes of those that wait and of those that died begin where the page does."""
 READY_BY_HAND = """select j.job_id, t.name, n.state, n.version, n.epoch, n.attempt, n.max_attempts, j.created_at
   from (select * from trellis.ready where lifecycle = $1 and state = $2 order by id desc limit $3) n
   join trellis.job j using (id) join trellis.job_type t on t.id = j.type
@@ -62,6 +73,8 @@ async def by_ledger(task: Task) -> dict[str, float]:
 
 async def by_hand(task: Task) -> dict[str, float]:
     """The same with one prepared statement for each state, as the owner of the tables."""
+    if not task.url.startswith("postgresql://"):
+        return await _by_hand_in_file(task)
     connection = await asyncpg.connect(task.url)
     try:
         ended, ready = await connection.prepare(ENDED_BY_HAND), await connection.prepare(READY_BY_HAND)
@@ -73,6 +86,19 @@ async def by_hand(task: Task) -> dict[str, float]:
         return await _pages_ms(page, task)
     finally:
         await connection.close()
+
+
+async def _by_hand_in_file(task: Task) -> dict[str, float]:
+    connection = apsw.Connection(task.url, flags=apsw.SQLITE_OPEN_READWRITE)
+
+    async def page(state: str) -> int:
+        values = (JOB_LIFECYCLE.code, JOB_LIFECYCLE.code_of(state), PAGE)
+        return len(connection.execute(FILE_BY_HAND[state], values).fetchall())
+
+    try:
+        return await _pages_ms(page, task)
+    finally:
+        connection.close()
 
 
 async def _pages_ms(page: Callable[[str], Awaitable[int]], task: Task) -> dict[str, float]:

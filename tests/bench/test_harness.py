@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from bench import processes
+from bench import preload_file, processes
 from bench.groups import NO_STORE, RUN_SUBJECTS, SMALL, _run_task, _workflow_task, sqlite_drains
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
 from bench.measures import drain, drain_file, latencies_ms, reports, submit_rate
@@ -109,6 +110,13 @@ def test_preloaded_jobs_verify(stores: Stores):
     preload(database, ready=30, finished=30)
     assert database.run("select count(*) from trellis.event") == 30 + 4 * 30
     database.drop()
+
+
+def test_a_preload_of_a_file_that_lies_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    copies = {**preload_file.COPIES, "trellis_event": {"seq": "seq + (n - 1) * 4", "job": "n", "epoch": "0"}}
+    monkeypatch.setattr(preload_file, "COPIES", copies)
+    with pytest.raises(PreloadBroken):
+        preload_file.preload_file(tmp_path / "ledger.db", ready=5, finished=5)
 
 
 def test_a_preload_that_lies_is_found(stores: Stores, monkeypatch: pytest.MonkeyPatch):
