@@ -99,30 +99,48 @@ def write_figures(document: Path, figures: str) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     samples: Samples = {}
-    began, steal = time.monotonic(), Steal()
     missing = [reason for peer in PEERS if (reason := why_missing(peer)) is not None]
+    about = {"command": _command(options), "rounds": str(options.rounds)}
+    try:
+        _measure(options, samples, about, missing)
+    except (ChildFailed, KeyboardInterrupt):
+        about["complete"] = "no, it was ended before"
+        _report(options, samples, about, missing)
+        raise
+    tables = _report(options, samples, about, missing)
+    if options.write:
+        facts = "\n".join(f"- {line}" for line in (*(f"{name}: {value}" for name, value in about.items()), *missing))
+        write_figures(options.write, f"{facts}\n\n{tables}")
+    return 0
+
+
+def _measure(options: argparse.Namespace, samples: Samples, about: dict[str, str], missing: list[str]) -> None:
+    """All rounds. What there is when one is ended early stays in `samples`."""
+    began, steal = time.monotonic(), Steal()
     with open_stores() as stores:
-        about = describe(stores.server, stores.folder)
+        about |= describe(stores.server, stores.folder)
         print("\n".join([*(f"{name}: {value}" for name, value in about.items()), *missing]), flush=True)
         sizes = SMALL if options.small else Sizes()
         for round_ in range(1, options.rounds + 1):
             _round(stores, options.only, sizes, samples, f"round {round_}/{options.rounds}")
     about |= {
-        "command": _command(options),
-        "rounds": str(options.rounds),
         "took": f"{time.monotonic() - began:.0f} s",
         "stolen": f"{steal.share():.1%} of busy time",
         "load after": load(),
     }
+
+
+def _report(options: argparse.Namespace, samples: Samples, about: dict[str, str], missing: list[str]) -> str:
+    """Prints the tables and returns them; writes every sample where that was asked for."""
     tables = render(samples)
-    print(f"\n{tables}\n\n{', '.join(f'{name}: {about[name]}' for name in ('rounds', 'took', 'stolen', 'load after'))}")
-    if options.write:
-        facts = "\n".join(f"- {line}" for line in (*(f"{name}: {value}" for name, value in about.items()), *missing))
-        write_figures(options.write, f"{facts}\n\n{tables}")
+    facts = [
+        f"{name}: {about[name]}" for name in ("rounds", "took", "stolen", "load after", "complete") if name in about
+    ]
+    print(f"\n{tables}\n\n{', '.join(facts)}")
     if options.json:
         body = {"about": about, "left out": missing, "lines": verdicts(samples), "samples": samples}
         options.json.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0
+    return tables
 
 
 def _command(options: argparse.Namespace) -> str:

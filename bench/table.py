@@ -199,6 +199,7 @@ def _guard_section(samples: Samples) -> str:
             shown(samples[f"guard_wal.pg.{guard.name}"]),
         )
         for guard in GUARDS
+        if f"guard.pg.{guard.name}" in samples
     ]
     head = ("without", "jobs/s (range)", "ratio", "server CPU µs/job (range)", "difference", "WAL bytes/job (range)")
     return f"### What each guard costs (PostgreSQL, ledger alone, 1 connection)\n\n{markdown(head, rows)}"

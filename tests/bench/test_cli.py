@@ -1,14 +1,21 @@
 """The command as people call it, with a few jobs."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from bench import peers, processes
+from bench import cli, peers, processes
 from bench.cli import BEGIN, END, main
+from bench.groups import Figures, Sizes
 from bench.lines import SECTIONS
 from bench.peers import PEERS
+from bench.processes import ChildFailed
+from bench.stores import Stores
 from bench.task import LISTED_STATES
 from tests.servers.ready_python import ready_python
 
@@ -40,10 +47,35 @@ def test_a_run_prints_its_tables_keeps_its_samples_and_fills_in_a_document(
     assert {"date", "machine", "postgresql", "durability"} <= set(kept["about"])
     assert len(kept["left out"]) == len(peers.PEERS)
     written = document.read_text(encoding="utf-8")
-    assert written.startswith(f"before\n{BEGIN}\n\n- date: ")
+    assert written.startswith(f"before\n{BEGIN}\n\n- command: `make bench ARGS='--rounds 1 --small --only lists'`\n")
     assert written.endswith(f"\n\n{END}\nafter\n")
     assert "### Summary" in written
     assert "old" not in written.splitlines()
+
+
+def test_figures_of_a_run_that_breaks_are_not_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def broken(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
+        yield {"list_runs_calls.pg.lists": 2.0}
+        raise ChildFailed("the worker ended")
+
+    @contextmanager
+    def no_stores() -> Iterator[Any]:
+        yield SimpleNamespace(server=None, folder=tmp_path)
+
+    monkeypatch.setattr(cli, "GROUPS", {"lists": broken})
+    monkeypatch.setattr(cli, "open_stores", no_stores)
+    monkeypatch.setattr(cli, "describe", lambda *_: {})
+    file, document = tmp_path / "figures.json", tmp_path / "figures.md"
+    document.write_text(f"{BEGIN}\nold\n{END}\n", encoding="utf-8")
+    assert main(["--rounds", "1", "--only", "lists", "--json", str(file), "--write", str(document)]) == 1
+    printed = capsys.readouterr()
+    assert "ledger calls of GET /runs" in printed.out
+    assert "complete: no" in printed.out
+    assert "the worker ended" in printed.err
+    assert json.loads(file.read_text(encoding="utf-8"))["samples"] == {"list_runs_calls.pg.lists": [2.0]}
+    assert "old" in document.read_text(encoding="utf-8"), "a document gets complete runs only"
 
 
 @pytest.mark.prove
