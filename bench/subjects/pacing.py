@@ -5,6 +5,9 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
+READY_S_MAX = 60.0
+"""How long all callers may take to make their first call."""
+
 
 def batches(jobs: int, size: int) -> Iterator[list[int]]:
     """`jobs` payloads in batches; a payload is the time it was sent."""
@@ -35,11 +38,16 @@ async def many_callers(send: Callable[[int], Awaitable[object]], jobs: int, call
 
 
 def many_threads(send: Callable[[int], object], jobs: int, callers: int) -> float:
-    """`many_callers` for an engine that blocks."""
-    send(time.time_ns())
-    todo, lock = iter(range(jobs)), threading.Lock()
+    """`many_callers` for an engine that blocks. The first of each thread is not counted: it makes its connection."""
+    todo, lock, ready = iter(range(jobs)), threading.Lock(), threading.Barrier(callers + 1, timeout=READY_S_MAX)
 
     def caller() -> None:
+        try:
+            send(time.time_ns())
+        except BaseException:
+            ready.abort()
+            raise
+        ready.wait()
         while True:
             with lock:
                 if next(todo, None) is None:
@@ -47,9 +55,10 @@ def many_threads(send: Callable[[int], object], jobs: int, callers: int) -> floa
             send(time.time_ns())
 
     threads = [threading.Thread(target=caller) for _ in range(callers)]
-    began = time.perf_counter()
     for thread in threads:
         thread.start()
+    ready.wait()
+    began = time.perf_counter()
     for thread in threads:
         thread.join()
     return time.perf_counter() - began

@@ -14,10 +14,11 @@ CONCURRENCY = 10
 """Jobs at a time. A job takes three statements of its own, so that more do not help."""
 
 
-def _app(task: Task) -> procrastinate.App:
+def _app(task: Task, connections: int = 1) -> procrastinate.App:
+    """All connections are made when it is opened."""
     logging.disable(logging.INFO)  # it writes a line for each job
-    size = max(CONCURRENCY, task.concurrency)
-    return procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=task.url, min_size=1, max_size=size + 2))
+    connector = procrastinate.PsycopgConnector(conninfo=task.url, min_size=connections, max_size=connections)
+    return procrastinate.App(connector=connector)
 
 
 async def setup(task: Task) -> None:
@@ -41,8 +42,8 @@ async def bulk(task: Task) -> float:
 
 
 async def singles(task: Task) -> float:
-    """Defer one in each call."""
-    app = _app(task)
+    """Defer one in each call, a connection for every caller."""
+    app = _app(task, task.concurrency)
     async with app.open_async():
         send = app.configure_task(TASK).defer_async
         return await many_callers(lambda sent: send(sent_ns=sent), task.jobs, task.concurrency)
@@ -58,7 +59,7 @@ async def paced(task: Task) -> None:
 
 async def worker(task: Task) -> None:
     """Its worker."""
-    app, mark = _app(task), Marker(task.folder).mark
+    app, mark = _app(task, CONCURRENCY + 2), Marker(task.folder).mark
 
     @app.task(name=TASK)
     async def noop(sent_ns: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import BrokenBarrierError, get_ident
 
 import pytest
 
@@ -9,6 +10,7 @@ from bench import commands, peers
 from bench.groups import Figures, of_each
 from bench.peers import PEERS, present, why_missing
 from bench.processes import ChildFailed
+from bench.subjects.pacing import many_threads
 
 
 @pytest.fixture
@@ -68,3 +70,19 @@ def test_a_command_that_fails_has_no_figure(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(commands.COMMANDS, "floor_python", [program, option, "raise SystemExit('broken')"])
     with pytest.raises(ChildFailed, match="broken"):
         commands.seconds("floor_python")
+
+
+def test_callers_that_block_make_their_connections_before_the_time_begins():
+    threads: list[int] = []
+    assert many_threads(lambda _: threads.append(get_ident()), 30, 3) > 0
+    assert len(threads) == 30 + 3
+    assert len(set(threads)) == 3, "each made a call, whoever was first to take the rest"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_caller_that_cannot_begin_ends_the_measurement():
+    def send(_: int) -> None:
+        raise ConnectionError
+
+    with pytest.raises(BrokenBarrierError):
+        many_threads(send, 10, 2)
