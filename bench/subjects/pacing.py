@@ -4,6 +4,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 
 READY_S_MAX = 60.0
 """How long all callers may take to make their first call."""
@@ -38,7 +40,10 @@ async def many_callers(send: Callable[[int], Awaitable[object]], jobs: int, call
 
 
 def many_threads(send: Callable[[int], object], jobs: int, callers: int) -> float:
-    """`many_callers` for an engine that blocks. The first of each thread is not counted: it makes its connection."""
+    """`many_callers` for an engine that blocks; raises what one of them raises.
+
+    The first call of each thread is not counted: it makes its connection.
+    """
     todo, lock, ready = iter(range(jobs)), threading.Lock(), threading.Barrier(callers + 1, timeout=READY_S_MAX)
 
     def caller() -> None:
@@ -54,14 +59,21 @@ def many_threads(send: Callable[[int], object], jobs: int, callers: int) -> floa
                     return
             send(time.time_ns())
 
-    threads = [threading.Thread(target=caller) for _ in range(callers)]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    began = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - began
+    with ThreadPoolExecutor(callers) as pool:
+        calling = [pool.submit(caller) for _ in range(callers)]
+        with suppress(threading.BrokenBarrierError):  # whoever broke it says why
+            ready.wait()
+        began = time.perf_counter()
+        wait(calling)
+        seconds = time.perf_counter() - began
+    for error in sorted(filter(None, (one.exception() for one in calling)), key=_is_consequence):
+        raise error
+    return seconds
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Whether a caller failed because another one did."""
+    return isinstance(error, threading.BrokenBarrierError)
 
 
 async def at_pace(send: Callable[[int], Awaitable[object]], jobs: int, per_s: float) -> None:
