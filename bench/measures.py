@@ -145,8 +145,9 @@ async def _drained(
         for child in workers:
             child.go()
         wait_for_marks(marks, jobs, workers)
+        deadline = _deadline(workers[0].name)
         while await connection.fetchval(unsettled):
-            pass
+            deadline.check()
         if shown is not None:
             shown()
         ended_ns = time.time_ns()
@@ -162,14 +163,30 @@ async def _drained(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """When to give up waiting for a subject."""
+
+    name: str
+    at: float
+
+    def check(self, what: str = "not settled") -> None:
+        """Raise ChildFailed when the time has come."""
+        if time.monotonic() > self.at:
+            raise ChildFailed(f"{self.name}: {what} after {DRAIN_TIMEOUT_S:g} s")
+
+
+def _deadline(name: str) -> _Deadline:
+    return _Deadline(name, time.monotonic() + DRAIN_TIMEOUT_S)
+
+
 def wait_for_marks(marks: Marks, jobs: int, workers: list[Child]) -> None:
     """Come back when `jobs` handlers have started; raises when a worker ends or nothing happens any more."""
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    deadline = _deadline(workers[0].name)
     while marks.poll() < jobs:
         for child in workers:
             child.check()
-        if time.monotonic() > deadline:
-            raise ChildFailed(f"{workers[0].name}: {len(marks.records)} of {jobs} jobs after {DRAIN_TIMEOUT_S:g} s")
+        deadline.check(f"{len(marks.records)} of {jobs} jobs")
         time.sleep(POLL_S)
 
 
@@ -207,12 +224,23 @@ def _when_settled(path: Path, subject: str) -> int | None:
     """When the file shows every job ended; None for an engine that forgets a job when it starts."""
     if subject not in UNSETTLED_IN_FILE:
         return None
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    deadline, connection = _deadline(subject), apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     connection.set_busy_timeout(1_000)
-    while connection.execute(UNSETTLED_IN_FILE[subject]).fetchall()[0][0]:
-        time.sleep(SETTLED_POLL_S_DBOS if subject == "peer_dbos" else SETTLED_POLL_S)
-    connection.close()
+    try:
+        while not _has_settled(connection, subject):
+            deadline.check()
+            time.sleep(SETTLED_POLL_S_DBOS if subject == "peer_dbos" else SETTLED_POLL_S)
+    finally:
+        connection.close()
     return time.time_ns()
+
+
+def _has_settled(connection: apsw.Connection, subject: str) -> bool:
+    """False also while writers keep the reader out, as in a file with a rollback journal they may for long."""
+    try:
+        return not connection.execute(UNSETTLED_IN_FILE[subject]).fetchall()[0][0]
+    except apsw.BusyError:
+        return False
 
 
 # --- latency -------------------------------------------------------------------------------------------------------
@@ -256,9 +284,8 @@ def reports(
 
 def _wait_for_place(marks: Path, server: Child) -> None:
     """Come back when the server has said where it is."""
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    deadline = _deadline(server.name)
     while not (marks / PLACE).exists():
         server.check()
-        if time.monotonic() > deadline:
-            raise ChildFailed(f"{server.name} does not serve after {DRAIN_TIMEOUT_S:g} s")
+        deadline.check("does not serve")
         time.sleep(POLL_S)

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 
-from bench import preload_file, processes
+from bench import measures, preload_file, processes
 from bench.groups import NO_STORE, RUN_SUBJECTS, SMALL, _run_task, _workflow_task, sqlite_drains
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
 from bench.measures import drain, drain_file, latencies_ms, reports, submit_rate
@@ -58,6 +59,18 @@ def test_sqlite_is_drained(stores: Stores, subject: str):
 @pytest.mark.usefixtures("started_children")
 def test_sqlite_floor_is_drained_by_processes_as_the_benchmark_starts_them(stores: Stores):
     assert drain_file(stores, "floor_sqlite", TASK).per_s > 0
+
+
+@pytest.mark.parametrize("lock", ["begin", "begin exclusive"])
+def test_jobs_that_never_settle_are_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str):
+    monkeypatch.setattr(measures, "DRAIN_TIMEOUT_S", 0.0)
+    path = tmp_path / "peer.db"
+    writer = apsw.Connection(str(path))
+    writer.execute("create table workflow_status (status text); insert into workflow_status values ('PENDING')")
+    writer.execute(lock)
+    with pytest.raises(ChildFailed, match="not settled"):
+        measures._when_settled(path, "peer_dbos")
+    writer.close()
 
 
 @pytest.mark.parametrize("handler", ["join", pytest.param("steps", marks=pytest.mark.prove)])
