@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from bench.peers import PEERS
 from tests.servers.postgres import PostgresServer
 
-PACKAGES = ("trellis-engine", "pgqueuer", "huey", "dbos", "absurd-sdk", "asyncpg", "apsw", "uvloop")
+PACKAGES = ("trellis-engine", *sorted(peer.package for peer in PEERS.values()), "asyncpg", "apsw", "uvloop")
 
 
 def describe(server: PostgresServer, files: Path) -> dict[str, str]:

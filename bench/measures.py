@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import asyncpg
 from bench.marks import Marks
 from bench.processes import Child, ChildFailed, ask, children, cpu_s, family
 from bench.stores import OURS, Database, Stores
-from bench.task import Task
+from bench.task import PLACE, Task
 
 DRAIN_TIMEOUT_S = 60.0
 POLL_S = 0.02
@@ -20,6 +21,7 @@ UNSETTLED = {
     "trellis": "select exists (select from trellis.ready) or exists (select from trellis.lease)",
     "floor_postgres": "select exists (select from floor.ready) or exists (select from floor.lease)",
     "peer_pgqueuer": "select exists (select from pgqueuer)",
+    "peer_procrastinate": "select exists (select from procrastinate_jobs where status in ('todo', 'doing'))",
     "peer_dbos": "select exists (select from dbos.workflow_status where status in ('ENQUEUED', 'PENDING'))",
 }
 UNSETTLED["ledger"] = UNSETTLED["trellis"]
@@ -61,17 +63,29 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-# --- PostgreSQL ----------------------------------------------------------------------------------------------------
+@contextmanager
+def fresh_url(stores: Stores, store: str, subject: str) -> Iterator[str]:
+    """Where the subject finds an empty store of its own, `pg` or `sqlite`, with its tables."""
+    if store == "pg":
+        database = stores.database(subject)
+        try:
+            yield database.url(subject)
+        finally:
+            database.drop()
+    else:
+        url = file_url(subject, stores.file(subject))
+        if subject in MADE_BEFOREHAND:
+            ask(subject, "setup", Task(url=url).as_dict(), stores.folder)
+        yield url
 
 
-def submit_rate(stores: Stores, subject: str, action: str, task: Task) -> float:
+def submit_rate(stores: Stores, store: str, subject: str, action: str, task: Task) -> float:
     """Acknowledged jobs per second of one client process."""
-    database = stores.database(subject)
-    try:
-        seconds = ask(subject, action, replace(task, url=database.url(subject)).as_dict(), stores.folder)
-    finally:
-        database.drop()
-    return task.jobs / seconds
+    with fresh_url(stores, store, subject) as url:
+        return task.jobs / ask(subject, action, replace(task, url=url).as_dict(), stores.folder)
+
+
+# --- PostgreSQL ----------------------------------------------------------------------------------------------------
 
 
 def drain(
@@ -131,8 +145,9 @@ async def _drained(
         for child in workers:
             child.go()
         wait_for_marks(marks, jobs, workers)
+        deadline = _deadline(workers[0].name)
         while await connection.fetchval(unsettled):
-            pass
+            deadline.check()
         if shown is not None:
             shown()
         ended_ns = time.time_ns()
@@ -148,14 +163,30 @@ async def _drained(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """When to give up waiting for a subject."""
+
+    name: str
+    at: float
+
+    def check(self, what: str = "not settled") -> None:
+        """Raise ChildFailed when the time has come."""
+        if time.monotonic() > self.at:
+            raise ChildFailed(f"{self.name}: {what} after {DRAIN_TIMEOUT_S:g} s")
+
+
+def _deadline(name: str) -> _Deadline:
+    return _Deadline(name, time.monotonic() + DRAIN_TIMEOUT_S)
+
+
 def wait_for_marks(marks: Marks, jobs: int, workers: list[Child]) -> None:
     """Come back when `jobs` handlers have started; raises when a worker ends or nothing happens any more."""
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    deadline = _deadline(workers[0].name)
     while marks.poll() < jobs:
         for child in workers:
             child.check()
-        if time.monotonic() > deadline:
-            raise ChildFailed(f"{workers[0].name}: {len(marks.records)} of {jobs} jobs after {DRAIN_TIMEOUT_S:g} s")
+        deadline.check(f"{len(marks.records)} of {jobs} jobs")
         time.sleep(POLL_S)
 
 
@@ -165,12 +196,6 @@ def wait_for_marks(marks: Marks, jobs: int, workers: list[Child]) -> None:
 def file_url(subject: str, path: Path) -> str:
     """How a subject names its file."""
     return f"sqlite:///{path}" if subject in OURS else str(path)
-
-
-def submit_rate_file(stores: Stores, subject: str, action: str, task: Task) -> float:
-    """Acknowledged jobs per second of one client process into a fresh file."""
-    url = file_url(subject, stores.file(subject))
-    return task.jobs / ask(subject, action, replace(task, url=url).as_dict(), stores.folder)
 
 
 def drain_file(stores: Stores, subject: str, task: Task, *, shown: Callable[[], None] | None = None) -> Drained:
@@ -199,12 +224,23 @@ def _when_settled(path: Path, subject: str) -> int | None:
     """When the file shows every job ended; None for an engine that forgets a job when it starts."""
     if subject not in UNSETTLED_IN_FILE:
         return None
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    deadline, connection = _deadline(subject), apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     connection.set_busy_timeout(1_000)
-    while connection.execute(UNSETTLED_IN_FILE[subject]).fetchall()[0][0]:
-        time.sleep(SETTLED_POLL_S_DBOS if subject == "peer_dbos" else SETTLED_POLL_S)
-    connection.close()
+    try:
+        while not _has_settled(connection, subject):
+            deadline.check()
+            time.sleep(SETTLED_POLL_S_DBOS if subject == "peer_dbos" else SETTLED_POLL_S)
+    finally:
+        connection.close()
     return time.time_ns()
+
+
+def _has_settled(connection: apsw.Connection, subject: str) -> bool:
+    """False also while writers keep the reader out, as in a file with a rollback journal they may for long."""
+    try:
+        return not connection.execute(UNSETTLED_IN_FILE[subject]).fetchall()[0][0]
+    except apsw.BusyError:
+        return False
 
 
 # --- latency -------------------------------------------------------------------------------------------------------
@@ -213,11 +249,11 @@ WARM_UP_JOBS = 10
 SETTLE_S = 1.0
 
 
-def latencies_ms(stores: Stores, subject: str, task: Task) -> list[float]:
+def latencies_ms(stores: Stores, store: str, subject: str, task: Task) -> list[float]:
     """Milliseconds from before the submit to the handler's start, on an idle worker, at a gentle pace."""
-    database, marks = stores.database(subject), Marks(stores.fresh_marks())
-    task = replace(task, url=database.url(subject), marks=str(marks.folder))
-    try:
+    marks = Marks(stores.fresh_marks())
+    with fresh_url(stores, store, subject) as url:
+        task = replace(task, url=url, marks=str(marks.folder))
         with children(subject, "worker", [task.as_dict()], stores.folder) as workers:
             workers[0].go()
             ask(subject, "paced", replace(task, jobs=WARM_UP_JOBS).as_dict(), stores.folder)
@@ -225,39 +261,31 @@ def latencies_ms(stores: Stores, subject: str, task: Task) -> list[float]:
             time.sleep(SETTLE_S)
             ask(subject, "paced", task.as_dict(), stores.folder)
             wait_for_marks(marks, WARM_UP_JOBS + task.jobs, workers)
-    finally:
-        database.drop()
     return [(mark.began_ns - mark.sent_ns) / 1e6 for mark in marks.records[WARM_UP_JOBS:]]
 
 
 # --- a server ------------------------------------------------------------------------------------------------------
 
 
-def asked(
+def reports(
     stores: Stores, store: str, subject: str, tasks: Mapping[str, Task]
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """What each action reports about one server process of the subject, on a fresh store."""
-    database = stores.database(subject) if store == "pg" else None
-    url = file_url(subject, stores.file(subject)) if database is None else database.url(subject)
     marks = stores.fresh_marks()
-    place = Task(url=url, marks=str(marks), objects=str(stores.objects()))
-    try:
+    with fresh_url(stores, store, subject) as url:
+        place = Task(url=url, marks=str(marks), objects=str(stores.objects()))
         with children(subject, "worker", [place.as_dict()], stores.folder) as (server,):
             server.go()
             _wait_for_place(marks, server)
             for action, task in tasks.items():
                 there = replace(task, url=place.url, marks=place.marks, objects=place.objects)
                 yield action, ask(subject, action, there.as_dict(), stores.folder)
-    finally:
-        if database is not None:
-            database.drop()
 
 
 def _wait_for_place(marks: Path, server: Child) -> None:
     """Come back when the server has said where it is."""
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while not list(marks.glob("*.json")):
+    deadline = _deadline(server.name)
+    while not (marks / PLACE).exists():
         server.check()
-        if time.monotonic() > deadline:
-            raise ChildFailed(f"{server.name} does not serve after {DRAIN_TIMEOUT_S:g} s")
+        deadline.check("does not serve")
         time.sleep(POLL_S)

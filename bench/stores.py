@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trellis.ledgers import migrate
 
 APPLICATION = "bench_app"
 MEMORY = Path("/dev/shm")
-OURS = frozenset({"trellis", "workflows", "ledger", "runs", "gateway", "bus"})
+OURS = frozenset({"trellis", "workflows", "ledger", "runs", "gateway", "bus", "lists"})
 """Subjects that work on our own schema."""
 
 
@@ -31,6 +31,8 @@ class Stores:
     marks: Path
     _count: int = 0
     _templates: set[str] = field(default_factory=set)
+    _kept: "dict[str, Database]" = field(default_factory=dict)
+    _kept_files: dict[str, Path] = field(default_factory=dict)
 
     def database(self, subject: str) -> "Database":
         """A fresh, empty database with the subject's schema, copied from a template that is made once."""
@@ -42,6 +44,26 @@ class Stores:
         name = f"bench_{self._next()}"
         self.server.create_database(name, template)
         return Database(self.server, name)
+
+    def kept(self, name: str, fill: "Callable[[Database], None]") -> "Database":
+        """A database with our schema that is filled when it is first asked for and stays for the whole run."""
+        if name not in self._kept:
+            database = self.database("trellis")
+            try:
+                fill(database)
+            except BaseException:
+                database.drop()
+                raise
+            self._kept[name] = database
+        return self._kept[name]
+
+    def kept_file(self, name: str, fill: Callable[[Path], None]) -> Path:
+        """`kept` for an SQLite file."""
+        if name not in self._kept_files:
+            path = self.file(name)
+            fill(path)
+            self._kept_files[name] = path
+        return self._kept_files[name]
 
     def _make_template(self, schema: str, template: str) -> None:
         url = self.server.create_database(template)
@@ -69,7 +91,9 @@ class Stores:
         return folder
 
     def close(self) -> None:
-        """Remove the templates, for a server that lives on."""
+        """Remove the templates and what was kept, for a server that lives on."""
+        for database in self._kept.values():
+            database.drop()
         for schema in self._templates:
             self.server.drop_database(f"template_{schema}")
 

@@ -1,280 +1,207 @@
-"""The table: which figures stand beside each other, the target of each line, and whether it is met."""
+"""The table: medians with ranges, the best that ours is measured beside, ratios, and whether targets are met."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 from bench.groups import Figures
 from bench.guards import GUARDS
+from bench.lines import NAMES, SECTIONS, Line
+from bench.peers import PEERS
 
 Samples = dict[str, list[float]]
+HEAD = ("", "unit", "ours (range)", "best beside", "theirs (range)", "ratio", "target", "")
+TARGET_ITSELF = "the target"
+NOBODY = "nobody here"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line: our figure, another's, and what the ratio or our own figure must be.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """One line with its figures."""
 
-    `at_least` bounds ours / other from below; `at_most` bounds our figure from above; `ahead` wants ours below the other.
-    """
+    line: Line
+    ours: list[float]
+    others: dict[str, list[float]]
+    """What was measured beside ours, by the names of the figures."""
+    best: str | None
+    """The name of the best of these."""
 
-    title: str
-    unit: str
-    ours: str
-    other: str | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    ahead: bool = False
-    aim: str = ""
+    @property
+    def their_values(self) -> list[float]:
+        """What is best beside ours. A limit, if the line has one and nothing was measured beside it."""
+        if self.best is not None:
+            return self.others[self.best]
+        return [] if self.line.limit is None else [self.line.limit]
 
+    @property
+    def theirs(self) -> float | None:
+        """The median of these."""
+        return statistics.median(self.their_values) if self.their_values else None
 
-def _drain_lines(workers: int) -> list[Line]:
-    title, ours = f"drain, {workers} worker process{'es' if workers > 1 else ''}", f"drain{workers}.pg.trellis"
-    return [
-        Line(title, "jobs/s", ours, f"drain{workers}.pg.peer_pgqueuer", at_least=2.0, aim="aim 3x"),
-        Line(title, "jobs/s", ours, f"drain{workers}.pg.floor_postgres", at_least=0.5),
-        Line(f"{title}, ledger alone", "jobs/s", f"drain{workers}.pg.ledger", f"drain{workers}.pg.floor_postgres"),
-    ]
+    @property
+    def ratio(self) -> float | None:
+        """Ours / theirs; None only for a line whose peers are not here. Nothing beside nothing is 1."""
+        ours, theirs = statistics.median(self.ours), self.theirs
+        if theirs is None:
+            return None
+        if theirs == 0:
+            return inf if ours else 1.0
+        return ours / theirs
 
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met; None without a target, or without a peer that it refers to."""
+        return self.line.met(statistics.median(self.ours), self.theirs)
 
-def _run_lines(store: str, processes: str) -> list[Line]:
-    title, dbos = f"4-step runs, {processes}", f"runs.{store}.peer_dbos"
-    ours, published = f"runs.{store}.runs", f"runs.{store}.published"
-    return [
-        Line(title, "runs/s", ours, dbos, at_least=RUNS_BESIDE_DBOS, aim=RUNS_BESIDE_ABSURD),
-        Line(f"{title}, published", "runs/s", published, dbos),
-        Line(f"CPU, {title}", "ms/run", f"cpu_{ours}", f"cpu_{dbos}"),
-        Line(f"CPU, {title}, published", "ms/run", f"cpu_{published}", f"cpu_{dbos}"),
-    ]
-
-
-def _workflow_lines(processes: int) -> list[Line]:
-    word = f"{processes} process{'es' if processes > 1 else ''}"
-    titles = {"steps": ("workflows of 4 steps", "/s"), "join": ("joins of 100 children", "/s")}
-    lines = [
-        Line(
-            f"{title}, {word}",
-            unit,
-            f"{handler}{processes}.workflows.workflows",
-            f"{handler}{processes}.workflows.{peer}",
-            at_least=at_least,
-        )
-        for handler, (title, unit) in titles.items()
-        for peer, at_least in WORKFLOWS_BESIDE.items()
-    ]
-    return lines + [
-        Line(
-            f"1,000 sleeps of 1 s, {word}",
-            "s",
-            f"sleep{processes}.workflows.workflows",
-            f"sleep{processes}.workflows.{peer}",
-            ahead=True,
-        )
-        for peer in WORKFLOWS_BESIDE
-    ]
+    @property
+    def beside(self) -> str:
+        """The name of the best beside ours."""
+        if self.best is not None:
+            return NAMES[_subject(self.best)]
+        return NOBODY if self.line.limit is None else TARGET_ITSELF
 
 
-def _gateway_lines(store: str) -> list[Line]:
-    def of(figure: str) -> str:
-        return f"http_{figure}.{store}.gateway"
-
-    return [
-        Line("HTTP: status polls, 16 connections", "/s", of("status_per_s")),
-        Line("HTTP: CPU of a status poll", "µs", of("status_cpu_us")),
-        Line("HTTP: polls answered 304", "/s", of("not_modified_per_s")),
-        Line("HTTP: CPU of a 304", "µs", of("not_modified_cpu_us")),
-        Line("HTTP: job submits, 16 connections", "/s", of("submits_per_s")),
-        Line("HTTP: CPU of a submit", "µs", of("submits_cpu_us")),
-        Line("events: submit → heard, 1,000 listeners, p50", "ms", of("fan_out_p50_ms")),
-        Line("events: submit → heard, 1,000 listeners, p99", "ms", of("fan_out_p99_ms")),
-        Line("events: CPU of one event to one listener", "µs", of("fan_out_cpu_us")),
-        Line("events: memory of an idle listener", "KiB", of("fan_out_memory_kib")),
-        Line("events: processor with 1,000 idle listeners", "%", of("fan_out_idle_cpu")),
-    ]
+def compare(line: Line, samples: Samples) -> Compared | None:
+    """A line with its figures; None if ours was not measured, or nothing beside it. The summary shows even that."""
+    others = {name: samples[name] for name in line.beside if name in samples}
+    if line.ours not in samples or not (others or line.limit is not None or line.in_summary):
+        return None
+    choose = min if line.less_is_better else max
+    best = choose(others, key=lambda name: statistics.median(others[name])) if others else None
+    return Compared(line=line, ours=samples[line.ours], others=others, best=best)
 
 
-def _bus_lines(store: str) -> list[Line]:
-    def of(figure: str) -> str:
-        return f"bus_{figure}.{store}.bus"
-
-    return [
-        line
-        for worker, name in (("sdk", "CAP SDK worker"), ("ours", "our worker"))
-        for line in (
-            Line(f"bus: round trips, 32 at once, {name}", "jobs/s", of(f"{worker}_per_s")),
-            Line(f"bus: CPU of the control plane, {name}", "ms/job", of(f"{worker}_cpu_ms")),
-            Line(f"bus: submit → result, alone, {name}, p50", "ms", of(f"{worker}_alone_p50_ms")),
-            Line(f"bus: submit → result, alone, {name}, p99", "ms", of(f"{worker}_alone_p99_ms")),
-            Line(f"bus: dispatch → result, alone, {name}, p50", "ms", of(f"{worker}_alone_dispatch_p50_ms")),
-            Line(f"bus: dispatch → result, alone, {name}, p99", "ms", of(f"{worker}_alone_dispatch_p99_ms")),
-            Line(f"bus: submit → result, 32 at once, {name}, p99", "ms", of(f"{worker}_p99_ms")),
-        )
-    ]
-
-
-WORKFLOWS_BESIDE = {"peer_absurd": 4.0, "peer_dbos": 10.0}
-"""How many times as many workflows as each peer."""
-RUNS_BESIDE_DBOS = 5.0
-RUNS_BESIDE_ABSURD = "aim 6.4x"
-"""Twice Absurd, which was 2.3 to 3.2 times DBOS when both were measured in one run."""
-
-POSTGRES_LINES = (
-    Line("bulk submit, 500 a call", "jobs/s", "bulk.pg.trellis", "bulk.pg.peer_pgqueuer"),
-    Line("single submit, 1 caller", "jobs/s", "single1.pg.trellis", "single1.pg.peer_pgqueuer"),
-    Line("single submit, 16 callers", "jobs/s", "single16.pg.trellis", "single16.pg.peer_pgqueuer", at_least=3.0),
-    *_drain_lines(1),
-    *_drain_lines(2),
-    Line("drain, 1 process, default options", "jobs/s", "drain1.pg.trellis_default", "drain1.pg.peer_pgqueuer"),
-    Line("CPU, worker + server, 1 process", "µs/job", "cpu1.pg.trellis", "cpu1.pg.peer_pgqueuer"),
-    Line("CPU, worker + server, 1 process", "µs/job", "cpu1.pg.trellis", "cpu1.pg.floor_postgres"),
-    Line("CPU, worker process alone", "µs/job", "cpu_worker1.pg.trellis", "cpu_worker1.pg.peer_pgqueuer"),
-    Line("CPU, server alone", "µs/job", "cpu_server1.pg.trellis", "cpu_server1.pg.peer_pgqueuer"),
-    Line("WAL, claim → settle", "bytes/job", "wal1.pg.trellis", "wal1.pg.peer_pgqueuer", at_most=1_500.0),
-    Line(
-        "submit → handler start, idle, p50",
-        "ms",
-        "latency50.pg.trellis",
-        "latency50.pg.peer_pgqueuer",
-        ahead=True,
-        aim="aim 4 ms",
-    ),
-    Line("submit → handler start, idle, p95", "ms", "latency95.pg.trellis", "latency95.pg.peer_pgqueuer", ahead=True),
-    Line(
-        "submit → handler start, idle, p99",
-        "ms",
-        "latency99.pg.trellis",
-        "latency99.pg.peer_pgqueuer",
-        ahead=True,
-        aim="aim 20 ms",
-    ),
-    Line("the same, hints off, slowest", "ms", "latency_max.pg_no_hints.trellis", at_most=1_000.0),
-    Line("4 journalled steps, 1 process", "runs/s", "steps1.pg.trellis"),
-    Line("4 journalled steps, 2 processes", "runs/s", "steps2.pg.trellis"),
-    *_run_lines("pg", "2 processes"),
-    *_workflow_lines(1),
-    *_workflow_lines(2),
-    *_gateway_lines("pg"),
-    *_bus_lines("pg"),
-)
-SQLITE_LINES = (
-    Line("bulk submit, 500 a call", "jobs/s", "bulk.sqlite.trellis"),
-    Line("single submit, 1 caller", "jobs/s", "single1.sqlite.trellis", "single1.sqlite.peer_huey"),
-    Line("single submit, 16 callers", "jobs/s", "single16.sqlite.trellis", "single16.sqlite.peer_huey", at_least=3.0),
-    Line("drain, 1 worker process", "jobs/s", "drain1.sqlite.trellis", "drain1.sqlite.peer_huey", at_least=3.0),
-    Line("drain, 1 worker process", "jobs/s", "drain1.sqlite.trellis", "drain1.sqlite.floor_sqlite", at_least=0.5),
-    Line("drain, ledger alone", "jobs/s", "drain1.sqlite.ledger", "drain1.sqlite.floor_sqlite"),
-    Line("CPU, 1 process", "µs/job", "cpu1.sqlite.trellis", "cpu1.sqlite.floor_sqlite"),
-    *_run_lines("sqlite", "1 process"),
-    *_gateway_lines("sqlite"),
-    *_bus_lines("sqlite"),
-)
-NAMES = {
-    "peer_pgqueuer": "PgQueuer",
-    "peer_huey": "huey",
-    "peer_huey1": "huey, 1 thread",
-    "peer_huey4": "huey, 4 threads",
-    "peer_dbos": "DBOS",
-    "peer_absurd": "Absurd",
-    "floor_postgres": "hand-written SQL",
-    "floor_sqlite": "hand-written apsw",
-}
-HEAD = ("", "unit", "ours (range)", "beside", "theirs (range)", "ratio", "target", "")
-
-
-def best_of_peers(samples: Samples) -> Samples:
-    """The peer huey is run with several thread counts; the better one is the peer."""
-    chosen = dict(samples)
-    for what in ("drain1.sqlite", "cpu1.sqlite"):
-        tried = [name for name in samples if name.startswith(f"{what}.peer_huey")]
-        if tried:
-            best = max(tried, key=lambda name: statistics.median(samples[name.replace("cpu1", "drain1")]))
-            chosen[f"{what}.peer_huey"] = samples[best]
-    return chosen
+def compared(samples: Samples) -> list[tuple[str, Compared]]:
+    """Every line that was measured, with the title of its table."""
+    every = ((title, compare(line, samples)) for title, lines in SECTIONS.items() for line in lines)
+    return [(title, one) for title, one in every if one is not None]
 
 
 def render(samples: Samples) -> str:
-    """Everything that was measured, as Markdown."""
-    samples = best_of_peers(samples)
-    parts = [
-        _section("PostgreSQL", POSTGRES_LINES, samples),
-        _section("SQLite, synchronous=FULL", SQLITE_LINES, samples),
-        _guard_section(samples),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def verdicts(samples: Samples) -> list[dict[str, object]]:
-    """The same lines for a program: titles, medians, ratio, target, met."""
-    samples, found = best_of_peers(samples), []
-    for store, lines in (("postgresql", POSTGRES_LINES), ("sqlite", SQLITE_LINES)):
-        for line in lines:
-            if line.ours in samples and (line.other is None or line.other in samples):
-                ours, other, ratio = _values(line, samples)
-                about = {"store": store, "title": line.title, "unit": line.unit, "ours": ours, "beside": line.other}
-                found.append(
-                    {**about, "other": other, "ratio": ratio, "target": _target(line), "met": _met(line, ours, other)}
-                )
-    return found
-
-
-def _section(title: str, lines: Sequence[Line], samples: Samples) -> str:
-    rows = [_row(line, samples) for line in lines if line.ours in samples and (not line.other or line.other in samples)]
-    return f"### {title}\n\n{markdown(HEAD, rows)}" if rows else ""
-
-
-def _row(line: Line, samples: Samples) -> tuple[str, ...]:
-    ours, other, ratio = _values(line, samples)
-    met = _met(line, ours, other)
-    return (
-        line.title,
-        line.unit,
-        shown(samples[line.ours]),
-        NAMES.get(line.other.rpartition(".")[2], "") if line.other else "",
-        shown(samples[line.other]) if line.other else "",
-        f"{ratio:.2f}x" if ratio is not None else "",
-        _target(line),
-        {True: "met", False: "MISSED", None: ""}[met],
+    """Everything that was measured, as Markdown; the summary comes last."""
+    every = compared(samples)
+    parts = [_section(title, [one for at, one in every if at == title]) for title in SECTIONS]
+    return "\n\n".join(
+        part for part in (*parts, _peer_section(every), _guard_section(samples), _summary(every)) if part
     )
 
 
-def _values(line: Line, samples: Samples) -> tuple[float, float | None, float | None]:
-    ours = statistics.median(samples[line.ours])
-    other = statistics.median(samples[line.other]) if line.other else None
-    return ours, other, ours / other if other else None
+def verdicts(samples: Samples) -> list[dict[str, Any]]:
+    """The same lines for a program: titles, medians, ratio, target, verdict."""
+    return [
+        {
+            "section": title,
+            "title": one.line.title,
+            "unit": one.line.unit,
+            "ours": statistics.median(one.ours),
+            "beside": one.best,
+            "name": one.beside,
+            "other": one.theirs,
+            "others": {name: statistics.median(values) for name, values in one.others.items()},
+            "ratio": one.ratio if one.ratio != inf else None,
+            "target": one.line.target,
+            "met": one.met,
+            "in_summary": one.line.in_summary,
+        }
+        for title, one in compared(samples)
+    ]
 
 
-def _met(line: Line, ours: float, other: float | None) -> bool | None:
-    if line.at_least is not None and other is not None:
-        return ours >= line.at_least * other
-    if line.at_most is not None:
-        return ours <= line.at_most
-    return ours < other if line.ahead and other is not None else None
+def _subject(figure: str) -> str:
+    return figure.rpartition(".")[2]
 
 
-def _target(line: Line) -> str:
-    if line.at_least is not None:
-        wanted = f"≥ {line.at_least:g}x"
-    elif line.at_most is not None:
-        wanted = f"≤ {line.at_most:,.0f}"
-    else:
-        wanted = "ahead" if line.ahead else ""
-    return ", ".join(part for part in (wanted, line.aim) if part)
+def _section(title: str, lines: Sequence[Compared]) -> str:
+    return f"### {title}\n\n{markdown(HEAD, [_row(one.line.title, one, shown) for one in lines])}" if lines else ""
+
+
+def _row(title: str, one: Compared, show: Callable[[Sequence[float]], str]) -> tuple[str, ...]:
+    theirs = show(one.their_values) if one.their_values else ""
+    return (
+        title,
+        one.line.unit,
+        show(one.ours),
+        one.beside,
+        theirs,
+        _ratio(one.ratio),
+        one.line.target,
+        _verdict(one),
+    )
+
+
+def _full_title(section: str, one: Compared) -> str:
+    return f"{section.partition(',')[0]}: {one.line.title}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}x"
+
+
+def _verdict(one: Compared) -> str:
+    if one.met is None:
+        return "no peer here" if one.line.target else ""
+    return "met" if one.met else "MISSED"
+
+
+def _peer_section(every: Sequence[tuple[str, Compared]]) -> str:
+    """Every peer of the lines in the summary, with how many times its figure ours is."""
+    lines = [(title, one) for title, one in every if one.line.in_summary and _peers(one)]
+    names = sorted({name for _, one in lines for name in _peers(one)})
+    if not names:
+        return ""
+    rows = [
+        (
+            _full_title(title, one),
+            one.line.unit,
+            median(one.ours),
+            *(_peers(one).get(name, "") for name in names),
+        )
+        for title, one in lines
+    ]
+    return f"### Every peer (ours / theirs)\n\n{markdown(('', 'unit', 'ours', *names), rows)}"
+
+
+def _peers(one: Compared) -> dict[str, str]:
+    ours = statistics.median(one.ours)
+    medians = {_subject(name): statistics.median(values) for name, values in one.others.items()}
+    return {
+        NAMES[subject]: f"{number(theirs)} ({ours / theirs:.2f}x)" if theirs else number(theirs)
+        for subject, theirs in medians.items()
+        if subject.rstrip("0123456789") in PEERS
+    }
+
+
+def _summary(every: Sequence[tuple[str, Compared]]) -> str:
+    lines = [(title, one) for title, one in every if one.line.in_summary]
+    if not lines:
+        return ""
+    rows = [_row(_full_title(title, one), one, median) for title, one in lines]
+    head = ("", "unit", "ours", "best beside", "theirs", "ratio", "target", "")
+    judged = [one.met for _, one in lines if one.met is not None]
+    left = len(lines) - len(judged)
+    count = f"{sum(judged)} of {len(judged)} targets met{f', {left} without a peer here' if left else ''}."
+    return f"### Summary\n\n{markdown(head, rows)}\n\n{count}"
 
 
 def _guard_section(samples: Samples) -> str:
     if "guard.pg.all" not in samples:
         return ""
-    whole = statistics.median(samples["guard_cpu.pg.all"])
+    whole, rate = statistics.median(samples["guard_cpu.pg.all"]), statistics.median(samples["guard.pg.all"])
     rows = [
         (
             guard.title,
             shown(samples[f"guard.pg.{guard.name}"]),
+            _ratio(statistics.median(samples[f"guard.pg.{guard.name}"]) / rate),
             shown(samples[f"guard_cpu.pg.{guard.name}"]),
             f"{statistics.median(samples[f'guard_cpu.pg.{guard.name}']) - whole:+.1f}",
             shown(samples[f"guard_wal.pg.{guard.name}"]),
         )
         for guard in GUARDS
+        if f"guard.pg.{guard.name}" in samples
     ]
-    head = ("without", "jobs/s (range)", "server CPU µs/job (range)", "difference", "WAL bytes/job (range)")
+    head = ("without", "jobs/s (range)", "ratio", "server CPU µs/job (range)", "difference", "WAL bytes/job (range)")
     return f"### What each guard costs (PostgreSQL, ledger alone, 1 connection)\n\n{markdown(head, rows)}"
 
 
@@ -288,13 +215,20 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def shown(values: Sequence[float]) -> str:
     """Median and range."""
-    median = number(statistics.median(values))
-    return median if len(values) == 1 else f"{median} ({number(min(values))}-{number(max(values))})"
+    middle = median(values)
+    return middle if len(values) == 1 else f"{middle} ({number(min(values))}-{number(max(values))})"
+
+
+def median(values: Sequence[float]) -> str:
+    """The median alone."""
+    return number(statistics.median(values))
 
 
 def number(value: float) -> str:
     """Enough digits to compare, not more."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 or value == 0 else f"{value:.2f}"
 
 
 def add(samples: Samples, figures: Figures) -> None:

@@ -11,8 +11,6 @@ the ledger's own events.
 
 import asyncio
 import contextlib
-import json
-import os
 import random
 import time
 from collections.abc import AsyncGenerator
@@ -44,7 +42,6 @@ from trellis.worker.options import BusWorkerOptions
 
 buspacket_pb2: Any = _packets
 job_pb2: Any = _jobs
-PLACE = "bus.json"
 TOPIC = "job.bench"
 WARM_UP = 20
 ROUND_TRIP_S_MAX = 120.0
@@ -68,16 +65,14 @@ async def worker(task: Task) -> None:
     )
     services = BusServices(parts)
     await services.start()
-    half = task.folder / f"{PLACE}.half"
-    half.write_text(json.dumps({"url": server.url, "pid": os.getpid()}), encoding="utf-8")
-    half.replace(task.folder / PLACE)
+    task.write_place(url=server.url)
     rng = random.Random(1)
     await asyncio.gather(*(serve(one, SystemClock(), rng, asyncio.Event()) for one in services.services))
 
 
 async def sdk(task: Task) -> dict[str, float]:
     """Through the SDK's own worker loop, which does one job at a time."""
-    place = _place(task)
+    place = task.read_place()
 
     async def handler(_: Any) -> Any:
         return job_pb2.JobResult(status=job_pb2.JOB_STATUS_SUCCEEDED)
@@ -92,7 +87,7 @@ async def sdk(task: Task) -> dict[str, float]:
 
 async def ours(task: Task) -> dict[str, float]:
     """Through our own worker."""
-    place, app = _place(task), App()
+    place, app = task.read_place(), App()
 
     @app.job(TOPIC)
     async def handler(ctx: Any, payload: None) -> None:
@@ -123,10 +118,6 @@ class _NoPointers:
 
 
 # --- the client ----------------------------------------------------------------------------------------------------
-
-
-def _place(task: Task) -> dict[str, Any]:
-    return json.loads((task.folder / PLACE).read_text(encoding="utf-8"))
 
 
 class _Client:

@@ -11,9 +11,8 @@ Those who ask report a dictionary of figures; processor time is the server's.
 
 import asyncio
 import json
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +37,6 @@ from trellis.runs.orchestration import TriggerKind
 
 KEY = symmetric_key(b"for the benchmark: 32 bytes.....", issuer="bench")
 AGENT = "archivist-violin"
-PLACE = "gateway.json"
 OPTIONS = GatewayOptions(requests_per_second=1e9, burst=10**9, streams=StreamOptions(listeners_per_principal_max=5_000))
 LISTENING = ServerOptions(host="127.0.0.1", port=0)
 JOB_PREFIX = "fan-out-"
@@ -59,7 +57,7 @@ class Place:
     @classmethod
     def read(cls, task: Task) -> "Place":
         """As the server wrote it."""
-        return cls(**json.loads((task.folder / PLACE).read_text(encoding="utf-8")))
+        return cls(**task.read_place())
 
 
 async def worker(task: Task) -> None:
@@ -73,10 +71,7 @@ async def worker(task: Task) -> None:
         place = listen(LISTENING, key_configured=True)
 
         def ready() -> None:
-            about = {"port": place.sockets[0].getsockname()[1], "pid": os.getpid(), "run_id": run.job_id}
-            half = task.folder / f"{PLACE}.half"
-            half.write_text(json.dumps(about), encoding="utf-8")
-            half.replace(task.folder / PLACE)
+            task.write_place(port=place.sockets[0].getsockname()[1], run_id=run.job_id)
 
         await serve_gateway(app, place, LISTENING, asyncio.Event(), ready=ready)
 
@@ -99,9 +94,14 @@ async def not_modified(task: Task) -> dict[str, float]:
 
 async def submits(task: Task) -> dict[str, float]:
     """A job each; it is durable when the answer comes."""
-    body = json.dumps({"type": "bench", "payload": {"n": 1}})
+    return await _asked(task, Place.read(task), post_job(), b"202")
+
+
+def post_job(**fields: str) -> bytes:
+    """The request that submits a job."""
+    body = json.dumps({"type": "bench", "payload": {"n": 1}, **fields})
     head = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
-    return await _asked(task, Place.read(task), _request("POST", "/jobs", head) + body.encode(), b"202")
+    return _request("POST", "/jobs", head) + body.encode()
 
 
 def _get(path: str, *headers: str) -> bytes:
@@ -116,16 +116,19 @@ def _request(method: str, path: str, *headers: str) -> bytes:
 
 async def _asked(task: Task, place: Place, request: bytes, expected: bytes) -> dict[str, float]:
     """`jobs` requests over `concurrency` connections, one after another on each."""
-    await _ask(place.port, request, expected, connections=task.concurrency, each=4)  # what is made at the first request
+    await request_again(
+        place.port, request, expected, connections=task.concurrency, each=4
+    )  # what is made at the first request
     each = task.jobs // task.concurrency
     began, cpu = time.perf_counter(), cpu_s([place.pid])
-    await _ask(place.port, request, expected, connections=task.concurrency, each=each)
+    await request_again(place.port, request, expected, connections=task.concurrency, each=each)
     seconds, used = time.perf_counter() - began, cpu_s([place.pid]) - cpu
     count = each * task.concurrency
     return {"per_s": count / seconds, "cpu_us": used / count * 1e6}
 
 
-async def _ask(port: int, request: bytes, expected: bytes, *, connections: int, each: int) -> None:
+async def request_again(port: int, request: bytes, expected: bytes, *, connections: int = 1, each: int = 1) -> None:
+    """Send the same request `each` times over each of the connections; raises when the status is another."""
     loop = asyncio.get_running_loop()
     asking = [_Asking(request, expected, each, loop.create_future()) for _ in range(connections)]
     for one in asking:
@@ -178,9 +181,22 @@ def _content_length(head: bytes) -> int:
 
 
 async def fan_out(task: Task) -> dict[str, float]:
+    """Listeners of jobs that are submitted to the ledger."""
+    ledger, submitter = await open_ledger(task.url), Actor(role=Role.SUBMITTER, name="bench")
+
+    async def submit(number: int) -> None:
+        await ledger.submit(submitter, [NewJob(job_id=JobId(f"{JOB_PREFIX}{number}"), type="bench")])
+
+    try:
+        return await hear(task, submit)
+    finally:
+        await ledger.close()
+
+
+async def hear(task: Task, submit: Callable[[int], Awaitable[None]]) -> dict[str, float]:
     """From before the submit of a job to each listener's hearing of it; and what a listener costs that hears nothing."""
     place, loop = Place.read(task), asyncio.get_running_loop()
-    await _ask(place.port, _get("/events/stream?for_s=0", "Connection: close"), b"200", connections=1, each=1)
+    await request_again(place.port, _get("/events/stream?for_s=0", "Connection: close"), b"200", connections=1, each=1)
     before = _memory_kib(place.pid)
     ears = await _listen(task, place, loop.time)
     await asyncio.sleep(SETTLE_S)
@@ -188,7 +204,7 @@ async def fan_out(task: Task) -> dict[str, float]:
     await asyncio.sleep(SETTLE_S)
     idle_cpu, idle_s = cpu_s([place.pid]) - cpu, loop.time() - idle_began
     cpu = cpu_s([place.pid])
-    sent = await _submit_at_a_pace(task, loop.time)
+    sent = await _submit_at_a_pace(task, submit, loop.time)
     await asyncio.wait_for(asyncio.gather(*(ear.all_heard for ear in ears)), HEARD_S_MAX)
     used = cpu_s([place.pid]) - cpu
     late = [(at - sent[number]) * 1e3 for ear in ears for number, at in ear.heard.items()]
@@ -215,16 +231,14 @@ async def _listen(task: Task, place: Place, now: Callable[[], float]) -> "list[_
     return ears
 
 
-async def _submit_at_a_pace(task: Task, now: Callable[[], float]) -> dict[int, float]:
-    ledger, submitter = await open_ledger(task.url), Actor(role=Role.SUBMITTER, name="bench")
+async def _submit_at_a_pace(
+    task: Task, submit: Callable[[int], Awaitable[None]], now: Callable[[], float]
+) -> dict[int, float]:
     sent: dict[int, float] = {}
-    try:
-        for number in range(task.jobs):
-            sent[number] = now()
-            await ledger.submit(submitter, [NewJob(job_id=JobId(f"{JOB_PREFIX}{number}"), type="bench")])
-            await asyncio.sleep(1 / task.per_s)
-    finally:
-        await ledger.close()
+    for number in range(task.jobs):
+        sent[number] = now()
+        await submit(number)
+        await asyncio.sleep(1 / task.per_s)
     return sent
 
 

@@ -4,6 +4,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+
+READY_S_MAX = 60.0
+"""How long all callers may take to make their first call."""
 
 
 def batches(jobs: int, size: int) -> Iterator[list[int]]:
@@ -35,24 +40,40 @@ async def many_callers(send: Callable[[int], Awaitable[object]], jobs: int, call
 
 
 def many_threads(send: Callable[[int], object], jobs: int, callers: int) -> float:
-    """`many_callers` for an engine that blocks."""
-    send(time.time_ns())
-    todo, lock = iter(range(jobs)), threading.Lock()
+    """`many_callers` for an engine that blocks; raises what one of them raises.
+
+    The first call of each thread is not counted: it makes its connection.
+    """
+    todo, lock, ready = iter(range(jobs)), threading.Lock(), threading.Barrier(callers + 1, timeout=READY_S_MAX)
 
     def caller() -> None:
+        try:
+            send(time.time_ns())
+        except BaseException:
+            ready.abort()
+            raise
+        ready.wait()
         while True:
             with lock:
                 if next(todo, None) is None:
                     return
             send(time.time_ns())
 
-    threads = [threading.Thread(target=caller) for _ in range(callers)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - began
+    with ThreadPoolExecutor(callers) as pool:
+        calling = [pool.submit(caller) for _ in range(callers)]
+        with suppress(threading.BrokenBarrierError):  # whoever broke it says why
+            ready.wait()
+        began = time.perf_counter()
+        wait(calling)
+        seconds = time.perf_counter() - began
+    for error in sorted(filter(None, (one.exception() for one in calling)), key=_is_consequence):
+        raise error
+    return seconds
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Whether a caller failed because another one did."""
+    return isinstance(error, threading.BrokenBarrierError)
 
 
 async def at_pace(send: Callable[[int], Awaitable[object]], jobs: int, per_s: float) -> None:
@@ -61,3 +82,11 @@ async def at_pace(send: Callable[[int], Awaitable[object]], jobs: int, per_s: fl
     for number in range(jobs):
         await asyncio.sleep(max(0.0, began + number / per_s - time.perf_counter()))
         await send(time.time_ns())
+
+
+def at_pace_blocking(send: Callable[[int], object], jobs: int, per_s: float) -> None:
+    """`at_pace` for an engine that blocks."""
+    began = time.perf_counter()
+    for number in range(jobs):
+        time.sleep(max(0.0, began + number / per_s - time.perf_counter()))
+        send(time.time_ns())

@@ -1,11 +1,12 @@
-"""Absurd as its own documents use it: tasks of four steps, a fan-out that awaits tasks of another queue, and a sleep.
+"""Absurd as its own documents use it: tasks without work, of four steps, a fan-out that awaits tasks of another queue, and a sleep.
 
-One thread in each process with batches of 100: its documents recommend more processes, not threads. It is polled every 20 ms instead of every
-250. A task that awaits another one keeps its thread, so a fan-out has as many threads as tasks at a time.
+One thread in each process with batches of 100: its documents recommend more processes, not threads. It is polled every 20 ms, or
+every 10 where latency is measured, instead of every 250. A task that awaits another one keeps its thread, so a fan-out has as many threads as tasks at a time.
 """
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import psycopg  # pyright: ignore[reportMissingImports]
 from absurd_sdk import Absurd  # pyright: ignore[reportMissingImports]
 
 from bench.marks import Marker
+from bench.subjects.pacing import at_pace_blocking, many_threads
 from bench.task import CHILDREN, SLEEP_S, STEPS, Task
 
 QUEUE, OTHER_QUEUE = "work", "children"
-POLL_S = 0.02
 BATCH = 100
 
 
@@ -28,11 +29,33 @@ def setup(task: Task) -> None:
         Absurd(task.url).create_queue(queue)
 
 
+def _sender(task: Task) -> Callable[[int], object]:
+    """Spawns a task; each thread that calls it has a connection of its own."""
+    here = threading.local()
+
+    def send(sent_ns: int) -> None:
+        if not hasattr(here, "client"):
+            here.client = Absurd(task.url, queue_name=QUEUE)
+        here.client.spawn(task.handler, {"sent_ns": sent_ns}, queue=QUEUE)
+
+    return send
+
+
 def bulk(task: Task) -> None:
     """Spawn, one by one: it has no other way."""
-    client = Absurd(task.url, queue_name=QUEUE)
+    send = _sender(task)
     for _ in range(task.jobs):
-        client.spawn(task.handler, {}, queue=QUEUE)
+        send(0)
+
+
+def singles(task: Task) -> float:
+    """Spawn one in each call, a thread and a connection for every caller."""
+    return many_threads(_sender(task), task.jobs, task.concurrency)
+
+
+def paced(task: Task) -> None:
+    """Spawn on a beat."""
+    at_pace_blocking(_sender(task), task.jobs, task.per_s)
 
 
 def worker(task: Task) -> None:
@@ -42,13 +65,16 @@ def worker(task: Task) -> None:
     spawner = Absurd(task.url, queue_name=OTHER_QUEUE)
     lock = threading.Lock()
 
-    def steps(params: Any, ctx: Any) -> None:  # noqa: ARG001 - the shape of a task
-        mark(0)
+    def noop(params: Any, ctx: Any) -> None:  # noqa: ARG001 - the shape of a task
+        mark(params["sent_ns"])
+
+    def steps(params: Any, ctx: Any) -> None:
+        mark(params["sent_ns"])
         for step in range(STEPS):
             ctx.step(str(step), lambda: None)
 
-    def join(params: Any, ctx: Any) -> int:  # noqa: ARG001 - the shape of a task
-        mark(0)
+    def join(params: Any, ctx: Any) -> int:
+        mark(params["sent_ns"])
 
         def spawn() -> list[str]:
             with lock:
@@ -59,19 +85,19 @@ def worker(task: Task) -> None:
         ids = ctx.step("spawn", spawn)
         return sum(ctx.await_task_result(one, queue_name=OTHER_QUEUE).result for one in ids)
 
-    def sleep(params: Any, ctx: Any) -> None:  # noqa: ARG001 - the shape of a task
-        mark(0)
+    def sleep(params: Any, ctx: Any) -> None:
+        mark(params["sent_ns"])
         ctx.sleep_for("nap", SLEEP_S)
 
     def child(params: Any, ctx: Any) -> int:  # noqa: ARG001 - the shape of a task
         return int(params["number"])
 
-    chosen = {"steps": steps, "join": join, "sleep": sleep}[task.handler]
+    chosen = {"noop": noop, "steps": steps, "join": join, "sleep": sleep}[task.handler]
     app.register_task(task.handler)(chosen)
     others.register_task("child")(child)
     if task.handler == "join":
-        serve = {"concurrency": 1, "batch_size": BATCH, "poll_interval": POLL_S}
+        serve = {"concurrency": 1, "batch_size": BATCH, "poll_interval": task.poll_s}
         threading.Thread(target=others.start_worker, kwargs=serve, daemon=True).start()
-        app.start_worker(concurrency=task.concurrency, poll_interval=POLL_S)
+        app.start_worker(concurrency=task.concurrency, poll_interval=task.poll_s)
     else:
-        app.start_worker(concurrency=1, batch_size=BATCH, poll_interval=POLL_S)
+        app.start_worker(concurrency=1, batch_size=BATCH, poll_interval=task.poll_s)

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from huey import SqliteHuey  # pyright: ignore[reportMissingImports]
 
 from bench.marks import Marker
-from bench.subjects.pacing import many_threads
+from bench.subjects.pacing import at_pace_blocking, many_threads
 from bench.task import Task
 
-POLL_S = 0.01
 BUSY_TIMEOUT_S = 30
 
 
@@ -25,10 +24,18 @@ def _handler(mark: Callable[[int], None]) -> Callable[[int], None]:
     return noop
 
 
+def _send(task: Task) -> Callable[[int], object]:
+    return _queue(task).task(name="noop")(_handler(lambda _: None))
+
+
 def singles(task: Task) -> float:
     """Enqueue one in each call, a thread for every caller."""
-    send = _queue(task).task(name="noop")(_handler(lambda _: None))
-    return many_threads(send, task.jobs, task.concurrency)
+    return many_threads(_send(task), task.jobs, task.concurrency)
+
+
+def paced(task: Task) -> None:
+    """Enqueue on a beat."""
+    at_pace_blocking(_send(task), task.jobs, task.per_s)
 
 
 def worker(task: Task) -> None:
@@ -38,8 +45,8 @@ def worker(task: Task) -> None:
     consumer = queue.create_consumer(
         workers=task.concurrency,
         worker_type="thread",
-        initial_delay=POLL_S,
-        max_delay=POLL_S,
+        initial_delay=task.poll_s,
+        max_delay=task.poll_s,
         backoff=1.001,
         periodic=False,
     )

@@ -2,21 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import apsw
 import pytest
 
-from bench import groups, processes
-from bench.groups import (
-    RUN_SUBJECTS,
-    SMALL,
-    _run_task,
-    _workflow_task,
-    absurd_is_missing,
-    gateway,
-    sqlite_drains,
-)
+from bench import measures, preload_file, processes
+from bench.groups import NO_STORE, RUN_SUBJECTS, SMALL, _run_task, _workflow_task, sqlite_drains
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
-from bench.measures import asked, drain, drain_file
+from bench.measures import drain, drain_file, latencies_ms, reports, submit_rate
 from bench.preload import PreloadBroken, preload
 from bench.processes import ChildFailed, ask
 from bench.published import Folder
@@ -67,19 +61,21 @@ def test_sqlite_floor_is_drained_by_processes_as_the_benchmark_starts_them(store
     assert drain_file(stores, "floor_sqlite", TASK).per_s > 0
 
 
+@pytest.mark.parametrize("lock", ["begin", "begin exclusive"])
+def test_jobs_that_never_settle_are_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str):
+    monkeypatch.setattr(measures, "DRAIN_TIMEOUT_S", 0.0)
+    path = tmp_path / "peer.db"
+    writer = apsw.Connection(str(path))
+    writer.execute("create table workflow_status (status text); insert into workflow_status values ('PENDING')")
+    writer.execute(lock)
+    with pytest.raises(ChildFailed, match="not settled"):
+        measures._when_settled(path, "peer_dbos")
+    writer.close()
+
+
 @pytest.mark.parametrize("handler", ["join", pytest.param("steps", marks=pytest.mark.prove)])
 def test_workflows_are_taken_to_their_end(stores: Stores, handler: str):
     assert drain(stores, "workflows", _workflow_task("workflows", handler, 2)).per_s > 0
-
-
-def test_absurd_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(groups, "find_spec", lambda _: object())
-    monkeypatch.delenv("ABSURD_SQL", raising=False)
-    assert "ABSURD_SQL" in (absurd_is_missing() or "")
-    monkeypatch.setenv("ABSURD_SQL", "absurd.sql")
-    assert absurd_is_missing() is None
-    monkeypatch.setattr(groups, "find_spec", lambda _: None)
-    assert "absurd-sdk" in (absurd_is_missing() or "")
 
 
 def test_runs_are_taken_to_their_end_by_two_processes(stores: Stores):
@@ -129,6 +125,13 @@ def test_preloaded_jobs_verify(stores: Stores):
     database.drop()
 
 
+def test_a_preload_of_a_file_that_lies_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    copies = {**preload_file.COPIES, "trellis_event": {"seq": "seq + (n - 1) * 4", "job": "n", "epoch": "0"}}
+    monkeypatch.setattr(preload_file, "COPIES", copies)
+    with pytest.raises(PreloadBroken):
+        preload_file.preload_file(tmp_path / "ledger.db", ready=5, finished=5)
+
+
 def test_a_preload_that_lies_is_found(stores: Stores, monkeypatch: pytest.MonkeyPatch):
     from bench import preload as module
 
@@ -150,26 +153,43 @@ def test_a_group_names_its_figures(stores: Stores):
     assert set(figures) == {"drain1.sqlite.trellis", "cpu1.sqlite.trellis"}
 
 
-@pytest.mark.prove
-def test_every_listener_of_a_gateway_receives_each_event_once(stores: Stores):
-    task = Task(url="", jobs=5, concurrency=20, per_s=50.0)
-    ((action, figures),) = asked(stores, "sqlite", "gateway", {"fan_out": task})
-    assert action == "fan_out"
-    assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+GATEWAY_TASKS = {
+    "status": Task(url="", jobs=8, concurrency=4),
+    "not_modified": Task(url="", jobs=8, concurrency=4),
+    "submits": Task(url="", jobs=8, concurrency=4),
+    "fan_out": Task(url="", jobs=5, concurrency=20, per_s=50.0),
+}
 
 
-def test_the_gateway_group_measures_on_both_stores(stores: Stores):
-    names = [next(iter(figures)) for figures in gateway(stores, SMALL)]
-    assert names == [
-        f"http_{figure}.{store}.gateway"
-        for store in ("pg", "sqlite")
-        for figure in ("status_per_s", "not_modified_per_s", "submits_per_s", "fan_out_p50_ms")
-    ]
+@pytest.mark.parametrize(
+    "store, subject",
+    [(NO_STORE, "floor_gateway"), ("sqlite", "gateway"), pytest.param("pg", "gateway", marks=pytest.mark.prove)],
+)
+def test_gateway_and_a_bare_server_answer_the_same_requests(stores: Stores, store: str, subject: str):
+    figures = dict(reports(stores, store, subject, GATEWAY_TASKS))
+    assert figures.keys() == GATEWAY_TASKS.keys()
+    for action in ("status", "not_modified", "submits"):
+        assert figures[action]["per_s"] > 0
+        assert figures[action]["cpu_us"] > 0
+    assert 0 < figures["fan_out"]["p50_ms"] <= figures["fan_out"]["p99_ms"]
 
 
 @pytest.mark.prove
 def test_jobs_go_round_over_the_bus_with_either_worker(stores: Stores):
     tasks = {"sdk": Task(url="", jobs=4, concurrency=2), "ours": Task(url="", jobs=4, concurrency=2)}
-    for _, figures in asked(stores, "sqlite", "bus", tasks):
+    for _, figures in reports(stores, "sqlite", "bus", tasks):
         assert figures["per_s"] > 0
         assert 0 < figures["dispatch_p50_ms"] < figures["p99_ms"]
+
+
+def test_plain_requests_go_round_over_nats(stores: Stores):
+    ((_, figures),) = reports(stores, NO_STORE, "floor_nats", {"many": Task(url="", jobs=20, concurrency=4)})
+    assert figures["per_s"] > 0
+    assert figures["cpu_ms"] > 0
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+
+
+def test_latency_and_submits_are_measured_on_a_file(stores: Stores):
+    task = Task(url="", jobs=3, per_s=200.0, concurrency=4, batch=10)
+    assert all(wait > 0 for wait in latencies_ms(stores, "sqlite", "trellis", task))
+    assert submit_rate(stores, "sqlite", "floor_sqlite", "bulk", task) > 0
