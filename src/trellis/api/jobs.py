@@ -23,13 +23,14 @@ from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
 from trellis.engine.job_changes import CHANGED_MAX
 from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
+from trellis.engine.text import duration
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB, SUSPENDED_STATE
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import HOLD_PHRASES, awaited_signal, duration, rate_phrase, timer_phrase, waits_for
+from trellis.operations.explain import HOLD_PHRASES, awaited_signal, rate_phrase, timer_phrase, waits_for
 from trellis.worker.payloads import any_json_bytes
 from trellis.worker.requests import KEY_NAMESPACE
 

@@ -10,7 +10,7 @@ from typing import Any
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.memory import READ as READ_MEMORY
 from trellis.api.requests import Changed, IdempotentRequest, single_request
-from trellis.app.wiring import SystemClock
+from trellis.app.system import SystemClock
 from trellis.bus import approvals
 from trellis.documents.errors import ProposalDecided, ProposalNotFound, ProposalOutdated
 from trellis.engine.errors import InvalidTransition, Refused

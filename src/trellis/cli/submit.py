@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from trellis.app.wiring import SystemClock
+from trellis.app.system import SystemClock
 from trellis.bus.documents import report_of
 from trellis.bus.requests import TopicSubmitOptions
 from trellis.cli import values
@@ -30,11 +30,12 @@ from trellis.cli.queue_jobs import (
 from trellis.client import JobHandle, Trellis
 from trellis.engine.clock import Clock
 from trellis.engine.ledger import Ledger
+from trellis.engine.text import duration
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import LEASED_DEAD, QUEUE_DEAD
-from trellis.operations.explain import SERVICE_SLOW_S, duration, is_alive, served_types
+from trellis.operations.explain import SERVICE_SLOW_S, is_alive, served_types
 from trellis.worker.requests import SubmitSettings
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
