@@ -133,6 +133,8 @@ def new_job(
         refuse_unknown(settings, tuple(SubmitSettings.__annotations__))
     spec = app.spec(type_) if app is not None else None
     value, body = spec.codec.accept(payload) if spec is not None else (payload, any_json_bytes(payload, type_))
+    if not settings and spec is None:
+        return NewJob(job_id=JobId(new_id()), type=type_, payload=body, trace=_trace(tracing.here()), chosen=0)
     given = settings.get("job_id")
     job_id = JobId(_matching("job_id", given) if given is not None else new_id())
     key, limit = _concurrency(spec, value, settings)

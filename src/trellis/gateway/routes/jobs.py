@@ -153,8 +153,7 @@ async def submit(
     """
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if request_key.key is None else (request_key.key.scope, request_key.key.key)
-        factory = instance.job_factory(caller.principal)
-        making = replace(factory, asked_as=asked_as, correlation_id=caller.given_correlation_id)
+        making = instance.job_factory(caller.principal, asked_as=asked_as, correlation_id=caller.given_correlation_id)
         job = _keyed(await make_job(body, making), request_key)
         job = replace(
             job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here() or job.trace
