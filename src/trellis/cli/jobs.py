@@ -152,7 +152,7 @@ async def _waits(api: "GatewayClient | LocalApi", jobs: "Sequence[Job | JobListe
     """What these jobs wait for, by id."""
     waits: dict[str, str | None] = {job.job_id: job.waits_for for job in jobs if not isinstance(job, Job)}
     if is_local(api):
-        waits |= await api.jobs.waits([job for job in jobs if isinstance(job, Job)], await api.now())
+        waits |= await api.jobs.waits([job for job in jobs if isinstance(job, Job)])
     return waits
 
 

@@ -220,7 +220,7 @@ async def listing(
         return await list_nlm_jobs(instance, caller, limit=limit, cursor=cursor, type=type, **filters)
     jobs = _jobs(instance, caller)
     page = await jobs.list(lifecycle=lifecycle, type_=type, limit=limit, cursor=cursor, **filters)
-    waits = await jobs.waits(page.items, await instance.ledger.now())
+    waits = await jobs.waits(page.items)
     attempts = await jobs.attempts_made(page.items)
     documents = [
         {**job_document(job), "attempts_made": attempts[job.job_id], "waits_for": waits.get(job.job_id)}
