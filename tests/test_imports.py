@@ -71,6 +71,14 @@ def test_help_lists_every_command_and_loads_none(arguments: tuple[str, ...]):
     assert of((*CRYPTOGRAPHY, *SERVERS, *PLATFORM, *EXTRAS, *ENGINE, *AGENTS, "asyncio"), modules) == []
 
 
+@pytest.mark.parametrize("arguments", [("jobs", "--help"), ("job", "show", "--help"), ("events", "--help")])
+def test_the_help_of_a_command_on_jobs_loads_no_store_and_no_worker(arguments: tuple[str, ...]):
+    modules = loaded(RUN, *arguments)
+    working = ("apsw", "trellis.api", "trellis.bus", "trellis.client", "trellis.ledgers", "trellis.worker")
+    ports = ("trellis.app.settings", "trellis.app.wiring", "trellis.engine.ledger")
+    assert of((*CRYPTOGRAPHY, *SERVERS, *PLATFORM, *EXTRAS, *AGENTS, *working, *ports), modules) == []
+
+
 # --- the names of the package ----------------------------------------------------------------------------------------
 
 

@@ -62,7 +62,6 @@ from trellis.engine.jobs import (
 from trellis.engine.ledger import Ledger
 from trellis.engine.option_values import check_listed
 from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
-from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
 from trellis.lifecycles import LIFECYCLES, Role, State
 from trellis.operations.dead_letters import letter_of
 from trellis.operations.job_changes import (
@@ -87,6 +86,7 @@ from trellis.worker.schedules import JobSchedules, declare_schedules
 
 if TYPE_CHECKING:  # the bus is imported only by callers that submit to it
     from trellis.bus.submitter import BusSubmitter
+    from trellis.ledgers.sqlite.submit import OuterConnection
 
 CHANGE_LIMIT_DEFAULT = 10_000
 """How many jobs one change of many takes, unless the call says otherwise."""
@@ -279,13 +279,15 @@ class Trellis:
         return BatchHandle(completion, tuple(self._handle(one, job.type, None) for one, job in pairs))
 
     async def submit_on(
-        self, connection: OuterConnection, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]
+        self, connection: "OuterConnection", type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]
     ) -> JobHandle:
         """Submit in the transaction that is open on the caller's own connection to this SQLite ledger's file.
 
         The job exists once the caller commits, and does not if it rolls back. On PostgreSQL, use
         `trellis.integrations.sql`, or call the SQL function `trellis.submit_job` on your connection.
         """
+        from trellis.ledgers.sqlite.submit import submit_on  # not loaded by callers of PostgreSQL
+
         if not hasattr(self.ledger, "submit_on"):
             expected = "this one is for SQLite ledgers; use trellis.integrations.sql on PostgreSQL"
             raise OptionInvalid(option="connection", value=type(connection).__name__, expected=expected)

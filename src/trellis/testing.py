@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Unpack, cast
 
-from trellis.app.wiring import SystemClock, new_id
+from trellis.app.system import SystemClock, new_id
 from trellis.auth.principals import Principal
 from trellis.client import BatchHandle, JobHandle, Trellis
 from trellis.engine.jobs import Actor

@@ -9,16 +9,9 @@ import pytest
 
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
+from trellis.engine.text import duration
 from trellis.lifecycles import LIFECYCLES, Phase, Role
-from trellis.operations.explain import (
-    REASON_PHRASES,
-    JobExplanation,
-    JobSurroundings,
-    duration,
-    explain,
-    timer_phrase,
-    waits_for,
-)
+from trellis.operations.explain import REASON_PHRASES, JobExplanation, JobSurroundings, explain, timer_phrase, waits_for
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 QUEUE = QueueDepth(

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from trellis.app.wiring import RandomIds, new_id
+from trellis.app.system import RandomIds, new_id
 
 
 @pytest.mark.requirement("D48")

@@ -351,14 +351,14 @@ def test_a_token_is_verified_once_and_not_longer_than_it_is_good(monkeypatch: py
 
     monkeypatch.setattr(tokens_module, "verify", look)
     tokens, shown, changed = VerifiedTokens(), token(ttl_s=60), token(ttl_s=60)[:-4] + "AAAA"
-    first = tokens.verify(shown, [KEY], now=time.time())
-    assert tokens.verify(shown, [KEY], now=time.time() + 50) is first
+    first = tokens.caller(shown, [KEY], now=time.time())
+    assert tokens.caller(shown, [KEY], now=time.time() + 50) is first
     assert looked == [shown]
     with pytest.raises(TokenExpired):
-        tokens.verify(shown, [KEY], now=time.time() + 61)
+        tokens.caller(shown, [KEY], now=time.time() + 61)
     for _ in range(2):
         with pytest.raises(TokenRefused, match="signature"):
-            tokens.verify(changed, [KEY], now=time.time())
+            tokens.caller(changed, [KEY], now=time.time())
     assert looked == [shown, shown, changed, changed]
 
 
@@ -366,5 +366,5 @@ def test_no_more_tokens_are_kept_than_there_is_room_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(tokens_module, "TOKENS_MAX", 2)
     tokens, shown = VerifiedTokens(), [token(name=name) for name in ("a", "b", "c")]
     for one in [*shown[:2], shown[0], shown[2]]:
-        tokens.verify(one, [KEY], now=time.time())
-    assert [identity.name for identity in tokens._known.values()] == ["a", "c"]
+        tokens.caller(one, [KEY], now=time.time())
+    assert [principal.name for principal, _ in tokens._known.values()] == ["a", "c"]

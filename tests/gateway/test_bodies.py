@@ -115,7 +115,7 @@ async def test_a_large_body_is_read_and_fingerprinted_beside_the_event_loop(
 
         return noted
 
-    monkeypatch.setattr(bodies, "_check_tree", noting("read", bodies._check_tree))
+    monkeypatch.setattr(bodies, "_check_pieces", noting("read", bodies._check_pieces))
     monkeypatch.setattr(idempotency, "_fingerprint", noting("fingerprinted", idempotency._fingerprint))
     await make_world(gateway, "somebody")
     text = ", and so on\n" * 80_000

@@ -98,7 +98,7 @@ HIGH: dict[str, Mutant] = {
     ),
     "H3-budget": Mutant(
         file="http_server/bodies.py",
-        old="self.body_s, authenticated=bool(rules))",
+        old="self.body_s, authenticated=bool(self._rules))",
         new="self.body_s, authenticated=True)",
         tests=(f"{BODIES}::test_bodies_without_authentication_take_nothing_of_what_the_others_may_have",),
     ),

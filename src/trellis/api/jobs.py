@@ -14,7 +14,14 @@ from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.job_changes import LocalJobChanges
 from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.auth.matrices import permit
-from trellis.auth.ownership import acting_or_gateway, canceller, cancelling_roles, may_see, permit_on_job, sees_all
+from trellis.auth.ownership import (
+    acting_or_gateway,
+    canceller,
+    cancelling_roles,
+    permit_on_job,
+    sees_all,
+    visible_among,
+)
 from trellis.bus.documents import context_pointer, hold_of, result_pointer
 from trellis.bus.pointers import PointerPart
 from trellis.engine.attempts import EVENTS_OF_END, attempts_made, needs_events
@@ -23,13 +30,14 @@ from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
 from trellis.engine.job_changes import CHANGED_MAX
 from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
+from trellis.engine.text import duration
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB, SUSPENDED_STATE
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import HOLD_PHRASES, awaited_signal, duration, rate_phrase, timer_phrase, waits_for
+from trellis.operations.explain import HOLD_PHRASES, awaited_signal, rate_phrase, timer_phrase, waits_for
 from trellis.worker.payloads import any_json_bytes
 from trellis.worker.requests import KEY_NAMESPACE
 
@@ -122,17 +130,18 @@ class LocalJobs:
         jobs: list[Job] = []
         for _ in range(ROUNDS_MAX):
             page = await self._context.ledger.jobs(where, limit=limit - len(jobs), cursor=cursor)
-            jobs += [job for job in page.jobs if await self._is_shown(job)]
+            jobs += await self._shown(page.jobs)
             cursor = page.cursor
             if cursor is None or len(jobs) == limit:
                 break
         return RowPage(items=jobs, next_cursor=cursor)
 
-    async def _is_shown(self, job: Job) -> bool:
+    async def _shown(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Those of these jobs that the reader may see."""
         reader = self._context.reader
-        if not self._is_among(job) or (job.lifecycle == NLM_JOB.name and not sees_all(reader, READ_NLM)):
-            return False
-        return await may_see(reader, READ, self._context.ledger, job)
+        without_nlm = not sees_all(reader, READ_NLM)
+        among = [job for job in jobs if self._is_among(job) and not (job.lifecycle == NLM_JOB.name and without_nlm)]
+        return await visible_among(reader, READ, self._context.ledger, among)
 
     def _is_among(self, job: Job) -> bool:
         return self._among is None or job.lifecycle in self._among
@@ -174,9 +183,11 @@ class LocalJobs:
         job = await self.find(job_id)
         return await self._context.ledger.signals(job.job_id, limit=SIGNALS_MAX)
 
-    async def waits(self, jobs: Sequence[Job], now: datetime) -> dict[JobId, str]:
+    async def waits(self, jobs: Sequence[Job]) -> dict[JobId, str]:
         """What each of these jobs waits for, in a few words; those that wait for nothing are left out."""
         holds = await self._holds(jobs)
+        is_timed = any(job.place is JobPlace.SCHEDULED for job in jobs)
+        now = await self._context.ledger.now() if is_timed else None
         reasons = {job.job_id: holds.get(job.job_id) or _waits_for(job, now) for job in jobs}
         return {job_id: text for job_id, text in reasons.items() if text}
 
@@ -490,11 +501,12 @@ def _not_requeued(answer: NotMoved, actor: Actor, job: Job, now: datetime) -> No
     )
 
 
-def _waits_for(job: Job, now: datetime) -> str:
-    """What a job waits for; empty if it is ready, running or ended."""
+def _waits_for(job: Job, now: datetime | None) -> str:
+    """What a job waits for; empty if it is ready, running or ended. Without `now`, the time that is left is not told."""
     match job.place:
         case JobPlace.SCHEDULED:
-            left, who = None if job.due_at is None else (job.due_at - now).total_seconds(), waits_for(job)
+            left = None if job.due_at is None or now is None else (job.due_at - now).total_seconds()
+            who = waits_for(job)
             if job.state == SUSPENDED_STATE and who is None:
                 who = "what its handler waits for"
             if left is None:

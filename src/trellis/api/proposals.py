@@ -10,7 +10,7 @@ from typing import Any
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.memory import READ as READ_MEMORY
 from trellis.api.requests import Changed, IdempotentRequest, single_request
-from trellis.app.wiring import SystemClock
+from trellis.app.system import SystemClock
 from trellis.bus import approvals
 from trellis.documents.errors import ProposalDecided, ProposalNotFound, ProposalOutdated
 from trellis.engine.errors import InvalidTransition, Refused
@@ -263,10 +263,9 @@ async def proposal_page(
 
 
 async def _documents(ledger: Ledger, proposal_ids: Sequence[JobId]) -> list[dict[str, Any]]:
-    """Several proposals as they are now, with two queries in total. Proposals deleted meanwhile are left out."""
-    payloads, events = await ledger.payloads(proposal_ids), await ledger.events_of(proposal_ids)
-    there = [one for one in proposal_ids if one in payloads and one in events]
-    return [json.loads(proposals.document(payloads[one], events[one])) for one in there]
+    """Several proposals as they are now, with one query. Proposals deleted meanwhile are left out."""
+    contents = await ledger.contents_of(proposal_ids)
+    return [json.loads(proposals.document(*contents[one])) for one in proposal_ids if one in contents]
 
 
 async def proposal_document(ledger: Ledger, proposal_id: str, *, version: int | None = None) -> dict[str, Any]:

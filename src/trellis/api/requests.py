@@ -7,7 +7,7 @@ is a request of its own.
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from trellis.app.wiring import new_id
+from trellis.app.system import new_id
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.jobs import JobId, Mismatch, RequestId, RequestKey
 from trellis.engine.ledger import Ledger

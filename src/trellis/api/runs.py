@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.app.instance import Instance
-from trellis.app.wiring import SystemClock
+from trellis.app.system import SystemClock
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import owns, permit_on_job
 from trellis.documents import ids, run_documents

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trellis.api.context import ApiContext
 from trellis.api.requests import Changed, IdempotentRequest
-from trellis.app.wiring import new_id
+from trellis.app.system import new_id
 from trellis.auth.ownership import owner_name
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.schedules import Misfire, Overlap, ScheduleRecord, ScheduleSpec, next_fires

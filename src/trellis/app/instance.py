@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -250,9 +250,15 @@ class Instance:
     ) -> NewJob:
         """Builds the job that an inbox entry asks for, in its sender's name."""
         sender = Principal(name=by, roles=frozenset({Role.GATEWAY}), by_token=True)
-        return await make_job_from_json(request, replace(self.job_factory(sender), asked_as=asked_as))
+        return await make_job_from_json(request, self.job_factory(sender, asked_as=asked_as))
 
-    def job_factory(self, principal: Principal) -> JobFactory:
+    def job_factory(
+        self,
+        principal: Principal,
+        *,
+        asked_as: IdempotencyScopeAndKey | None = None,
+        correlation_id: str | None = None,
+    ) -> JobFactory:
         """Builds the factory that makes and checks new jobs for this principal."""
         return JobFactory(
             new_id=new_id,
@@ -260,6 +266,8 @@ class Instance:
             catalog=self.catalog,
             bus_submitter=self._bus_submitter,
             principal=principal,
+            asked_as=asked_as,
+            correlation_id=correlation_id,
         )
 
     @cached_property

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trellis.app.fleet import storage_locations
 from trellis.app.settings import Settings
-from trellis.app.wiring import new_id
+from trellis.app.system import new_id
 from trellis.storage.memory.bare_repository import MemoryRecord, check_belonging, id_of_identity, recorded
 from trellis.storage.memory.errors import MemoryMissing
 from trellis.storage.memory.layout import TokenCounter

@@ -1,15 +1,11 @@
-"""Wires the parts together, and supplies real time, ids and randomness. No other module does either."""
+"""Wires the parts together, and gives them the real time, ids and randomness of `system`. No other module does."""
 
-import asyncio
 import os
 import random
 import re
 import secrets
-import socket
 import ssl
 import stat
-import sys
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
@@ -19,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from trellis.app.settings import Settings, read_settings
-from trellis.auth.principals import Principal
+from trellis.app.system import SystemClock, elapsed_s, new_id, process_name
+from trellis.auth.principals import LOCAL_ROLES, Principal
 from trellis.auth.tokens import Identity, TrustedKey, issue, key_set, private_key, symmetric_key, verify
 from trellis.client import Trellis
 from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, SettingsInvalid, TokenRefused
@@ -29,17 +26,16 @@ from trellis.engine.logs import log_of
 from trellis.engine.private_files import check_owner, read_private, write_private
 from trellis.http.address import is_gateway_url, is_readable_on_the_way
 from trellis.ledgers import open_ledger
-from trellis.ledgers.moving.source import refuse_closed
 from trellis.lifecycles import Role
 from trellis.worker.app import App
 from trellis.worker.options import WorkerOptions
-from trellis.worker.worker import Worker, open_until_signalled, run_until_signalled
 
 if TYPE_CHECKING:  # HTTP and the bus are imported on use: importing HTTP takes as long as everything else
     from trellis.bus.submitter import BacklogLimit, BusSubmitter
     from trellis.http.calls import CallOptions
     from trellis.http.client import GatewayClient
     from trellis.http.sync import SyncGatewayClient
+    from trellis.worker.worker import Worker
 
 KEY_SUFFIX = ".key"
 KEY_BYTES = 32
@@ -51,77 +47,9 @@ KEY_SET_LOOK_S = 1.0
 """Minimum interval between two checks of a key set's file for changes."""
 COMPONENT_TOKEN_S = 600.0
 """Lifetime of a token that a component issues for itself. It is renewed after half of that."""
-LOCAL_ROLES = frozenset({Role.WORKER, Role.SUBMITTER})
 
 _HEX = re.compile(f"(?:[0-9a-fA-F]{{2}}){{{KEY_BYTES},}}")
 _log = log_of("trellis.identity")
-
-
-if sys.platform == "linux":
-
-    def elapsed_s() -> float:
-        """Returns a monotonic clock that also counts while the machine sleeps.
-
-        Python's own clock stops during sleep on Linux, while leases continue to expire.
-        """
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-else:
-    elapsed_s = time.monotonic
-
-
-class SystemClock:
-    """The process's own clock."""
-
-    def monotonic(self) -> float:
-        """Seconds that never decrease. Includes time asleep where the system counts it."""
-        return elapsed_s()
-
-    async def sleep(self, seconds: float) -> None:
-        """Waits for `seconds`."""
-        await asyncio.sleep(seconds)
-
-
-ID_DIGITS = 32
-"""Hexadecimal digits of a UUID."""
-VARIANT_DIGITS = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
-"""The digit that marks a UUID as one of RFC 9562, for each random digit in its place."""
-
-
-class RandomIds:
-    """Random UUIDs (version 4), cut from a page of random bytes.
-
-    Reading each id from the kernel is far slower, because every such call releases the interpreter lock.
-    """
-
-    PAGE_BYTES = 4096
-
-    def __init__(self, read: Callable[[int], bytes] = os.urandom) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._page, self._at = "", 0
-        os.register_at_fork(after_in_child=self._forget)
-
-    def __call__(self) -> str:
-        with self._lock:
-            at = self._at
-            if at >= len(self._page):
-                self._page, at = self._read(self.PAGE_BYTES).hex(), 0
-            self._at = at + ID_DIGITS
-            text = self._page[at : at + ID_DIGITS]
-        return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{VARIANT_DIGITS[text[16]]}{text[17:20]}-{text[20:]}"
-
-    def _forget(self) -> None:
-        """Drops the page in a forked child, which must not repeat its parent's ids."""
-        self._lock = threading.Lock()
-        self._page, self._at = "", 0
-
-
-new_id = RandomIds()
-
-
-def process_name(kind: str) -> str:
-    """Returns a name by which operators can find the process."""
-    return f"{kind}@{socket.gethostname()}:{os.getpid()}"
 
 
 @overload
@@ -243,8 +171,10 @@ def _connect_gateway(
     )
 
 
-def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> Worker:
+def make_worker(app: App, ledger: Ledger, options: WorkerOptions) -> "Worker":
     """Builds a worker on this process's clock."""
+    from trellis.worker.worker import Worker  # loaded by a process that works
+
     return Worker(app, ledger, options, clock=SystemClock(), rng=random.Random(), new_id=new_id)  # noqa: S311 - jitter
 
 
@@ -253,6 +183,9 @@ async def open_when_available(url: str, *, part: str | None = None) -> Ledger | 
 
     Returns None if SIGTERM or SIGINT came first.
     """
+    from trellis.ledgers.moving.source import refuse_closed
+    from trellis.worker.worker import open_until_signalled
+
     refuse_closed(url)
     rng = random.Random()  # noqa: S311 - jitter
     return await open_until_signalled(lambda: open_ledger(url, part=part), SystemClock(), rng)
@@ -260,6 +193,8 @@ async def open_when_available(url: str, *, part: str | None = None) -> Ledger | 
 
 async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = None) -> int:
     """Run a worker until SIGTERM or SIGINT, then drain it. Return the exit code of the process (see `ExitCode`)."""
+    from trellis.worker.worker import run_until_signalled
+
     worker = make_worker(app, ledger, options or WorkerOptions(name=process_name("worker")))
     return int(await run_until_signalled(worker))
 

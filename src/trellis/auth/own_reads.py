@@ -15,7 +15,7 @@ from trellis.auth.principals import Principal
 from trellis.engine.errors import NotAllowed
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobFilter, JobPage, Signal
+from trellis.engine.records import DeadLetter, Event, FeedPage, Job, JobContents, JobFilter, JobPage, Signal
 
 READ, FOLLOW = "jobs.read", "events.read"
 LETTERS_PAGE = 100
@@ -75,6 +75,11 @@ class OwnReads:
         """The payloads of those of these jobs that are its own. Other owners' jobs are left out, as unknown ones are."""
         own = await self._own(job_ids)
         return await self.ledger.payloads([job_id for job_id in job_ids if job_id in own])
+
+    async def contents_of(self, job_ids: Sequence[JobId]) -> dict[JobId, JobContents]:
+        """Payloads and events of those of these jobs that are its own. Others are left out, as unknown ones are."""
+        own = await self._own(job_ids)
+        return await self.ledger.contents_of([job_id for job_id in job_ids if job_id in own])
 
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
         """Progress and log lines of one of its jobs."""

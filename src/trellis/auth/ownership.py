@@ -48,20 +48,21 @@ def owner_of_process(name: str) -> str:
     return _PROCESS.sub("", name)
 
 
-async def submitter_of(ledger: Ledger, job: Job) -> str:
+async def submitter_of(ledger: Ledger, job: Job, events: Sequence[Event] | None = None) -> str:
     """The recorded owner of a job; empty when unknown. A job that the reconciler made belongs to its parent's owner.
 
-    Through a limited PostgreSQL login, the login's own callers appear without the login's prefix; all others keep
+    `events` are the job's own, if they were read before. Through a limited PostgreSQL login, the login's own callers appear without the login's prefix; all others keep
     theirs.
     """
     for _ in range(LINKS_MAX):
-        events = await ledger.events(job.job_id)
+        if events is None:
+            events = await ledger.events(job.job_id)
         if not events or events[0].version != 1:
             return ""
         before = await ledger.job(job.parent_id) if events[0].role is Role.RECONCILER and job.parent_id else None
         if before is None:
             return events[0].actor.removeprefix(ledger.name_prefix)
-        job = before
+        job, events = before, None
     return ""
 
 
@@ -83,16 +84,24 @@ def owns(principal: Principal, rule: str, job_id: str, submitter: str) -> bool:
     return submitter == principal.name or (whole and party_of(submitter) == party_of(principal.name))
 
 
-async def is_own(principal: Principal, rule: str, ledger: Ledger, job: Job) -> bool:
-    """`owns` for a job in the ledger."""
+async def is_own(
+    principal: Principal, rule: str, ledger: Ledger, job: Job, events: Sequence[Event] | None = None
+) -> bool:
+    """`owns` for a job in the ledger. `events` are the job's, if they were read before."""
     by_token_alone = principal.job_id is not None or Role.NLM_BACKEND in principal.roles
-    submitter = "" if by_token_alone else await submitter_of(ledger, job)
+    submitter = "" if by_token_alone else await submitter_of(ledger, job, events)
     return owns(principal, rule, job.job_id, submitter)
 
 
-async def may_see(principal: Principal, rule: str, ledger: Ledger, job: Job) -> bool:
-    """Whether the principal may access this job under this rule."""
-    return sees_all(principal, rule) or await is_own(principal, rule, ledger, job)
+async def visible_among(principal: Principal, rule: str, ledger: Ledger, jobs: Sequence[Job]) -> list[Job]:
+    """Those of the jobs that the principal may access under this rule.
+
+    The ledger is asked once for all of them, and again for the parents of jobs that the reconciler made.
+    """
+    if sees_all(principal, rule) or not jobs:
+        return list(jobs)
+    histories = await ledger.events_of([job.job_id for job in jobs])
+    return [job for job in jobs if await is_own(principal, rule, ledger, job, histories.get(job.job_id, []))]
 
 
 async def permit_on_job(

@@ -16,6 +16,9 @@ from trellis.engine.jobs import Actor
 from trellis.engine.text import is_storable
 from trellis.lifecycles import Role
 
+LOCAL_ROLES = frozenset({Role.WORKER, Role.SUBMITTER})
+"""The roles of whoever can open the file of a ledger."""
+
 Verb = Literal[
     "pause",
     "limit_rate",

@@ -12,9 +12,9 @@ from trellis.cli.commands import LIMIT_DEFAULT, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.engine.alerts import ALERTS_MAX
+from trellis.engine.text import duration
 from trellis.http.operation_shapes import AlertShape
 from trellis.operations.alerts import runbook_of
-from trellis.operations.explain import duration
 from trellis.operations.runbooks import runbook_names, runbook_title
 
 OpenOption = Annotated[bool, typer.Option("--open", help="Only alerts that are open.")]

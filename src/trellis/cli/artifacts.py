@@ -15,7 +15,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOptio
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column
 from trellis.engine.errors import InputError, OptionInvalid
-from trellis.operations.explain import counted
+from trellis.engine.text import counted
 from trellis.storage.objects.canonical_json import sha256
 
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this type, such as BRIEF.")]

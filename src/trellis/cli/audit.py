@@ -18,8 +18,8 @@ from trellis.documents.audit_chain import INSTANCE_CHAIN, NLM_CHAIN
 from trellis.documents.audit_verification import AuditedLedger, AuditReport, AuditViolation, verify_audit
 from trellis.engine.errors import OptionInvalid, Refused
 from trellis.engine.ledger import Ledger
+from trellis.engine.text import counted
 from trellis.ledgers import open_ledger
-from trellis.operations.explain import counted
 from trellis.storage.objects.canonical_json import timestamp
 
 NOTHING_SEALED = "Nothing is sealed yet: `trellis up` seals what it publishes, every ten seconds."

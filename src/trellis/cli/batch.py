@@ -15,8 +15,8 @@ from trellis.cli.job_end import GatewayWatch, JobWatch, LedgerWatch, SubmittedJo
 from trellis.cli.submit import AppOption, KeyOfRequestOption, PayloadArgument, WaitOption
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.engine.job_batches import BATCH_BYTES_MAX, BATCH_MAX
+from trellis.engine.text import counted
 from trellis.lifecycles.leased_job import LEASED_JOB, SUSPENDED_STATE
-from trellis.operations.explain import counted
 from trellis.worker.kinds import batch_job_from_json
 from trellis.worker.requests import BatchJob, SubmitSettings
 

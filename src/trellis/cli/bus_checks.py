@@ -5,7 +5,7 @@ from typing import Any
 
 from trellis.app.fleet import config_file, is_embedded, kernel_of, topics_of
 from trellis.app.settings import LOCAL_BUS, Settings
-from trellis.app.wiring import SystemClock, elapsed_s, new_id
+from trellis.app.system import SystemClock, elapsed_s, new_id
 from trellis.bus.errors import BusUnavailable, KernelUnavailable, PointerGone
 from trellis.bus.pointers import REDIS, make_pointers
 from trellis.bus.safety.kernel import is_kernel_address
@@ -14,8 +14,8 @@ from trellis.cli.problems import without_password
 from trellis.engine.errors import TrellisError
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.records import Finding, FindingSeverity
+from trellis.engine.text import counted
 from trellis.operations.doctor import error_finding
-from trellis.operations.explain import counted
 
 NOT_THERE = f"{REDIS}://trellis:doctor"
 

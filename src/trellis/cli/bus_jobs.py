@@ -7,23 +7,11 @@ from typing import Annotated, Any, cast
 import typer
 from rich.text import Text
 
-from trellis.bus.documents import (
-    context_pointer,
-    decision_of,
-    dispatch_of,
-    hold_of,
-    refused_of,
-    report_of,
-    requeue_cause,
-    worker_of,
-)
-from trellis.bus.requests import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.operations.explain import approval_of
 
 TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
 LabelOption = Annotated[
@@ -100,6 +88,8 @@ class TopicOptions:
         if more is not None and not isinstance(more, dict):
             raise OptionInvalid(option="--request", value=self.request, expected="give a JSON object")
         given = cast("dict[str, Any]", more or {})
+        from trellis.bus.requests import TopicSubmitOptions
+
         for name in given:
             if name not in TopicSubmitOptions.__annotations__:
                 fields = ", ".join(sorted(TopicSubmitOptions.__annotations__))
@@ -160,6 +150,18 @@ def bus_job_facts(
     cli: Cli, job: Job, events: Sequence[Event], signals: Sequence[Signal]
 ) -> list[tuple[str, str | Text]]:
     """The facts of `job show` that only jobs on topics have."""
+    from trellis.bus.documents import (  # the bus is imported only for its jobs
+        context_pointer,
+        decision_of,
+        dispatch_of,
+        hold_of,
+        refused_of,
+        report_of,
+        requeue_cause,
+        worker_of,
+    )
+    from trellis.operations.explain import approval_of
+
     report, hold, decision = report_of(job, events), hold_of(job, events), decision_of(events)
     sent, worker = dispatch_of(events), worker_of(job, events)
     given = context_pointer(job, events)

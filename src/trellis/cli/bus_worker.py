@@ -12,7 +12,7 @@ from typing import Any
 
 from trellis.app.instance import storage_locations
 from trellis.app.settings import BUS_SCHEMES, LOCAL_BUS, Settings
-from trellis.app.wiring import SystemClock, elapsed_s, new_id, process_name
+from trellis.app.system import SystemClock, elapsed_s, new_id, process_name
 from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
 from trellis.bus.port import Bus, ping
 from trellis.bus.wire import BusOptions, open_bus

@@ -16,10 +16,11 @@ from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import ListingColumn, age_column
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.engine.event_data import traceback_in
+from trellis.engine.text import counted
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import WITH_LETTERS
-from trellis.operations.explain import REASON_PHRASES, counted
+from trellis.operations.explain import REASON_PHRASES
 
 REQUEUE_CHUNK = 200
 REQUEUE_MAX = 100_000

@@ -9,9 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 
-from trellis.api.jobs import WholeJob
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
@@ -20,8 +18,8 @@ from trellis.engine.attempts import attempt_number
 from trellis.engine.errors import InputError, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.records import Event, Job
+from trellis.engine.text import duration
 from trellis.lifecycles import LIFECYCLES, Phase, Role
-from trellis.operations.explain import duration, event_note
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.api.local import LocalApi
@@ -96,9 +94,11 @@ async def _print_cancel_request(cli: Cli, api: "GatewayClient | LocalApi", event
     """Say that a soft cancel was requested of a job that has not ended: it is no event until it is carried out."""
     if not events or LIFECYCLES[events[-1].lifecycle].by_name[events[-1].target].phase is not Phase.HELD:
         return
+    from trellis.api.jobs import WholeJob
+
     with suppress(TrellisError):  # whoever may read the events may not read every job
         answer = await api.jobs.get(events[-1].job_id)
-        job = answer if isinstance(answer, BaseModel) else answer.job
+        job = answer.job if isinstance(answer, WholeJob) else answer
         if job.cancel_requested:
             cli.out.note(f"asked to stop {asked_to_stop(job)}; it has not ended yet")
 
@@ -173,7 +173,7 @@ def event_row(shape: "EventShape", lifecycle: str) -> Event:
 
 
 def _line(event: Event) -> str:
-    note = event_note(event)
+    note = _note(event)
     return f"{event.ts:%H:%M:%S.%f}"[:12] + f"  {event.type:<20} {event.job_id}" + (f"  {note}" if note else "")
 
 
@@ -198,10 +198,17 @@ def _millisecond(moment: datetime) -> datetime:
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
+def _note(event: Event) -> str:
+    """What the event says beside its type."""
+    from trellis.operations.explain import event_note  # loads the bus
+
+    return event_note(event)
+
+
 _WHAT = ListingColumn[Event](title="EVENT", cell=lambda event: event.type)
 _TRY = ListingColumn[Event](title="TRY", cell=lambda event: str(attempt_number(event)), right=True)
 _BY = ListingColumn[Event](title="BY", cell=lambda event: event.actor, gives_way=True)
-_NOTE = ListingColumn[Event](title="NOTE", cell=event_note, wraps=True)
+_NOTE = ListingColumn[Event](title="NOTE", cell=_note, wraps=True)
 
 EVENT_COLUMNS = (
     ListingColumn[Event](title="#", cell=lambda event: str(event.version), right=True),
@@ -215,7 +222,7 @@ FEED_COLUMNS = (
     _WHAT,
     _TRY,
     _BY,
-    ListingColumn[Event](title="NOTE", cell=event_note, gives_way=True),
+    ListingColumn[Event](title="NOTE", cell=_note, gives_way=True),
 )
 
 
@@ -224,6 +231,8 @@ async def stop_text(cli: Cli, api: "GatewayClient | LocalApi", job_id: str) -> s
 
     A second cancel does not extend the time that the first one gave.
     """
+    from trellis.api.jobs import WholeJob
+
     due_at: datetime | None = None
     with suppress(TrellisError):  # who may cancel a job may not be allowed to read it
         read = await api.jobs.get(job_id)

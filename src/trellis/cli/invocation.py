@@ -10,16 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from trellis.app.settings import PREFIX, Settings, read_settings
-from trellis.app.wiring import LOCAL_ROLES, check_home_issuer, connect, identify, principal_for, process_name
+from trellis.app.system import process_name
 from trellis.auth.matrices import permit
-from trellis.auth.own_reads import OwnReads
-from trellis.auth.ownership import sees_all
-from trellis.auth.principals import Principal
+from trellis.auth.principals import LOCAL_ROLES, Principal
 from trellis.cli.output import Output
 from trellis.cli.places import CommandPlace, program_name
-from trellis.cli.telemetry import configure_logging
-from trellis.client import Trellis
 from trellis.engine.admin_acts import this_node
 from trellis.engine.errors import (
     LedgerMissing,
@@ -30,20 +25,23 @@ from trellis.engine.errors import (
     SettingsInvalid,
 )
 from trellis.engine.jobs import Actor, JobId
-from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.private_files import PRIVATE_FOLDER
-from trellis.ledgers import open_ledger
-from trellis.ledgers.sqlite.connection import parse_url
 from trellis.lifecycles import Role
 from trellis.lifecycles.nlm_job import NLM_JOB
-from trellis.worker.app import App
 
-if TYPE_CHECKING:  # HTTP and the application are imported only when they are used
+if TYPE_CHECKING:  # the engine, HTTP and the application are imported when they are used: a help needs none of them
+    from typing_extensions import TypeIs
+
     from trellis.api.local import LocalApi
     from trellis.app.instance import Instance
+    from trellis.app.settings import Settings
+    from trellis.auth.tokens import Identity
+    from trellis.client import Trellis
+    from trellis.engine.ledger import Ledger
     from trellis.http.client import GatewayClient
     from trellis.storage.objects.store import ObjectStore
+    from trellis.worker.app import App
 
 LEDGER_FILE = "trellis.db"
 """File name of the ledger in a `--data` folder."""
@@ -67,16 +65,20 @@ class Cli:
     """Whether unknown variables are reported when the settings are read; the doctor lists them as findings."""
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> "Settings":
         """The effective settings; raises SettingsInvalid."""
+        from trellis.app.settings import read_settings
+
         warnings: list[str] = []
         settings = read_settings(os.environ, Path.cwd(), warn=warnings.append)
         for text in warnings if self.warns else ():
             self._warn(settings, text)
         return settings
 
-    def _warn(self, settings: Settings, text: str) -> None:
+    def _warn(self, settings: "Settings", text: str) -> None:
         """Print a warning on standard error, or log it if the log format is JSON."""
+        from trellis.cli.telemetry import configure_logging
+
         if settings.log_format == "json":
             configure_logging(settings)
             log_of("trellis.app.settings").warning("unknown_variable", problem=text)
@@ -99,6 +101,8 @@ class Cli:
         try:
             return self.settings.source_of(setting)
         except SettingsInvalid:
+            from trellis.app.settings import PREFIX
+
             return f"{PREFIX}{setting.upper()}"
 
     @cached_property
@@ -146,6 +150,7 @@ class Cli:
 
     def client(self) -> "AbstractAsyncContextManager[GatewayClient]":
         """A client of that gateway with the token of the settings."""
+        from trellis.app.wiring import connect
         from trellis.http.calls import CallOptions
 
         options = CallOptions(needs_listener=True, on_retry=self.out.note)
@@ -176,7 +181,7 @@ class Cli:
         from trellis.api.local import open_local_api
 
         async with self.open_having(lifecycle=lifecycle, job_id=job_id) as ledger:
-            identity = identify(self.url, self.settings)
+            identity = self._identity()
             reader = Principal(name=self.person, roles=OWNER_ROLES) if identity is None else identity.principal()
             async with open_local_api(
                 self.settings,
@@ -194,16 +199,22 @@ class Cli:
 
         A gateway, or a proxy before it, that does not say when leaves this machine's clock.
         """
-        from trellis.api.local import LocalApi
+        return await api.now() if is_local(api) else api.responded_at or datetime.now(UTC)
 
-        return await api.now() if isinstance(api, LocalApi) else api.responded_at or datetime.now(UTC)
+    def _identity(self) -> "Identity | None":
+        """What the token of the settings says; None without one. Raises TokenRefused."""
+        from trellis.app.wiring import identify
+
+        return identify(self.url, self.settings)
 
     def _permit(self, rule: str) -> Actor:
         """The caller as an actor, if this rule allows it; raises NotAllowed."""
         return permit(self._principal, rule)
 
     def _acting(self, *, operator: bool) -> Principal:
-        identity = identify(self.url, self.settings)
+        from trellis.app.wiring import principal_for
+
+        identity = self._identity()
         return principal_for(self.url, name=self.person, operator=operator and identity is None, identity=identity)
 
     @cached_property
@@ -224,18 +235,23 @@ class Cli:
 
     def require(self, *roles: Role, action: str) -> None:
         """Refuse early what a token does not allow; without a token the ledger decides."""
-        identity = identify(self.url, self.settings)
+        identity = self._identity()
         if identity is not None:
+            from trellis.app.wiring import principal_for
+
             principal_for(self.url, name=identity.name, operator=False, identity=identity).acting(*roles, action=action)
 
     @asynccontextmanager
-    async def open(self) -> AsyncGenerator[Ledger]:
+    async def open(self) -> "AsyncGenerator[Ledger]":
         """The ledger, for reading.
 
         Reading needs no token. A token that is given must be valid, and allows the same reads as over HTTP.
         """
+        from trellis.app.wiring import check_home_issuer
+        from trellis.ledgers import open_ledger
+
         self._check_place()
-        identity = identify(self.url, self.settings)
+        identity = self._identity()
         ledger = await open_ledger(self.url)
         try:
             if identity is not None:
@@ -245,7 +261,7 @@ class Cli:
             await ledger.close()
 
     @asynccontextmanager
-    async def open_having(self, *, lifecycle: str | None = None, job_id: str | None = None) -> AsyncGenerator[Ledger]:
+    async def open_having(self, *, lifecycle: str | None = None, job_id: str | None = None) -> "AsyncGenerator[Ledger]":
         """The ledger that has this job, or jobs of this lifecycle. NLM jobs are in the backend's own ledger (D42)."""
         async with self.open() as ledger:
             elsewhere = self.settings.nlm_ledger_of(self.url)
@@ -255,7 +271,9 @@ class Cli:
             if not known or not (lifecycle == NLM_JOB.name or by_id):
                 yield ledger
                 return
-            identity = identify(self.url, self.settings)
+            from trellis.ledgers import open_ledger
+
+            identity = self._identity()
             of_backend = await open_ledger(elsewhere)
             try:
                 yield of_backend if identity is None else readable(of_backend, identity.principal())
@@ -263,8 +281,10 @@ class Cli:
                 await of_backend.close()
 
     @asynccontextmanager
-    async def connect(self, *, operator: bool = False, app: App | None = None) -> AsyncGenerator[Trellis]:
+    async def connect(self, *, operator: bool = False, app: "App | None" = None) -> "AsyncGenerator[Trellis]":
         """The ledger, for changes in the caller's name."""
+        from trellis.app.wiring import connect
+
         self._check_place()
         async with connect(self.url, app=app, name=self.person, operator=operator) as trellis:
             yield trellis
@@ -275,7 +295,7 @@ class Cli:
         from trellis.app.instance import open_instance
 
         refuse_missing(self.url)
-        identify(self.url, self.settings)
+        self._identity()
         async with open_instance(self.settings, self.url, name=self.process) as instance:
             yield instance
 
@@ -308,8 +328,18 @@ class Cli:
         return self._acting(operator=True).acting(Role.CONTROL_PLANE, action=action)
 
 
-def readable(ledger: Ledger, principal: Principal) -> Ledger:
+def is_local(api: "GatewayClient | LocalApi") -> "TypeIs[LocalApi]":
+    """Whether this is the application in this process, and not a gateway."""
+    from trellis.api.local import LocalApi
+
+    return isinstance(api, LocalApi)
+
+
+def readable(ledger: "Ledger", principal: Principal) -> "Ledger":
     """The ledger as this principal may read it: all jobs, or only its own."""
+    from trellis.auth.own_reads import OwnReads
+    from trellis.auth.ownership import sees_all
+
     return ledger if sees_all(principal, "jobs.read") else cast("Ledger", OwnReads(ledger=ledger, principal=principal))
 
 
@@ -330,6 +360,8 @@ def sqlite_path(url: str) -> Path | None:
     """The file of an SQLite ledger; None for any other. Raises LedgerUrlInvalid for a ledger in memory."""
     if not url.startswith(("sqlite:", ":memory:")):
         return None
+    from trellis.ledgers.sqlite.connection import parse_url
+
     path = parse_url(url).path
     if path is None:
         raise LedgerUrlInvalid(url=url, reason="a ledger in memory ends with the command that opens it")

@@ -15,7 +15,7 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, counting
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.engine.job_changes import CHANGED_MAX, PARTICIPLES, JobChange
-from trellis.operations.explain import counted
+from trellis.engine.text import counted
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.api.local import LocalApi

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from trellis.app.wiring import SystemClock
+from trellis.app.system import SystemClock
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.queue_jobs import print_how_to_read, warn_undriven
 from trellis.client import Trellis
 from trellis.engine.clock import Clock
+from trellis.engine.text import duration
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.dead_letters import LEASED_DEAD, QUEUE_DEAD
-from trellis.operations.explain import SERVICE_SLOW_S, duration
+from trellis.operations.explain import SERVICE_SLOW_S
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     from trellis.http.client import GatewayClient

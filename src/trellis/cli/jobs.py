@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.text import Text
 
-from trellis.api.jobs import WORK, LocalJobs, WholeJob
-from trellis.api.local import LocalApi
 from trellis.cli import job_changes, values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events, stop_text
-from trellis.cli.invocation import Cli
+from trellis.cli.invocation import Cli, is_local
 from trellis.cli.job_end import wait_for_job
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.cli.places import PROGRAM
@@ -24,13 +22,13 @@ from trellis.engine.errors import InvalidTransition, OptionInvalid, PayloadInval
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, last_traceback
 from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, Signal
+from trellis.engine.text import duration
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.operations.dead_letters import LEASED_DEAD, QUEUE_DEAD
-from trellis.operations.explain import duration
-from trellis.worker.requests import KEY_NAMESPACE
 
-if TYPE_CHECKING:  # the bus and HTTP are imported only when they are used
+if TYPE_CHECKING:  # the application, the bus and HTTP are imported only when they are used
+    from trellis.api.jobs import LocalJobs, WholeJob
+    from trellis.api.local import LocalApi
     from trellis.http.client import GatewayClient
     from trellis.http.jobs import Jobs
     from trellis.http.operation_shapes import JobListed
@@ -107,6 +105,9 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
     Runs, proposals, artifacts and inbox entries have listings of their own (`trellis runs`, `trellis proposals`, `trellis artifacts`). With
     --lifecycle or --concurrency-key they are listed here too, but not through a gateway.
     """
+    from trellis.api.jobs import WORK
+    from trellis.worker.requests import KEY_NAMESPACE
+
     chosen_state, chosen_lifecycle = values.state(state, values.lifecycle(lifecycle))
     cli.refuse_at_gateway(**({} if chosen_lifecycle in {None, *WORK} else {"lifecycle": lifecycle, "status": state}))
     where: dict[str, Any] = {"lifecycle": chosen_lifecycle, "type_": type_, "status": chosen_state, "parent_id": parent}
@@ -144,21 +145,23 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
 
 def _rows_of(api: "GatewayClient | LocalApi", *, everything: bool) -> "LocalJobs | Jobs":
     """What is listed: jobs, as through a gateway. Also runs and so on, if the ledger is asked for a lifecycle or a key."""
-    return api.jobs.only(WORK) if isinstance(api, LocalApi) and not everything else api.jobs
+    from trellis.api.jobs import WORK
+
+    return api.jobs.only(WORK) if is_local(api) and not everything else api.jobs
 
 
 async def _waits(api: "GatewayClient | LocalApi", jobs: "Sequence[Job | JobListed]") -> dict[str, str | None]:
     """What these jobs wait for, by id."""
     waits: dict[str, str | None] = {job.job_id: job.waits_for for job in jobs if not isinstance(job, Job)}
-    if isinstance(api, LocalApi):
-        waits |= await api.jobs.waits([job for job in jobs if isinstance(job, Job)], await api.now())
+    if is_local(api):
+        waits |= await api.jobs.waits([job for job in jobs if isinstance(job, Job)])
     return waits
 
 
 async def _listed(api: "GatewayClient | LocalApi", jobs: "Sequence[Job | JobListed]") -> list[dict[str, Any]]:
     """Jobs without payload and progress, which listings do not read, and with the number of attempts that were made."""
     attempts: dict[JobId, int] = {}
-    if isinstance(api, LocalApi):
+    if is_local(api):
         attempts = await api.jobs.attempts_made([job for job in jobs if isinstance(job, Job)])
     records = [{**as_record(job), **_if_known(attempts.get(JobId(job.job_id)))} for job in jobs]
     return [{name: value for name, value in one.items() if name not in {"payload", "progress"}} for one in records]
@@ -202,7 +205,7 @@ def _tries(job: Mapping[str, Any]) -> str:
 async def show(cli: Cli, id_: JobArgument) -> None:
     """Show one job: row, payload, result, events, last log lines."""
     async with cli.api(job_id=id_) as api:
-        if isinstance(api, LocalApi):
+        if is_local(api):
             print_whole(cli, await api.jobs.get(id_), await api.now())
             return
         job, events = await api.jobs.get(id_), (await api.jobs.events(id_, limit=LIMIT_MAX)).items
@@ -216,6 +219,8 @@ async def show(cli: Cli, id_: JobArgument) -> None:
         history = {"events": [as_record(event) for event in events], "signals": [as_record(one) for one in signals]}
         cli.out.record({**record, **history})
         return
+    from trellis.api.jobs import WholeJob
+
     rows = [event_row(event, job.lifecycle) for event in events]
     whole = WholeJob(
         job=read_job(job, rows),
@@ -229,7 +234,7 @@ async def show(cli: Cli, id_: JobArgument) -> None:
 
 
 def print_whole(
-    cli: Cli, whole: WholeJob, now: datetime, of_document: Sequence[tuple[str, str | Text]] | None = None
+    cli: Cli, whole: "WholeJob", now: datetime, of_document: Sequence[tuple[str, str | Text]] | None = None
 ) -> None:
     """Print a job with everything that the ledger, or the document of a gateway, has about it.
 
@@ -291,6 +296,7 @@ def read_signal(job_id: str, signal: "SignalShape") -> Signal:
 async def _gateway_letter(client: "GatewayClient", job: "JobWhole") -> DeadLetter | None:
     """The dead letter of a job through a gateway; None if it has none, or the caller may not read it."""
     from trellis.http.errors import GatewayRefused  # HTTP is imported only when it is used
+    from trellis.operations.dead_letters import LEASED_DEAD, QUEUE_DEAD
 
     if job.status not in {LEASED_DEAD, QUEUE_DEAD}:
         return None
@@ -394,6 +400,8 @@ def _print_failure(cli: Cli, failure: str | None) -> None:
 
 
 def _facts(job: Job, attempts: int, now: datetime) -> list[tuple[str, str | Text]]:
+    from trellis.worker.requests import KEY_NAMESPACE
+
     attempt = f"{attempts} of {job.attempts_allowed}" if has_attempts(job.lifecycle) else ""
     facts: list[tuple[str, str | Text]] = [
         ("job", job.job_id),

@@ -41,6 +41,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.private_files import is_open_to_others
 from trellis.engine.records import Finding, FindingSeverity, JobFilter, SubscriberRecord, SweepOptions
+from trellis.engine.text import counted, duration
 from trellis.engine.verify import VerifyProgress, VerifyViolation, verify
 from trellis.ledgers import migrate as migrate_ledger
 from trellis.ledgers import open_ledger
@@ -64,7 +65,6 @@ from trellis.operations.doctor import (
     version_findings,
     work_findings,
 )
-from trellis.operations.explain import counted, duration
 
 if TYPE_CHECKING:  # loads HTTP, or git
     from trellis.http.client import GatewayClient

@@ -18,7 +18,7 @@ from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import SettingsInvalid
-from trellis.operations.explain import counted
+from trellis.engine.text import counted
 
 EXPORTED = "memory.exported"
 IMPORTED = "memory.imported"

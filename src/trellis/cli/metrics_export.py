@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trellis.app.settings import Settings
-from trellis.app.wiring import SystemClock
+from trellis.app.system import SystemClock
 from trellis.cli.telemetry import EXPORT_S, is_asked_for, resource_of
 from trellis.engine.clock import sleep_or_stop
 from trellis.engine.errors import ExtraMissing, SettingsInvalid, TrellisError

@@ -11,7 +11,6 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
-from pydantic import BaseModel
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -26,6 +25,8 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.storage.objects.canonical_json import timestamp
 
 if TYPE_CHECKING:  # loaded where there is a document
+    from pydantic import BaseModel
+
     from trellis.http.shapes import JobDocument
 
 # Tables are for people, JSON Lines for programs; everything else goes to standard error.
@@ -261,7 +262,7 @@ def as_record(item: Any) -> dict[str, Any]:
     """
     if isinstance(item, Mapping):
         return dict(cast("Mapping[str, Any]", item))
-    if isinstance(item, BaseModel):
+    if hasattr(item, "model_dump"):  # a document of a gateway: its library is loaded if there is one
         return _document_record(item)
     if isinstance(item, Event):
         return event_record(item)
@@ -270,7 +271,7 @@ def as_record(item: Any) -> dict[str, Any]:
     return _fields(item)
 
 
-def _document_record(item: BaseModel) -> dict[str, Any]:
+def _document_record(item: "BaseModel") -> dict[str, Any]:
     """A gateway's document in the form that commands print for a ledger: attempts count from 1 (D38)."""
     from trellis.http.shapes import EventShape, JobDocument  # loaded where there is a document
 

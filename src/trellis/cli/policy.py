@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from trellis.app.fleet import kernel_of
-from trellis.app.wiring import elapsed_s
+from trellis.app.system import elapsed_s
 from trellis.bus.approvals import get_bus_job
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import evaluation

@@ -114,7 +114,7 @@ async def submit_queue_job(cli: Cli, request: Mapping[str, Any], key: str | None
     principal = cli.owner("submit a job of the job queue")
     async with cli.instance() as instance:
         scope = owner_scope(principal.name, KEY_SCOPE) if principal.by_token else KEY_SCOPE
-        factory = replace(instance.job_factory(principal), asked_as=None if key is None else (scope, key))
+        factory = instance.job_factory(principal, asked_as=None if key is None else (scope, key))
         job = await make_job_from_json(request, factory)
         if key is not None:
             body = json.dumps(request, sort_keys=True, ensure_ascii=False).encode()

@@ -9,8 +9,8 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
+from trellis.engine.text import duration
 from trellis.http.operation_shapes import QueueShape
-from trellis.operations.explain import duration
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Also if no job of the type was ever seen.")]
 TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The job type.")]

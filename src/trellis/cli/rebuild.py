@@ -12,8 +12,8 @@ from trellis.cli.output import ListingColumn, counting
 from trellis.documents import ids
 from trellis.documents.errors import RebuildError
 from trellis.engine.errors import OptionInvalid
+from trellis.engine.text import counted
 from trellis.ledgers import open_ledger
-from trellis.operations.explain import counted
 from trellis.runs.rebuild import (
     LedgerRebuildReport,
     ObjectsRebuildReport,

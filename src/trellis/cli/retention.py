@@ -9,9 +9,9 @@ from trellis.cli.commands import ReasonOption, command, group
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.output import ListingColumn
 from trellis.engine.records import JobFilter, PlannedRemoval, RetentionReport
+from trellis.engine.text import counted, duration
 from trellis.ledgers import open_ledger
 from trellis.lifecycles.artifact import ARTIFACT
-from trellis.operations.explain import counted, duration
 
 PASSES_MAX = 1_000_000
 COUNTED_MAX = 1_000

@@ -17,9 +17,9 @@ from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, age_column, escape_terminal_codes, state_text
 from trellis.documents import ids
 from trellis.engine.errors import OptionInvalid, Refused
+from trellis.engine.text import counted, duration
 from trellis.http.shapes import ProposalDiff
 from trellis.lifecycles.run import RUN
-from trellis.operations.explain import counted, duration
 from trellis.proposals.proposal import grounds_of, quotations_of
 
 # --- runs and decisions ---

@@ -10,7 +10,7 @@ from typing import Any
 from opentelemetry import trace
 
 from trellis.app.settings import Settings
-from trellis.app.wiring import process_name
+from trellis.app.system import process_name
 from trellis.cli.output import Output, escape_terminal_codes, json_line
 from trellis.engine import tracing
 from trellis.engine.errors import ExtraMissing, SettingsInvalid

@@ -16,9 +16,9 @@ from trellis.engine.admin_acts import TOKEN_ISSUED, NewAct
 from trellis.engine.errors import KeyUnusable, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.private_files import write_private
+from trellis.engine.text import duration
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.operations.explain import duration
 
 
 def add_to(program: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 
 from trellis.app.fleet import is_without_policy, kernel_of, open_settings_bus, topics_of
 from trellis.app.settings import LOCAL_BUS, Settings
-from trellis.app.wiring import SystemClock, elapsed_s, new_id, process_name
+from trellis.app.system import SystemClock, elapsed_s, new_id, process_name
 from trellis.bus.pointers import Pointers
 from trellis.bus.port import Bus, ping
 from trellis.bus.safety.kernel import SafetyKernel, ServingOptions, is_kernel_address, serve_kernel

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from trellis.app.wiring import process_name
+from trellis.app.system import process_name
 from trellis.cli.invocation import Cli
 from trellis.cli.wait import is_alive
 from trellis.engine.ledger import Ledger

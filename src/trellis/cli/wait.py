@@ -22,8 +22,8 @@ from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, sqlite_path
 from trellis.engine.errors import OptionInvalid, Refused
 from trellis.engine.private_files import open_beside
+from trellis.engine.text import duration
 from trellis.http_server.health import INSTANCE_HEADER
-from trellis.operations.explain import duration
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
     import httpx2

@@ -5,6 +5,7 @@ says who ended the job, for which of these reasons, and at which stage it was.
 """
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import (
@@ -19,11 +20,13 @@ from trellis.engine.jobs import (
     RequestId,
     RequestKey,
 )
-from trellis.engine.ledger import Ledger
 from trellis.engine.records import Job
 from trellis.engine.retry_policy import stage_in
 from trellis.engine.text import storable
 from trellis.lifecycles import LIFECYCLES, Trigger
+
+if TYPE_CHECKING:  # its records are loaded with a ledger
+    from trellis.engine.ledger import Ledger
 
 OPERATOR_REASON_CODES = (
     ReasonCode.POLICY_VIOLATION,
@@ -48,7 +51,7 @@ def operator_reason_code(code: str) -> ReasonCode:
 
 
 async def dead_letter(
-    ledger: Ledger,
+    ledger: "Ledger",
     actor: Actor,
     job_id: JobId,
     request_id: RequestId,
@@ -76,7 +79,7 @@ async def dead_letter(
 
 
 async def _request_dead_letter(
-    ledger: Ledger,
+    ledger: "Ledger",
     actor: Actor,
     job: Job,
     *,
@@ -103,7 +106,7 @@ async def _request_dead_letter(
     return await ledger.move(actor, move)
 
 
-async def _get_job(ledger: Ledger, job_id: JobId) -> Job:
+async def _get_job(ledger: "Ledger", job_id: JobId) -> Job:
     job = await ledger.job(job_id)
     if job is None:
         raise JobNotFound(job_id=job_id)

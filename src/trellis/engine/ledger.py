@@ -56,6 +56,7 @@ from trellis.engine.records import (
     FeedPage,
     Finding,
     Job,
+    JobContents,
     JobFilter,
     JobHistory,
     JobPage,
@@ -507,6 +508,10 @@ class Ledger(Protocol):
 
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
         """The payloads of several jobs, in one query. Unknown and removed jobs are left out."""
+        ...
+
+    async def contents_of(self, job_ids: Sequence[JobId]) -> dict[JobId, JobContents]:
+        """The payloads and all events of several jobs, in one query. Unknown and removed jobs are left out."""
         ...
 
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:

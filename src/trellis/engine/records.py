@@ -619,6 +619,13 @@ class ChildPage:
     """
 
 
+class JobContents(NamedTuple):
+    """What a listing shows of a job beside its row: its payload, and its events, oldest first."""
+
+    payload: bytes
+    events: list[Event]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPage:
     """One page of a listing, newest first. Pass `cursor` to read the next page; None at the end."""

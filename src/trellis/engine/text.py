@@ -69,3 +69,25 @@ def no_such_field(loc: Sequence[int | str], known: Iterable[str], *, separator: 
 def is_storable(text: str) -> bool:
     """Whether every ledger stores this text unchanged."""
     return text == storable(text)
+
+
+UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def counted(number: int, noun: str) -> str:
+    """Formats a count: `1 job`, `2 jobs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Formats a duration with at most two units."""
+    if abs(seconds) < 10:
+        return f"{abs(seconds):.1f} s"
+    left = round(abs(seconds))
+    biggest = next(index for index, (size, _) in enumerate(UNITS) if left >= size)
+    parts: list[str] = []
+    for size, name in UNITS[biggest : biggest + 2]:
+        whole, left = divmod(left, size)
+        if whole:
+            parts.append(f"{whole} {name}")
+    return " ".join(parts)

@@ -57,6 +57,8 @@ class Span:
     """One span. It begins and ends with its `with` block. Without an SDK it does nothing."""
 
     __slots__ = ()
+    is_recorded = False
+    """Whether anybody reads what is noted."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +100,7 @@ class _RecordedSpan(Span):
     """A span of the SDK."""
 
     __slots__ = ("_span", "_token")
+    is_recorded = True
 
     def __init__(self, span: api.Span) -> None:
         self._span = span

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from trellis.app.instance import Instance
-from trellis.app.wiring import SystemClock
+from trellis.app.system import SystemClock
 from trellis.auth.tokens import TrustedKey
 from trellis.engine.clock import Clock
 from trellis.engine.errors import NotAllowed
@@ -43,10 +43,11 @@ from trellis.gateway.routes import (
 from trellis.gateway.sign_in import SignInCodes
 from trellis.gateway.visibility import PublishedVersions
 from trellis.http_server import problems
+from trellis.http_server.application import HttpApplication
 from trellis.http_server.bodies import BodiesUnderWay, BodyLimits
 from trellis.http_server.health import ProcessHealth
 from trellis.http_server.limits import RateLimits, RefusalBounds
-from trellis.http_server.middleware import NO_SPANS, CorrelationMiddleware, ReadDeadlineMiddleware, TracingMiddleware
+from trellis.http_server.middleware import RequestMiddleware
 from trellis.operations.metrics import ledger_gauges
 
 DESCRIPTION = """Run AI agents and background jobs so that nothing is lost, nothing happens twice, and a person stays in control.
@@ -140,23 +141,13 @@ def create_app(
     app.state.instance_name = new_id()
     app.state.health = health or ProcessHealth(instance.probes())
     app.state.health.measures(partial(ledger_gauges, instance.ledger), app.state.streams.hub.gauges)
-    app.add_middleware(ReadDeadlineMiddleware, seconds=chosen.read_s)
-    app.add_middleware(TracingMiddleware)
-    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # outermost: the middleware added last wraps the others
+    app.add_middleware(RequestMiddleware, new_id=new_id, read_s=chosen.read_s)
     return app
 
 
 def _routes() -> FastAPI:
     """The routes without an instance."""
-    app = FastAPI(
-        title="Trellis",
-        version=program_version(),
-        description=DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        telemetry=NO_SPANS,
-    )
+    app = HttpApplication(title="Trellis", version=program_version(), description=DESCRIPTION)
     problems.install(app)
     app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
     for module in ROUTES:  # as they are: an included router matches each path twice, and once more for every route

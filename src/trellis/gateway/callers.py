@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Security
 from fastapi.responses import Response
-from fastapi.security import HTTPAuthorizationCredentials
 
 from trellis.api.context import ApiContext
 from trellis.api.local import LocalApi
@@ -79,25 +78,17 @@ def gateway_of(request: Request) -> GatewayState:
     return request.app.state.gateway
 
 
-async def authenticate(
-    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
-) -> tuple[Principal, Identity]:
+async def authenticate(request: Request, token: Annotated[str | None, Security(bearer)]) -> tuple[Principal, Identity]:
     """Authenticate the token once per request, and count the request; raises Problem 401, TokenRefused, Problem 429."""
     known: tuple[Principal, Identity] | None = request.scope.get(CALLER_STATE_KEY)
     if known is not None:
         return known
-    if len(request.headers.getlist("authorization")) > 1:
-        raise Problem("AUTH_REQUIRED", "Two Authorization headers were sent; send one token.")
-    if credentials is None:
-        detail = "No token was sent; put `Authorization: Bearer TOKEN`, a token of `trellis token issue`."
-        raise Problem("AUTH_REQUIRED", detail)
     gateway = gateway_of(request)
-    identity = gateway.tokens.verify(credentials.credentials, gateway.keys, now=time.time())
-    principal = identity.principal()
-    request.scope["trellis.principal"] = principal
-    gateway.limits.take(request, principal)
-    request.scope[CALLER_STATE_KEY] = (principal, identity)
-    return principal, identity
+    who = gateway.tokens.caller(token, gateway.keys, now=time.time())
+    request.scope["trellis.principal"] = who[0]
+    gateway.limits.take(request, who[0])
+    request.scope[CALLER_STATE_KEY] = who
+    return who
 
 
 class RequiresRule:
@@ -110,16 +101,21 @@ class RequiresRule:
         self, request: Request, who: Annotated[tuple[Principal, Identity], Depends(authenticate)]
     ) -> Caller:
         """The caller; raises NotAllowed, which `refusal_answer` answers, logs and records."""
+        known: tuple[RequiresRule, Any, Caller] | None = request.scope.get("trellis.caller")
+        if known is not None and known[0] is self and known[1] is who:
+            return known[2]
         principal, identity = who
         actor = permit(principal, self.rule)
         correlation_id = correlation_of(request) or ""
-        return Caller(
+        caller = Caller(
             principal=principal,
             identity=identity,
             actor=actor,
             correlation_id=correlation_id,
             given_correlation_id=correlation_id if request.scope.get("trellis.correlation_given") else None,
         )
+        request.scope["trellis.caller"] = (self, who, caller)
+        return caller
 
     async def admit(self, request: Request) -> None:
         """Raise the error that calling the dependency would raise, before the body is read."""

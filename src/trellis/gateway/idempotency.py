@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 
 from trellis.api.requests import IdempotentRequest
-from trellis.app.wiring import new_id
+from trellis.app.system import new_id
 from trellis.auth.principals import Principal
 from trellis.auth.tokens import Identity
 from trellis.engine.jobs import RequestId
@@ -27,6 +27,7 @@ from trellis.http_server.bodies import in_thread_if_large
 HEADER = REPLAYED
 FINGERPRINT_CHARS = 16
 REQUEST = "http"
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 async def idempotent_request(
@@ -36,7 +37,7 @@ async def idempotent_request(
     body = await request.body()
     value = await request.json() if body else None
     # The fingerprint includes the path, because one key for two agents or two jobs is a mistake.
-    fingerprint = await in_thread_if_large(len(body), _fingerprint, [request.url.path, who[0].name, value])
+    fingerprint = await in_thread_if_large(len(body), _fingerprint, [request.scope["path"], who[0].name, value])
     if given is None:
         return IdempotentRequest(key=None, given=None, fingerprint=fingerprint, request_id=RequestId(new_id()))
     scope = f"{request.method} {request.scope['route'].path}"
@@ -55,7 +56,7 @@ def mark_replayed(response: Response, *, replayed: bool) -> None:
 
 
 def _fingerprint(parts: list[Any]) -> bytes:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).digest()
+    return hashlib.sha256(_canonical(parts).encode()).digest()
 
 
 def _digest(*parts: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 import httpx2
 from fastapi import FastAPI
 
-from trellis.app.wiring import SystemClock, new_id
+from trellis.app.system import SystemClock, new_id
 from trellis.http.calls import CallOptions
 from trellis.http.client import GatewayClient, open_client
 from trellis.http_server.middleware import HEADER as CORRELATION

@@ -24,7 +24,10 @@ from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 import pydantic
 from fastapi import Request, Response
-from fastapi.routing import APIRoute
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.routing import APIRoute, request_response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from trellis.engine.text import is_storable
 from trellis.http_server.problems import Problem
@@ -123,12 +126,14 @@ class StrictRequest(Request):
     `authenticated` says that the sender is known before the body is read.
     """
 
-    def __init__(self, request: Request, bytes_max: int, body_s: float = BODY_S, *, authenticated: bool) -> None:
-        super().__init__(request.scope, request.receive)
+    def __init__(
+        self, scope: Scope, receive: Receive, bytes_max: int, body_s: float = BODY_S, *, authenticated: bool
+    ) -> None:
+        super().__init__(scope, receive)
         self._bytes_max = bytes_max if authenticated else min(bytes_max, UNAUTHENTICATED_BYTES_MAX)
         self._body_s = body_s if authenticated else min(body_s, UNAUTHENTICATED_S)
         self._authenticated = authenticated
-        self._under_way: BodiesUnderWay = request.app.state.bodies
+        self._under_way: BodiesUnderWay = scope["app"].state.bodies
         self._held = 0
 
     async def body(self) -> bytes:
@@ -142,24 +147,30 @@ class StrictRequest(Request):
             if body and media != "application/json" and not media.endswith("+json"):
                 sent = f"The content type is {media[:100]}" if media else "The body has no content type"
                 raise Problem("UNSUPPORTED_MEDIA_TYPE", f"{sent}; send application/json.")
-            self._body = bytes(body)
+            self._body = body
         return self._body
 
-    async def _bounded(self) -> bytearray:
-        body = bytearray()
+    async def _bounded(self) -> bytes:
+        parts: list[bytes] = []
+        size, is_more = 0, True
         arriving = nullcontext() if self._authenticated else self._under_way.unauthenticated.arriving(sender_of(self))
         try:
             with arriving:
                 async with asyncio.timeout(self._body_s):
-                    async for part in self.stream():
-                        if len(body) + len(part) > self._bytes_max:
+                    while is_more:
+                        message = await self.receive()
+                        if message["type"] == "http.disconnect":
+                            raise ClientDisconnect
+                        part = message.get("body", b"")
+                        size, is_more = size + len(part), message.get("more_body", False)
+                        if size > self._bytes_max:
                             raise too_large(self._bytes_max)
                         self._hold(len(part))
-                        body += part
+                        parts.append(part)
         except TimeoutError:
             detail = f"The body did not arrive within {self._body_s:g} s; send it at once."
             raise Problem("REQUEST_TIMEOUT", detail) from None
-        return body
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _hold(self, count: int) -> None:
         if self._authenticated:
@@ -204,43 +215,72 @@ class StrictRoute(APIRoute):
     """Whether the route accepts large bodies (D25)."""
     body_s = BODY_S
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's own handler, given a `StrictRequest`."""
-        handle, takes_body = super().get_route_handler(), self.body_field is not None
-        plan_of_route = functools.cache(functools.partial(request_plan, self))  # made at the first request
-        rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, AdmissionCheck)]
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.app = self._respond
 
-        parameters = frozenset(declared_names(self.dependant))
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's own handler, given a `StrictRequest`. For a router that is included in another."""
+        self._prepare()
 
         async def strictly(request: Request) -> Response:
-            _check_address(request)
-            strict = StrictRequest(request, self._bytes_max(request), self.body_s, authenticated=bool(rules))
-            problem = None if self.path in PROBES else unknown_parameters(request, parameters)
-            for rule in rules if takes_body or problem else ():
-                await rule.admit(strict)
-            if problem is not None:
-                raise problem
+            strict = self._strict(request.scope, request.receive)
             try:
-                value: Any = None
-                body = await strict.body() if takes_body else b""
-                if body:
-                    value = await strict.json()  # parsed here, because FastAPI would hide what is wrong with it
-                    if len(body) > INLINE_BYTES_MAX:
-                        await asyncio.to_thread(self._check_errors, value)
-                plan = plan_of_route() if takes_body is bool(body) else None
-                if plan is not None:
-                    response = await plan.respond(strict, value)
-                    if response is not None:
-                        return response
-                return await handle(strict)
+                return await self.planned(strict) or await self.by_fastapi(strict)
             finally:
                 strict.release()
 
         return strictly
 
-    def _bytes_max(self, request: Request) -> int:
-        limits: BodyLimits = getattr(request.app.state, "body_limits", LIMITS_DEFAULT)
-        return limits.large_bytes_max if self.is_large else limits.bytes_max
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. What FastAPI needs around a handler is set up only where FastAPI calls it."""
+        strict = self._strict(scope, receive)
+
+        async def handled(_request: Request) -> Response:
+            return await self.by_fastapi(strict)
+
+        try:
+            response = await self.planned(strict)
+            if response is None:
+                await AsyncExitStackMiddleware(request_response(handled))(scope, receive, send)
+                return
+        finally:
+            strict.release()
+        await response(scope, receive, send)
+
+    def _prepare(self) -> None:
+        """Work out what is the same for every request."""
+        self._handle, self._takes_body = super().get_route_handler(), self.body_field is not None
+        self._plan = functools.cache(functools.partial(request_plan, self))  # made at the first request
+        self._rules = [one.call for one in self.dependant.dependencies if isinstance(one.call, AdmissionCheck)]
+        self._parameters = frozenset(declared_names(self.dependant))
+
+    def _strict(self, scope: Scope, receive: Receive) -> "StrictRequest":
+        limits: BodyLimits = getattr(scope["app"].state, "body_limits", LIMITS_DEFAULT)
+        bytes_max = limits.large_bytes_max if self.is_large else limits.bytes_max
+        return StrictRequest(scope, receive, bytes_max, self.body_s, authenticated=bool(self._rules))
+
+    async def by_fastapi(self, strict: "StrictRequest") -> Response:
+        """Let FastAPI call the handler of the route, or say what is wrong with the request."""
+        return await self._handle(strict)
+
+    async def planned(self, strict: "StrictRequest") -> Response | None:
+        """Check the request and respond by the plan of the route; None if FastAPI must call the handler."""
+        _check_address(strict)
+        problem = None if self.path in PROBES else unknown_parameters(strict, self._parameters)
+        if self._takes_body or problem is not None:
+            for rule in self._rules:
+                await rule.admit(strict)
+        if problem is not None:
+            raise problem
+        value: Any = None
+        body = await strict.body() if self._takes_body else b""
+        if body:
+            value = await strict.json()  # parsed here, because FastAPI would hide what is wrong with it
+            if len(body) > INLINE_BYTES_MAX:
+                await asyncio.to_thread(self._check_errors, value)
+        plan = self._plan() if self._takes_body is bool(body) else None
+        return None if plan is None else await plan.respond(strict, value)
 
     def _check_errors(self, value: Any) -> None:
         """Raise Problem when the errors are too many to list quickly. FastAPI reports fewer errors itself."""
@@ -280,19 +320,14 @@ def parse(body: bytes) -> Any:
         raise Problem("VALIDATION_FAILED", f"The body is not UTF-8 (byte {error.start}).") from None
     _check_pieces(text)
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique_names,
-            parse_constant=_refuse_constant,
-            parse_int=_whole,
-            parse_float=_finite,
-        )
+        value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise Problem("VALIDATION_FAILED", f"The body is no JSON: {error.msg} at {where}.") from None
     except RecursionError:
         raise _too_deep() from None
-    _check_tree(value)
+    if "\\u" in text or text.count("[") + text.count("{") > DEPTH_MAX:  # else every text is storable, and none is deep
+        _check_tree(value)
     return value
 
 
@@ -381,3 +416,8 @@ def _whole(text: str) -> int:
     if len(text) > NUMBER_CHARS_MAX:
         raise Problem("VALIDATION_FAILED", f"A number has {len(text)} digits; the limit is {NUMBER_CHARS_MAX}.")
     return int(text)
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_names, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
+)

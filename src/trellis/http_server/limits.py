@@ -35,26 +35,28 @@ class RateLimits:
     def __init__(self, per_second: float, burst: int, monotonic: Callable[[], float], name: str = "default") -> None:
         self._per_second, self._burst, self._monotonic, self._name = per_second, burst, monotonic, name
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._policy = f'"{name}";q={burst};w={ceil(burst / per_second)}'
+        self._policy_header = (b"ratelimit-policy", self._policy.encode())
 
     def take(self, request: Request, principal: Principal) -> None:
-        """Count one request; raises Problem 429 with the time to wait."""
+        """Count one request; raises Problem 429 with the time to wait. Leaves headers for the response in the scope."""
         now = self._monotonic()
-        bucket = self._buckets.pop(principal.name, None) or _Bucket(float(self._burst), now)
+        bucket = self._buckets.get(principal.name)
+        if bucket is None:
+            bucket = self._buckets[principal.name] = _Bucket(float(self._burst), now)
+            if len(self._buckets) > BUCKETS_MAX:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(principal.name)
         bucket.left = min(float(self._burst), bucket.left + (now - bucket.at) * self._per_second)
         bucket.at = now
-        self._buckets[principal.name] = bucket
-        if len(self._buckets) > BUCKETS_MAX:
-            self._buckets.popitem(last=False)
-        wait_s = ceil(max(0.0, 1.0 - bucket.left) / self._per_second)
-        headers = {
-            "RateLimit-Policy": f'"{self._name}";q={self._burst};w={ceil(self._burst / self._per_second)}',
-            "RateLimit": f'"{self._name}";r={max(0, int(bucket.left) - 1)};t={max(1, wait_s)}',
-        }
+        wait_s = 0 if bucket.left >= 1.0 else ceil((1.0 - bucket.left) / self._per_second)
+        left = f'"{self._name}";r={max(0, int(bucket.left) - 1)};t={max(1, wait_s)}'
         if bucket.left < 1.0:
             detail = f"{principal.name} asks faster than {self._per_second:g} times a second; wait {wait_s} s."
-            raise Problem("RATE_LIMITED", detail, headers={**headers, "Retry-After": str(max(1, wait_s))})
+            headers = {"RateLimit-Policy": self._policy, "RateLimit": left, "Retry-After": str(max(1, wait_s))}
+            raise Problem("RATE_LIMITED", detail, headers=headers)
         bucket.left -= 1.0
-        request.scope["trellis.headers"] = headers
+        request.scope["trellis.headers"] = [self._policy_header, (b"ratelimit", left.encode())]
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from fastapi import Request, Response
 from fastapi._compat import ModelField
 from fastapi.datastructures import DefaultPlaceholder
 from fastapi.dependencies.models import Dependant
-from fastapi.dependencies.utils import request_body_to_args, request_params_to_args
+from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import ResponseValidationError
 from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
@@ -29,21 +29,40 @@ _TEXT: tuple[Any, ...] = (str, str | None)
 
 
 @dataclass(frozen=True, slots=True)
+class _Text:
+    """A parameter that is a text."""
+
+    name: str
+    sent_name: str
+    """Its name in the request."""
+    is_required: bool
+    default: Any
+    field: ModelField
+
+    @classmethod
+    def of(cls, field: ModelField) -> "_Text":
+        is_required = field.field_info.is_required()
+        return cls(
+            field.name,
+            field.validation_alias or field.alias,
+            is_required,
+            None if is_required else field.get_default(),
+            field,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Parameters:
     """Parameters of one call from the path or the headers. Texts, which nearly all are, are read directly."""
 
-    texts: tuple[tuple[str, str, ModelField], ...]
-    """The name of each, and its name in the request."""
+    texts: tuple[_Text, ...]
     others: tuple[ModelField, ...]
 
     @classmethod
     def of(cls, fields: Sequence[ModelField]) -> "_Parameters":
         """The parameters of these fields."""
         texts = [one for one in fields if any(one.field_info.annotation == of for of in _TEXT) and not one.config]
-        return cls(
-            tuple((one.name, one.validation_alias or one.alias, one) for one in texts),
-            tuple(one for one in fields if one not in texts),
-        )
+        return cls(tuple(map(_Text.of, texts)), tuple(one for one in fields if one not in texts))
 
     @property
     def is_empty(self) -> bool:
@@ -51,14 +70,14 @@ class _Parameters:
 
     def take(self, given: Values, sent: Mapping[str, Any]) -> bool:
         """Add the values; False if one does not fit."""
-        for name, sent_name, of in self.texts:
-            value = sent.get(sent_name)
-            if value is None and of.field_info.is_required():
-                return False
+        for one in self.texts:
+            value = sent.get(one.sent_name)
             if value is None:
-                given[name] = of.default
+                if one.is_required:
+                    return False
+                given[one.name] = one.default
                 continue
-            given[name], errors = of.validate(value)
+            given[one.name], errors = one.field.validate(value)
             if errors:
                 return False
         return _take(given, self.others, sent)
@@ -80,6 +99,30 @@ class _Call:
     results: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """The parameters that are results of other calls: name, and number of the call."""
 
+    @property
+    def takes_values(self) -> bool:
+        """Whether it takes anything from the request that is checked."""
+        return not self.path.is_empty or bool(self.query) or not self.headers.is_empty or bool(self.body)
+
+    def values(self, request: Request, body: Any) -> Values | None:
+        """What the call takes from the request; None if FastAPI must say what is wrong."""
+        given: Values = {}
+        if not self.path.is_empty and not self.path.take(given, request.path_params):
+            return None
+        if self.query:
+            if self.query_defaults is not None and not request.scope["query_string"]:
+                given.update(self.query_defaults)
+            elif not _take(given, self.query, request.query_params):
+                return None
+        if not self.headers.is_empty and not self.headers.take(given, request.headers):
+            return None
+        if self.body:
+            (form,) = self.body
+            given[form.name], errors = form.validate(body, loc=("body",))
+            if errors:
+                return None
+        return given
+
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
@@ -87,50 +130,36 @@ class RequestPlan:
 
     route: APIRoute
     calls: tuple[_Call, ...]
+    taking: tuple[tuple[int, _Call], ...]
+    """The calls that take values from the request, each with its number."""
 
     async def respond(self, request: Request, body: Any) -> Response | None:
         """The response; None, before anything was called, if a value does not fit or an application replaces calls.
 
         `body` is the parsed JSON of a route that takes one.
         """
-        if request.app.dependency_overrides:
+        if request.scope["app"].dependency_overrides:
             return None
-        values = await self._values(request, body)
-        if values is None:
-            return None
-        around = _response_to_fill() if any(call.response_name for call in self.calls) else None
+        values: dict[int, Values] = {}
+        for number, call in self.taking:
+            taken = call.values(request, body)
+            if taken is None:
+                return None
+            values[number] = taken
+        around: Response | None = None
         results: list[Any] = []
-        for call, given in zip(self.calls, values, strict=True):
+        for call in self.calls:
+            given = values.get(len(results)) or {}
             for name, number in call.results:
                 given[name] = results[number]
             for name in call.request_names:
                 given[name] = request
             if call.response_name is not None:
+                around = around or _response_to_fill()
                 given[call.response_name] = around
             results.append(await call.call(**given))
         returned = results[-1]
         return returned if isinstance(returned, Response) else self._response(returned, around)
-
-    async def _values(self, request: Request, body: Any) -> list[Values] | None:
-        """What each call takes from the request; None if FastAPI must say what is wrong."""
-        has_query = bool(request.scope["query_string"])
-        values: list[Values] = []
-        for call in self.calls:
-            is_default = not has_query and call.query_defaults is not None
-            given: Values = dict(call.query_defaults or {}) if is_default else {}
-            if not (
-                call.path.take(given, request.path_params)
-                and (is_default or _take(given, call.query, request.query_params))
-                and (call.headers.is_empty or call.headers.take(given, request.headers))
-            ):
-                return None
-            if call.body:
-                taken, errors = await request_body_to_args(list(call.body), body, embed_body_fields=False)
-                if errors:
-                    return None
-                given.update(taken)
-            values.append(given)
-        return values
 
     def _response(self, returned: Any, around: Response | None) -> Response:
         """The response of a handler that returned a value, as JSON of the type that the route declares."""
@@ -165,7 +194,7 @@ def request_plan(route: APIRoute) -> RequestPlan | None:
     calls: list[_Call] = []
     if _add(route.dependant, calls, {}) is None:
         return None
-    return RequestPlan(route, tuple(calls))
+    return RequestPlan(route, tuple(calls), tuple(one for one in enumerate(calls) if one[1].takes_values))
 
 
 def _add(dependant: Dependant, calls: list[_Call], known: dict[Callable[..., Any], int]) -> int | None:
@@ -221,7 +250,8 @@ def _is_coroutine(call: Callable[..., Any]) -> bool:
 
 def _embeds(route: APIRoute) -> bool:
     """Whether the body has more than one part, each under its name. No route here has that."""
-    return route.body_field is not None and [one.name for one in route.dependant.body_params] != [route.body_field.name]
+    form = route.body_field
+    return form is not None and [*map(id, route.dependant.body_params)] != [id(form)]
 
 
 def _take(given: Values, wanted: Sequence[ModelField], sent: Mapping[str, Any]) -> bool:

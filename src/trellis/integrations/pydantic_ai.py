@@ -33,7 +33,7 @@ from pydantic_ai.durable_exec import (
 )
 from pydantic_ai.models import Model
 
-from trellis.app.wiring import SystemClock, new_id
+from trellis.app.system import SystemClock, new_id
 from trellis.engine.errors import PermanentError
 from trellis.worker.context import Context
 from trellis.worker.durable import CallsOverlap, DurableStepFailed

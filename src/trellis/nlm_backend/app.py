@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import pydantic
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Security
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from fastapi.security import HTTPAuthorizationCredentials
 
 from trellis.auth.matrices import permit
 from trellis.auth.principals import Principal
@@ -22,10 +22,11 @@ from trellis.engine.metrics import MEDIA_TYPE
 from trellis.engine.records import Job, JobFilter
 from trellis.http.shapes import EventShape, JobDocument, JobWhole, Page
 from trellis.http_server import problems
-from trellis.http_server.bodies import BodiesUnderWay, LargeBodyRoute, StrictRoute
+from trellis.http_server.application import HttpApplication
+from trellis.http_server.bodies import BodiesUnderWay, LargeBodyRoute, StrictRequest, StrictRoute
 from trellis.http_server.health import PROBE_S, ProcessHealth
 from trellis.http_server.limits import RateLimits
-from trellis.http_server.middleware import NO_SPANS, CorrelationMiddleware, TracingMiddleware
+from trellis.http_server.middleware import RequestMiddleware
 from trellis.http_server.problems import PROBLEMS, Problem, ProblemShape, correlation_of, problem_response
 from trellis.http_server.tokens import VerifiedTokens, bearer
 from trellis.lifecycles.nlm_job import NLM_JOB
@@ -64,21 +65,13 @@ class BackendAccess:
     tokens: VerifiedTokens = field(default_factory=VerifiedTokens)
 
 
-async def authenticate(
-    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
-) -> Principal:
+async def authenticate(request: Request, token: Annotated[str | None, Security(bearer)]) -> Principal:
     """Returns the principal of the token, verified once per request. Raises Problem 401, TokenRefused, Problem 429."""
     known: Principal | None = request.scope.get(CALLER_STATE_KEY)
     if known is not None:
         return known
-    if len(request.headers.getlist("authorization")) > 1:
-        raise Problem("AUTH_REQUIRED", "Two Authorization headers were sent; send one token.")
-    if credentials is None:
-        detail = "No token was sent; put `Authorization: Bearer TOKEN`, a token of `trellis token issue`."
-        raise Problem("AUTH_REQUIRED", detail)
     access: BackendAccess = request.app.state.access
-    identity = access.tokens.verify(credentials.credentials, access.keys, now=access.now())
-    principal = identity.principal()
+    principal, _ = access.tokens.caller(token, access.keys, now=access.now())
     access.limits.take(request, principal)
     request.scope[CALLER_STATE_KEY] = principal
     return principal
@@ -131,22 +124,27 @@ BURST = 400
 DESCRIPTION = "Makes artifacts of queue jobs, and answers questions from sources and from nothing else."
 
 
+@contextmanager
+def _unreadable_is_bad_request() -> Generator[None]:
+    """Turns VALIDATION_FAILED from reading the body into BAD_REQUEST."""
+    try:
+        yield
+    except Problem as problem:
+        if problem.code == "VALIDATION_FAILED":
+            problem.code = "BAD_REQUEST"
+        raise
+
+
 class ProcessRoute(StrictRoute):
     """Answers 400 to an unreadable body, and 422 to a readable but invalid one."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns the strict handler, which turns VALIDATION_FAILED from reading the body into BAD_REQUEST."""
-        handle = super().get_route_handler()
+    async def planned(self, strict: StrictRequest) -> Response | None:
+        with _unreadable_is_bad_request():
+            return await super().planned(strict)
 
-        async def answered(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Problem as problem:
-                if problem.code == "VALIDATION_FAILED":
-                    problem.code = "BAD_REQUEST"
-                raise
-
-        return answered
+    async def by_fastapi(self, strict: StrictRequest) -> Response:
+        with _unreadable_is_bad_request():
+            return await super().by_fastapi(strict)
 
 
 jobs = APIRouter(tags=["jobs"], route_class=ProcessRoute)
@@ -457,15 +455,7 @@ def create_backend_app(
     now: Callable[[], float] = time.time,
 ) -> FastAPI:
     """Builds the application for an open backend."""
-    app = FastAPI(
-        title="Trellis NLM backend",
-        version="0.1.0",
-        description=DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        telemetry=NO_SPANS,
-    )
+    app = HttpApplication(title="Trellis NLM backend", version="0.1.0", description=DESCRIPTION)
     app.state.services = services
     app.state.access = BackendAccess(keys=keys, limits=RateLimits(REQUESTS_PER_SECOND, BURST, monotonic), now=now)
     app.state.bodies = BodiesUnderWay()
@@ -473,7 +463,6 @@ def create_backend_app(
     problems.install(app)
     app.add_exception_handler(NotAllowed, refusal_answer)  # type: ignore[arg-type]
     for router in (jobs, questions, system):
-        app.include_router(router)
-    app.add_middleware(TracingMiddleware)
-    app.add_middleware(CorrelationMiddleware, new_id=new_id)  # added last, so it is the outermost middleware
+        app.router.routes.extend(router.routes)
+    app.add_middleware(RequestMiddleware, new_id=new_id)
     return app

@@ -10,7 +10,8 @@ from trellis.agents.errors import AgentError
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import SubscriberRecord
 from trellis.engine.subscription import PROJECTOR
-from trellis.operations.explain import JobExplanation, duration
+from trellis.engine.text import duration
+from trellis.operations.explain import JobExplanation
 from trellis.runs.agent_status import FAILURES_MAX, last_act_on, last_failure
 from trellis.runs.waits import UpstreamWait
 

@@ -12,6 +12,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, JobFilter, RetentionOptions, SubscriberRecord
 from trellis.engine.service import RETENTION_DEFAULT
 from trellis.engine.subscription import PROJECTOR
+from trellis.engine.text import counted, duration
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.operations.alerts import (
     AGENT_FAILING,
@@ -31,7 +32,7 @@ from trellis.operations.alerts import (
     ConditionMet,
     decides,
 )
-from trellis.operations.explain import WorkerPresence, counted, duration, worker_presence
+from trellis.operations.explain import WorkerPresence, worker_presence
 from trellis.operations.slo import measure_dead_rate
 
 TYPES_MAX = 10 * SUBJECTS_MAX

@@ -6,6 +6,7 @@ from datetime import datetime
 from trellis.engine.alerts import REPORT_TYPE_PREFIX, WEBHOOK
 from trellis.engine.records import Finding, FindingSeverity, Job, JobPlace, QueueDepth, SubscriberRecord, WorkerRecord
 from trellis.engine.service import RETENTION_DEFAULT
+from trellis.engine.text import counted, duration
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
@@ -13,8 +14,6 @@ from trellis.operations.explain import (
     SERVICE_SLOW_S,
     WORKER_SILENT_S,
     WorkerPresence,
-    counted,
-    duration,
     is_alive,
     served_types,
     waits_for,

@@ -13,6 +13,7 @@ from trellis.engine.attempts import has_attempts
 from trellis.engine.event_data import cause_of, data_of, last_traceback
 from trellis.engine.jobs import JobId
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
+from trellis.engine.text import counted, duration
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Progress, Role, State, Transition, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
@@ -133,7 +134,6 @@ WORKER_SILENT_S = 30.0
 SERVICE_SLOW_S = 5.0
 """A service of `trellis up` moves a job on at once. After this long, none of them runs, or all are busy."""
 
-UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 REASON_PHRASES = {
     "parse_error": "its payload could not be read",
@@ -276,25 +276,6 @@ def event_note(event: Event) -> str:
     fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
     message, code = fields.get("message"), fields.get("code")
     return f"{code}: {message}" if code and message else str(message or cause_of(event) or "")
-
-
-def counted(number: int, noun: str) -> str:
-    """Formats a count: `1 job`, `2 jobs`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration with at most two units."""
-    if abs(seconds) < 10:
-        return f"{abs(seconds):.1f} s"
-    left = round(abs(seconds))
-    biggest = next(index for index, (size, _) in enumerate(UNITS) if left >= size)
-    parts: list[str] = []
-    for size, name in UNITS[biggest : biggest + 2]:
-        whole, left = divmod(left, size)
-        if whole:
-            parts.append(f"{whole} {name}")
-    return " ".join(parts)
 
 
 # --- state -----------------------------------------------------------------------------------------------------------

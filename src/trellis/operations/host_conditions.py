@@ -17,8 +17,8 @@ from typing import Any, TypeVar, cast
 from trellis.engine.alerts import SUBJECT_CHARS_MAX, AlertScope
 from trellis.engine.errors import TrellisError
 from trellis.engine.logs import log_of
+from trellis.engine.text import duration
 from trellis.operations.alerts import DISK_LOW, EXPIRY, AlertThresholds, Check, Checked, ConditionMet, decides
-from trellis.operations.explain import duration
 
 DAY_S = 24 * 3600.0
 GIB = 1024.0**3

@@ -55,6 +55,8 @@ BUS_FIELDS = tuple(name for name in JobRequest.model_fields if name not in {"top
 """Fields that only a job on a topic has: those of a JobRequest (document 004)."""
 NOT_OF_QUEUE = ("run_at", "delay_s", "max_attempts", "concurrency_key", "concurrency_limit", *sorted(UNIQUE_SETTINGS))
 NOT_OF_BUS = (*NOT_OF_QUEUE, "deadline_s", "parent_id")
+NOT_SETTINGS = frozenset({"type", "job_type", "topic", "payload", *QUEUE_FIELDS, *BUS_FIELDS})
+"""The fields that are no setting of a submit."""
 
 
 class KindUnclear(InputError):
@@ -177,8 +179,8 @@ async def _leased_job(body: JobRequestBody, making: JobFactory) -> NewJob:
 def _plain_job(body: JobRequestBody) -> BatchJob:
     """The type, payload and settings of a leased job. Raises FieldsNotOfKind."""
     _refuse_foreign(body, queue=QUEUE_FIELDS, bus=BUS_FIELDS)
-    beside = {kind.field for kind in JOB_KINDS} | {"payload", *QUEUE_FIELDS, *BUS_FIELDS}
-    settings = body.model_dump(exclude_none=True, exclude=beside)
+    given = body.model_fields_set - NOT_SETTINGS
+    settings = {name: value for name in given if (value := getattr(body, name)) is not None}
     return BatchJob(str(body.type), body.payload, **cast("SubmitSettings", settings))
 
 
@@ -294,6 +296,8 @@ def _refuse_foreign(body: JobRequestBody, *, queue: tuple[str, ...] = (), bus: t
 
 def _given_fields(body: JobRequestBody, fields: tuple[str, ...]) -> str:
     """Lists those of `fields` that the request sets, for an error message."""
+    if body.model_fields_set.isdisjoint(fields):
+        return ""
     return " and ".join(repr(name) for name in fields if getattr(body, name) is not None)
 
 

@@ -184,6 +184,7 @@ async def test_a_submitter_reads_the_letter_events_and_payload_of_its_own_job_on
     assert await mine.events_of(asked) == await rig.ledger.events_of([own])
     assert await mine.payloads(asked) == await rig.ledger.payloads([own])
     assert list(await rig.ledger.payloads([own])) == [own]
+    assert await mine.contents_of(asked) == await rig.ledger.contents_of([own])
 
 
 async def test_a_cursor_that_names_no_job_is_refused(rig: Rig):
@@ -200,6 +201,7 @@ async def test_the_payloads_and_events_of_several_jobs_are_those_of_each(rig: Ri
     assert len(events[jobs[0]]) == 2
     assert await rig.ledger.events_of(asked, last=1) == {job_id: one[-1:] for job_id, one in events.items()}
     assert await rig.ledger.payloads(asked) == {job_id: (await rig.job(job_id)).payload for job_id in jobs}
+    assert await rig.ledger.contents_of(asked) == {job_id: (b'{"n": 1}', events[job_id]) for job_id in jobs}
 
 
 @pytest.mark.requirement("DJ-12", "D38")

@@ -56,7 +56,7 @@ async def submit_batch(
     """
     about = {"trellis.type": body.on_complete.type or "", "trellis.jobs": len(body.jobs)}
     with tracing.span("job.submit_batch", about, kind=tracing.PRODUCER) as span:
-        factory = replace(instance.job_factory(caller.principal), correlation_id=caller.given_correlation_id)
+        factory = instance.job_factory(caller.principal, correlation_id=caller.given_correlation_id)
         trace = tracing.here()
         first, *members = [
             replace(job, trace=trace or job.trace)

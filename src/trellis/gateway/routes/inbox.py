@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import APIRouter, Query, Request, Response
 
-from trellis.app.wiring import new_id
+from trellis.app.system import new_id
 from trellis.auth.ownership import within_agent
 from trellis.documents import ids
 from trellis.engine.jobs import CORRELATION_PATTERN, Actor, JobId

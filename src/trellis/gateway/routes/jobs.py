@@ -153,8 +153,7 @@ async def submit(
     """
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if request_key.key is None else (request_key.key.scope, request_key.key.key)
-        factory = instance.job_factory(caller.principal)
-        making = replace(factory, asked_as=asked_as, correlation_id=caller.given_correlation_id)
+        making = instance.job_factory(caller.principal, asked_as=asked_as, correlation_id=caller.given_correlation_id)
         job = _keyed(await make_job(body, making), request_key)
         job = replace(
             job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here() or job.trace
@@ -221,7 +220,7 @@ async def listing(
         return await list_nlm_jobs(instance, caller, limit=limit, cursor=cursor, type=type, **filters)
     jobs = _jobs(instance, caller)
     page = await jobs.list(lifecycle=lifecycle, type_=type, limit=limit, cursor=cursor, **filters)
-    waits = await jobs.waits(page.items, await instance.ledger.now())
+    waits = await jobs.waits(page.items)
     attempts = await jobs.attempts_made(page.items)
     documents = [
         {**job_document(job), "attempts_made": attempts[job.job_id], "waits_for": waits.get(job.job_id)}

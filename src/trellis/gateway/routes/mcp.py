@@ -84,8 +84,7 @@ async def message(
         check_headers(body, request.headers)
     except McpRefused as refused:
         return _response(refused.document(body.get("id")), is_stateless=True)
-    credentials = await bearer(request)
-    token = None if credentials is None else credentials.credentials
+    token = await bearer(request)
     sender = ("unknown", 0) if request.client is None else (request.client.host, request.client.port)
     async with open_in_process(
         request.app, lambda: token, sender=sender, correlation_id=caller.correlation_id

@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 import pydantic
 from fastapi import APIRouter, Depends, Header, Query, Request, Security
-from fastapi.security import HTTPAuthorizationCredentials
 
 from trellis.gateway.callers import Caller, RequiresRule, authenticate, bearer, gateway_of, requires
 from trellis.gateway.event_stream import (
@@ -70,16 +69,15 @@ class RequiresStreamPass(RequiresRule):
     async def __call__(  # type: ignore[override] - FastAPI reads the parameters of each
         self,
         request: Request,
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+        token: Annotated[str | None, Security(bearer)],
         ticket: Annotated[
             str | None, Query(max_length=TICKET_CHARS_MAX, description="Of POST /events/tickets, instead of a token.")
         ] = None,
     ) -> tuple[Caller, ListenPermit]:
         """Raises Problem 401 and 429, TokenRefused, TicketRefused, NotAllowed."""
         keys = gateway_of(request).keys
-        if credentials is not None or ticket is None:
-            principal, identity = await authenticate(request, credentials)
-            token = None if credentials is None else credentials.credentials
+        if token is not None or ticket is None:
+            principal, identity = await authenticate(request, token)
             allowed = ListenPermit(identity=identity, keys=keys, token=token)
         else:
             identity = await (await streams_of(request)).tickets.take(ticket)

@@ -34,6 +34,7 @@ from trellis.engine.records import (
     Finding,
     FindingSeverity,
     Job,
+    JobContents,
     JobFilter,
     JobHistory,
     JobPage,
@@ -347,6 +348,15 @@ class PostgresReads:
 
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
         return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(READ_QUERIES.payloads, list(job_ids))}
+
+    async def contents_of(self, job_ids: Sequence[JobId]) -> dict[JobId, JobContents]:
+        contents: dict[JobId, JobContents] = {}
+        for row in await self.fetch(READ_QUERIES.contents_of_jobs, list(job_ids)):
+            job_id = JobId(row["job_id"])
+            if job_id not in contents:
+                contents[job_id] = JobContents(row["payload"], [])
+            contents[job_id].events.append(rows.event(row))
+        return contents
 
     async def acts(
         self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False

@@ -19,6 +19,7 @@ from trellis.engine.records import (
     FeedPage,
     IdempotencyKey,
     Job,
+    JobContents,
     JobHistory,
     JobPlace,
     KeyOverLimit,
@@ -123,6 +124,11 @@ def events_of(tx: Transaction, job_ids: Sequence[JobId], *, last: int | None = N
 
 def payloads(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
     return dict(tx.db.execute(_READ_QUERIES.payloads, (json.dumps(job_ids),)).fetchall())
+
+
+def contents_of(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, JobContents]:
+    stored, events = payloads(tx, job_ids), events_of(tx, job_ids)
+    return {job_id: JobContents(payload, events[job_id]) for job_id, payload in stored.items() if job_id in events}
 
 
 def feed(

@@ -1,0 +1,125 @@
+"""The HTTP application of the gateway and of the NLM backend: FastAPI with a short way from the server to a route.
+
+FastAPI puts layers around every request that serve nothing here (its own telemetry, stacks for files and for
+dependencies that clean up), and tries one route after another. Together they cost more than a small request itself.
+`HttpApplication` leaves the layers out and looks a route up; what it does not find, the router of FastAPI handles.
+
+Invariants:
+- the first route in the order of the application that matches is called, as by the router;
+- every error is answered by the handlers of the application, as by FastAPI.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.routing import APIRoute
+from fastapi.telemetry import TelemetryConfig
+from starlette.convertors import StringConvertor
+from starlette.middleware.errors import ServerErrorMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from trellis.http_server.bodies import StrictRoute
+
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""Turns off the framework's own telemetry: `RequestMiddleware` opens the spans, and `/metrics` has the counts.
+
+Its spans would record the query, which may hold a ticket, and an error in the tracing library could fail the request.
+"""
+
+RouteKey = tuple[str, str, int]
+"""Method, first segment and number of segments of an address."""
+
+
+class HttpApplication(FastAPI):
+    """An application whose routes are looked up, with the documentation pages of FastAPI turned off."""
+
+    def __init__(self, *, title: str, version: str, description: str) -> None:
+        super().__init__(
+            title=title,
+            version=version,
+            description=description,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            telemetry=NO_TELEMETRY,
+        )
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The layers of a request, from the outermost: crashes, the application's middleware, errors, the routes."""
+        handlers = dict(self.exception_handlers)
+        crash: Any = handlers.pop(Exception, None)
+        app: ASGIApp = ExceptionMiddleware(_RouteTable(self), handlers=handlers)
+        for layer, args, options in reversed(self.user_middleware):
+            app = layer(app, *args, **options)
+        return ServerErrorMiddleware(app, handler=crash)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or the start and the end of the server."""
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        scope["app"] = self
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        await self.middleware_stack(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A route that may match an address, and how its path is read."""
+
+    route: APIRoute
+    match: Callable[[str], Any]
+    call: ASGIApp
+
+
+class _RouteTable:
+    """Calls the route of a request, and hands every request that is not in the table to the router."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._router = app.router
+        self._otherwise = AsyncExitStackMiddleware(app.router)
+        self._candidates = _candidates(app.router.routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        key = (scope.get("method", ""), path[1:].partition("/")[0], path.count("/"))
+        for one in self._candidates.get(key, ()) if not scope.get("root_path") else ():
+            match = one.match(path)
+            if match is not None:
+                scope["router"], scope["route"], scope["endpoint"] = self._router, one.route, one.route.endpoint
+                scope["path_params"] = match.groupdict()
+                await one.call(scope, receive, send)
+                return
+        await self._otherwise(scope, receive, send)
+
+
+def _candidates(routes: Sequence[BaseRoute]) -> Mapping[RouteKey, tuple[_Candidate, ...]]:
+    """The routes that an address may have, by its key and in their order.
+
+    A route that only the router knows to match keeps all later routes with its first segment out of the table.
+    """
+    table: dict[RouteKey, tuple[_Candidate, ...]] = {}
+    left_out: set[str] = set()
+    for route in routes:
+        path = getattr(route, "path", "/{any}")
+        first = path[1:].partition("/")[0]
+        if "{" in first:
+            break  # it may match every address
+        if not isinstance(route, StrictRoute) or not _has_plain_names(route):
+            left_out.add(first)
+        elif first not in left_out:
+            for method in route.methods or ():
+                key = (method, first, path.count("/"))
+                table[key] = (*table.get(key, ()), _Candidate(route, route.path_regex.match, route.app))
+    return table
+
+
+def _has_plain_names(route: APIRoute) -> bool:
+    """Whether each name in the path stands for one segment, as it is."""
+    return all(isinstance(one, StringConvertor) for one in route.param_convertors.values())

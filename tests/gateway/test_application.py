@@ -1,0 +1,88 @@
+"""An application that looks routes up calls the same one as the router of FastAPI (`http_server/application.py`)."""
+
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from trellis.http_server.application import HttpApplication
+from trellis.http_server.bodies import BodiesUnderWay, StrictRoute
+from trellis.http_server.problems import install
+
+
+def _endpoint(name: str) -> Any:
+    async def endpoint(request: Request) -> Response:
+        return PlainTextResponse(f"{name} {request.path_params}")
+
+    return endpoint
+
+
+def _strict(path: str, name: str, *methods: str) -> list[Any]:
+    router = APIRouter(route_class=StrictRoute)
+    router.add_api_route(path, _endpoint(name), methods=[*methods] or ["GET"])
+    return router.routes
+
+
+def _with_routes(app: FastAPI) -> FastAPI:
+    """Routes of which several match one address, in an order that matters."""
+
+    async def crashing() -> Response:
+        raise LookupError("not for the caller")
+
+    app.router.routes.clear()
+    crash = APIRouter(route_class=StrictRoute)
+    crash.add_api_route("/crash", crashing)
+    app.router.routes += [
+        *_strict("/things", "all"),
+        *_strict("/things/first", "first"),
+        *_strict("/things/{name}", "one"),
+        *_strict("/things/last", "never"),
+        *_strict("/things/{name}", "changed", "POST", "PATCH"),
+        *_strict("/things/{name}/parts/{part}", "part"),
+        Route("/files/{path:path}", _endpoint("any file")),
+        *_strict("/files/list", "hidden by the route before it"),
+        *_strict("/folders/{path:path}", "folder"),
+        *_strict("/folders/list", "hidden, too"),
+        *crash.routes,
+        Route("/{any}", _endpoint("any")),
+        *_strict("/late", "hidden by the one for any address"),
+        *_strict("/late/but/deeper", "deeper"),
+    ]
+    install(app)
+    app.state.bodies = BodiesUnderWay()
+    return app
+
+
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        *(
+            ("GET", f"/things{rest}")
+            for rest in ("", "/", "/first", "/other", "/last", "/a%2Fb", "/a%0A", "/a/parts/b")
+        ),
+        *(("GET", f"/{rest}") for rest in ("files/list", "files/a/b", "folders/list", "late", "late/but/deeper", "")),
+        *((method, "/things/one") for method in ("POST", "PATCH", "DELETE", "HEAD", "OPTIONS")),
+        ("GET", "/nothing/is/here"),
+        ("GET", "/things/first?unknown=1"),
+        ("GET", "/crash"),
+    ],
+)
+async def test_an_address_reaches_the_route_that_the_router_would_call(method: str, path: str):
+    answers: list[Any] = []
+    for app in (FastAPI(redirect_slashes=False), HttpApplication(title="t", version="1", description="")):
+        transport = httpx2.ASGITransport(app=_with_routes(app), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            response = await client.request(method, path)
+            answers.append((response.status_code, response.headers, response.content))
+    assert answers[0] == answers[1]
+
+
+async def test_a_route_of_the_table_is_called_without_asking_the_router(monkeypatch: pytest.MonkeyPatch):
+    app = _with_routes(HttpApplication(title="t", version="1", description=""))
+    monkeypatch.setattr(app.router, "app", None)
+    monkeypatch.setattr(StrictRoute, "matches", None)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://gateway") as client:
+        assert (await client.get("/things/a/parts/b")).text == "part {'name': 'a', 'part': 'b'}"
