@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,15 @@ from trellis.lifecycles import Role
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, StepContext, StepResult
 from trellis.runs.projector import Projector
 from trellis.storage.objects.open import open_objects
-from trellis.storage.objects.store import OVERWRITE, ObjectStore, PutCondition, PutRefused, PutStored, StoreUnavailable
+from trellis.storage.objects.store import (
+    OVERWRITE,
+    ObjectStore,
+    PutCondition,
+    PutRefused,
+    PutStored,
+    StoreUnavailable,
+    put_one_by_one,
+)
 
 RUNS = 8
 
@@ -178,6 +187,9 @@ class Store:
         elif not key.startswith("audit/"):
             self._other.set()
         return await self._objects.put(key, body, when=when)
+
+    async def put_many(self, sequences: Any) -> Any:
+        return await put_one_by_one(self.put, sequences)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._objects, name)

@@ -133,18 +133,29 @@ def manifest(facts: RunFacts) -> bytes:
     )
 
 
+def step_entries(events: Sequence[Event]) -> list[str]:
+    """The journal entries with the files that the last of these events counts. Empty if it counts none."""
+    if not events or events[-1].type != STEP_DONE:
+        return []
+    number = sum(event.type == STEP_DONE for event in events)
+    step = STEP_ENTRY.format(number=number)
+    return [OUTPUT_ENTRY, step] if number == PERSIST_STEP else [step]
+
+
 def step_publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[Publication]:
     """The step file that the last event counts.
 
     Written before its audit record, so that everything recorded is readable.
     """
     slug, run_id = facts.request.agent_slug, facts.run_id
-    if facts.events[-1].type != STEP_DONE:
-        return []
-    number = len(_steps(facts))
-    step = Publication(ids.step_key(slug, run_id, number), journal[STEP_ENTRY.format(number=number)])
-    output = Publication(ids.output_key(slug, run_id), journal[OUTPUT_ENTRY]) if number == PERSIST_STEP else None
-    return [step] if output is None else [output, step]
+    number = sum(event.type == STEP_DONE for event in facts.events)
+    return [
+        Publication(
+            ids.output_key(slug, run_id) if entry == OUTPUT_ENTRY else ids.step_key(slug, run_id, number),
+            journal[entry],
+        )
+        for entry in step_entries(facts.events)
+    ]
 
 
 def state_publications(facts: RunFacts) -> list[Publication]:

@@ -277,6 +277,10 @@ select j.job_id, t.name as type_name, o.lifecycle, o.state, o.place = 'ended' as
 -- name: journal
 select o.entry, o.body from job j join journal o on o.id = j.id where j.job_id = $1
 
+-- name: journal_entries
+select j.job_id, o.entry, o.body from unnest($1::text[], $2::text[]) as wanted(job_id, entry)
+  join job j on j.job_id = wanted.job_id join journal o on o.id = j.id and o.entry = wanted.entry
+
 -- name: dead_letters
 select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
   from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
