@@ -250,8 +250,8 @@ class EventRecorder:
         for family in families:
             (together if self._is_plain(family, aside) else alone).append(family)
         answers: list[int | BaseException] = []
-        for some in _batches(together):
-            written, error, left = await self._publish_together(some)
+        for batch in _batches(together):
+            written, error, left = await self._publish_together(batch)
             answers += [written] if error is None else [written, error]
             alone += left
             if between is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
 from trellis.storage.objects.keys import NameKind, read_name
+from trellis.storage.objects.parallel_sync import sync_all
 from trellis.storage.objects.store import PAGE_MAX
 
 # The file operations of the local object store. Invariants:
@@ -39,6 +40,8 @@ LOCK_POLL_S = (0.001, 0.02)
 SCRATCH_TRIES = 8
 SWEEP_MAX = 10_000
 SYNCED_MAX = 10_000
+ABOVE_AT_ONCE = 64
+"""Most folders that are opened to sync what leads to others."""
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -159,13 +162,14 @@ class Folders:
         for names, identity in (entry for folder in folders for entry in folder.unsynced):
             above.setdefault(names[:-1], {})[names] = identity
         problems: dict[tuple[bytes, ...], OSError] = {}
-        for names in sorted(above):
-            try:
-                with self.folder(names) as fd:
-                    os.fsync(fd)
-            except OSError as error:
-                problems |= dict.fromkeys(above[names], error)
-            else:
+        paths = list(above)
+        for some in (paths[first : first + ABOVE_AT_ONCE] for first in range(0, len(paths), ABOVE_AT_ONCE)):
+            with contextlib.ExitStack() as stack:
+                results = sync_all([stack.enter_context(self.folder(names)) for names in some])
+            for names, problem in zip(some, results, strict=True):
+                if problem is not None:
+                    problems |= dict.fromkeys(above[names], problem)
+                    continue
                 for below, identity in above[names].items():
                     self._keep(below, identity)
         return problems

@@ -3,17 +3,18 @@
 A group goes through four stages, each for all of its objects before the next one begins:
 
 1. The bytes are written to scratch files, and missing folders are made.
-2. The scratch files and the folders above new ones are synced. The kernel is asked to begin with all files before the
-   first one is waited for.
+2. The scratch files are synced, all at the same time, and the folders above new ones.
 3. The files are linked or renamed to their names, in the order of the puts. Readers see them from here on.
-4. The folders are synced, each once. Only then is any put of the group answered.
+4. The folders are synced, each once and all at the same time. Only then is any put of the group answered.
 
 So an answered put survives a power cut, as it does when it is alone, and no reader ever sees a part of an object. A put
 that is alone is a group of one.
+
+A file that is replaced stays open until the group is answered. Its blocks are freed when it is closed, and that often
+waits for the journal of the file system.
 """
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import os
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 from trellis.storage.objects.folders import Folders, FolderToWrite, ScratchFile
 from trellis.storage.objects.keys import checked_key, file_path
+from trellis.storage.objects.parallel_sync import sync_all
 from trellis.storage.objects.store import (
     Create,
     IfMatch,
@@ -36,8 +38,10 @@ from trellis.storage.objects.store import (
     StoreUnavailable,
 )
 
-GROUP_MAX = 128
-"""Most objects in a group. Each has up to two open files while the group is written."""
+GROUP_MAX = 192
+"""Most objects in a group. Each has up to three open files while the group is written."""
+REPLACED_MAX = 256
+"""Most replaced files that wait to be closed. Those of a further group are closed before it is answered."""
 GROUP_BYTES_MAX = 8 * 1024 * 1024
 """A group ends with the object that reaches this size, so that no object waits long for the bytes of others."""
 PLACE_TRIES = 16
@@ -51,7 +55,10 @@ _REFUSALS = {
     errno.ELOOP,
     errno.ENAMETOOLONG,
 }
-_SYNC_FILE_RANGE_WRITE = 2
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HOLD = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Opens a file only to keep its inode."""
 
 EtagOf = Callable[[int, bytes, str], str | None]
 """The etag of the file with this name in an open folder, by the object's key; None if there is none."""
@@ -100,10 +107,15 @@ class _Put:
 class GroupPuts:
     """Writes sequences of objects into one folder. Thread-safe."""
 
-    def __init__(self, folders: Folders, etag_of: EtagOf, object_bytes_max: int) -> None:
+    def __init__(
+        self, folders: Folders, etag_of: EtagOf, object_bytes_max: int, later: Callable[[Callable[[], None]], object]
+    ) -> None:
+        """`later` has something done in another thread."""
         self._folders = folders
         self._etag_of = etag_of
         self._bytes_max = object_bytes_max
+        self._later = later
+        self._replaced = 0
 
     def put_many(self, sequences: Sequence[Sequence[ObjectPut]]) -> list[list[PutAnswer]]:
         """Write the objects; see `ObjectStore.put_many`."""
@@ -133,10 +145,26 @@ class GroupPuts:
             writing.sync_folders(puts)
         finally:
             writing.close()
+            self._close_replaced(writing.replaced)
         for put in reversed(puts):
             if put.replaced_by is not None and put.is_reached:
                 self._answer_replaced(put, put.replaced_by)
         return puts
+
+    def _close_replaced(self, fds: Sequence[int]) -> None:
+        def close() -> None:
+            for fd in fds:
+                os.close(fd)
+            self._replaced -= len(fds)
+
+        self._replaced += len(fds)
+        if not fds or self._replaced > REPLACED_MAX:
+            close()
+            return
+        try:
+            self._later(close)
+        except RuntimeError:  # the store is being closed
+            close()
 
     def _answer_replaced(self, put: _Put, by: _Put) -> None:
         """What a later put replaced is stored if that one is. If the sequence ended in between, it is written now."""
@@ -157,6 +185,8 @@ class _Group:
         self._removed: list[FolderToWrite] = []
         """Folders that a deletion removed while they were open."""
         self._puts: list[_Put] = []
+        self.replaced: list[int] = []
+        """Files that were replaced, still open."""
 
     def prepared(self, group: Sequence[tuple[int, ObjectPut]], etags: dict[tuple[int, str], str]) -> Iterator[_Put]:
         """Write the bytes of every put, up to the first of each sequence that is refused or fails."""
@@ -257,6 +287,9 @@ class _Group:
                 there = self._etag_of(folder, put.name, put.key)
                 if there != put.when.etag:
                     return self._refused(folder, put.name, there)
+            if len(self._puts) > 1:
+                with contextlib.suppress(OSError):
+                    self.replaced.append(os.open(put.name, _HOLD, dir_fd=folder))
             self._folders.replace(file, folder, put.name)
         put.is_renamed = True
         return None
@@ -267,7 +300,7 @@ class _Group:
         The caller relies on that object, and its writer may have died before syncing it.
         """
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            fd = os.open(name, _READ, dir_fd=folder)
             try:
                 os.fsync(fd)
             finally:
@@ -284,13 +317,13 @@ class _Group:
 
     def sync_folders(self, puts: Sequence[_Put]) -> None:
         """Sync the folders of all puts that were placed or refused. A put whose folder cannot be synced has failed."""
-        problems: dict[int, OSError | None] = {}
-        for put in puts:
-            if isinstance(put.answer, StoreError) or put.folder is None:
-                continue
-            if put.folder.fd not in problems:
-                problems[put.folder.fd] = _sync(put.folder.fd)
-            problem = problems[put.folder.fd]
+        decided = [
+            (put, put.folder.fd) for put in puts if put.folder is not None and not isinstance(put.answer, StoreError)
+        ]
+        fds = list(dict.fromkeys(fd for _, fd in decided))
+        problems = dict(zip(fds, sync_all(fds), strict=True))
+        for put, fd in decided:
+            problem = problems[fd]
             if problem is not None:
                 put.fail(problem)
 
@@ -319,32 +352,8 @@ def _groups(sequences: Sequence[Sequence[ObjectPut]]) -> Iterator[list[tuple[int
 
 
 def _sync_files(puts: Sequence[_Put]) -> None:
-    """Sync the scratch files. A file that is alone is synced at once."""
+    """Sync the scratch files."""
     waiting = [(put, put.file) for put in puts if put.file is not None and put.answer is None]
-    if len(waiting) > 1 and _begin_writing is not None:
-        for _, file in waiting:
-            _begin_writing(file.fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # an error is reported by the sync
-    for put, file in waiting:
-        problem = _sync(file.fd)
+    for (put, _), problem in zip(waiting, sync_all([file.fd for _, file in waiting]), strict=True):
         if problem is not None:
             put.fail(problem)
-
-
-def _sync(fd: int) -> OSError | None:
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        return error
-    return None
-
-
-def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """The call that begins to write a file without waiting for it, where the system has it (Linux)."""
-    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if call is not None:
-        call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-        call.restype = ctypes.c_int
-    return call
-
-
-_begin_writing = _find_sync_file_range()

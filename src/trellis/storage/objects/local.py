@@ -77,9 +77,9 @@ class LocalObjects:
         self._etags = _Etags(now_ns)
         self._walk = FolderWalk(self._folders, now_ns)
         self._root = os.fsencode(path.absolute())
-        self._puts = GroupPuts(self._folders, self._etag, object_bytes_max)
         self._recent = LruCache[str, _RecentObject](RECENT_MAX)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
+        self._puts = GroupPuts(self._folders, self._etag, object_bytes_max, self._threads.submit)
         self._url = path.absolute().as_uri()
 
     @property
