@@ -49,7 +49,7 @@ ETAGS_KEPT = 20_000
 RECENT_MAX = 2_048
 """How many small objects that were read lately are kept."""
 RECENT_BYTES_MAX = 16 * 1024
-"""A larger object is not kept."""
+"""A larger object is not kept, and always read in a thread."""
 READ_AT_ONCE_MAX = 1024 * 1024
 """A larger file is hashed in chunks."""
 
@@ -90,7 +90,11 @@ class LocalObjects:
         kept = self._recent.get(key)
         if kept is not None and kept.is_unchanged():
             return kept.stored
-        read = await self._run("get", checked_key(key), partial(self._get, key))
+        checked_key(key)
+        try:
+            read = self._get(key, _read_from_memory)
+        except OSError:
+            read = await self._run("get", key, partial(self._get, key, _read))
         if read is None:
             return None
         stored, file_status = read
@@ -138,7 +142,8 @@ class LocalObjects:
 
     # -- in a thread ---------------------------------------------------------------------------------------------
 
-    def _get(self, key: str) -> tuple[StoredObject, os.stat_result] | None:
+    def _get(self, key: str, read: Callable[[int, int, int], bytes]) -> tuple[StoredObject, os.stat_result] | None:
+        """An object, its bytes read by `read` from an open file with this size and limit; None if there is none."""
         path = file_path(key)
         try:
             with self._folders.folder(path[:-1]) as folder:
@@ -148,7 +153,7 @@ class LocalObjects:
         try:
             if file_status.st_size > self._bytes_max:
                 raise ObjectTooLarge(key=key, size=file_status.st_size, limit=self._bytes_max)
-            body = _read(fd, file_status.st_size, self._bytes_max)
+            body = read(fd, file_status.st_size, self._bytes_max)
         finally:
             os.close(fd)
         if len(body) > self._bytes_max:  # the file has grown since
@@ -293,6 +298,19 @@ def _read(fd: int, size: int, most: int) -> bytes:
     if len(body) < size:
         raise OSError(errno.EIO, f"it ends after {len(body)} of {size} bytes")
     return body
+
+
+def _read_from_memory(fd: int, size: int, most: int) -> bytes:  # noqa: ARG001 - the form of `_read`
+    """Read a small file that the system has in memory. Raises OSError if it has not, or if the file is not small.
+
+    So the event loop never waits for the disk here, and a poll of a small document costs no thread.
+    """
+    if size > RECENT_BYTES_MAX or not hasattr(os, "RWF_NOWAIT"):
+        raise OSError(errno.EAGAIN, "not read at once")
+    buffer = bytearray(size + 1)
+    if os.preadv(fd, [buffer], 0, os.RWF_NOWAIT) != size:
+        raise OSError(errno.EAGAIN, "it has grown since, or a part is on the disk")
+    return bytes(buffer[:size])
 
 
 def _digest_of(fd: int, size: int) -> str:
