@@ -17,7 +17,7 @@ from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.runs.projector import read_alerts
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
-from trellis.storage.objects.store import StoredObject
+from trellis.storage.objects.store import StoredObject, put_one_by_one
 
 
 async def bucket(desk: Desk) -> dict[str, bytes]:
@@ -169,6 +169,9 @@ class Dying:
             raise RuntimeError("died")
         self.left -= 1
         return await self._inner.put(key, body, **options)
+
+    async def put_many(self, sequences: Any) -> Any:
+        return await put_one_by_one(self.put, sequences)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -34,7 +34,7 @@ from trellis.lifecycles import Role
 from trellis.runs.projector import Projector, ProjectorOptions, ProjectorPosition
 from trellis.runs.rebuild import rebuild_objects
 from trellis.storage.objects.open import open_objects
-from trellis.storage.objects.store import ObjectStore, StoreUnavailable
+from trellis.storage.objects.store import ObjectStore, StoreUnavailable, put_one_by_one
 from trellis.testing import FakeClock
 
 __all__ = ["press"]
@@ -243,6 +243,9 @@ class Deadly:
         if self._left == 0:
             raise asyncio.CancelledError
         return answer
+
+    async def put_many(self, sequences: Any) -> Any:
+        return await put_one_by_one(self.put, sequences)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objects, name)

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,7 @@ from trellis.storage.objects.store import (
     PutStored,
     StoredObject,
     StoreUnavailable,
+    put_one_by_one,
 )
 
 SLUG = "archivist-violin"
@@ -61,6 +63,9 @@ class Traced:
             self.lose_answers -= 1
             raise StoreUnavailable(verb="put", key=key, reason="no answer")
         return answer
+
+    async def put_many(self, sequences: Any) -> Any:
+        return await put_one_by_one(self.put, sequences)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._objects, name)

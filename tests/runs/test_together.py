@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,17 @@ from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, Turn, TurnResult
 from trellis.engine.ledger import Ledger
 from trellis.lifecycles import Role
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, StepContext, StepResult
-from trellis.runs.projector import Projector
+from trellis.runs.projector import EventRecorder, Projector
 from trellis.storage.objects.open import open_objects
-from trellis.storage.objects.store import OVERWRITE, ObjectStore, PutCondition, PutRefused, PutStored, StoreUnavailable
+from trellis.storage.objects.store import (
+    OVERWRITE,
+    ObjectStore,
+    PutCondition,
+    PutRefused,
+    PutStored,
+    StoreUnavailable,
+    put_one_by_one,
+)
 
 RUNS = 8
 
@@ -29,6 +38,7 @@ class Counted:
         self._ledger = ledger
         self.turns: list[int] = []
         self.nows = 0
+        self.reads: list[str] = []
 
     async def turn(self, turn: Turn) -> TurnResult:
         self.turns.append(len(turn.advances))
@@ -37,6 +47,14 @@ class Counted:
     async def now(self) -> object:
         self.nows += 1
         return await self._ledger.now()
+
+    async def journal_entries(self, wanted: Any) -> object:
+        self.reads.append(f"journal of {len(wanted)}")
+        return await self._ledger.journal_entries(wanted)
+
+    async def events_of(self, job_ids: Any, **options: Any) -> object:
+        self.reads.append(f"events of {len(job_ids)}")
+        return await self._ledger.events_of(job_ids, **options)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._ledger, name)
@@ -179,11 +197,14 @@ class Store:
             self._other.set()
         return await self._objects.put(key, body, when=when)
 
+    async def put_many(self, sequences: Any) -> Any:
+        return await put_one_by_one(self.put, sequences)
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._objects, name)
 
 
-def projector(stand: Stand, store: Store) -> Projector:
+def projector(stand: Stand, store: Store | ObjectStore) -> Projector:
     actor = Actor(role=Role.PROJECTOR, name="projector@test")
     return Projector(ledger=stand.ledger, actor=actor, publisher=DocumentPublisher(store), clock=stand.clock)  # type: ignore[arg-type]
 
@@ -216,3 +237,51 @@ async def test_a_run_that_cannot_be_published_is_tried_again_and_the_others_are_
     assert (await projecting.run_once()).events == 4
     assert await objects.get(ids.status_key("one", one)) is not None
     await objects.close()
+
+
+async def publish_all(projecting: Projector) -> None:
+    while (await projecting.run_once()).events:
+        pass
+
+
+async def published(objects: ObjectStore) -> dict[str, bytes]:
+    stored = [await objects.get(info.key) for info in (await objects.list("")).items]
+    return {one.key: one.body for one in stored if one is not None}
+
+
+async def test_runs_are_published_from_events_that_were_met_and_one_read_of_their_step_files(
+    stand: Stand, tmp_path: Path
+):
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    projecting = projector(stand, objects)
+    counted = projecting.ledger = Counted(stand.ledger)  # type: ignore[assignment]
+    claimed, driver = await claim_all(stand), stand.driver()
+    await publish_all(projecting)
+    await asyncio.wait_for(asyncio.gather(*map(driver.drive, claimed)), PATIENCE_S)
+    await publish_all(projecting)
+    assert counted.reads == [f"journal of {RUNS * 5}"]
+    statuses = [await objects.get(ids.status_key(f"agent-{n}", one.lease.job_id)) for n, one in enumerate(claimed)]
+    assert [one and json.loads(one.body)["status"] for one in statuses] == ["completed"] * RUNS
+    await objects.close()
+
+
+@pytest.mark.requirement("D14", "RUN-3")
+async def test_a_projector_that_begins_amid_runs_publishes_the_same_as_one_that_met_every_event(
+    stand: Stand, tmp_path: Path
+):
+    one = await open_objects(f"file://{tmp_path / 'one'}")
+    first = projector(stand, one)
+    claimed, driver = await claim_all(stand), stand.driver()
+    await publish_all(first)
+    await first.release()
+    await asyncio.wait_for(asyncio.gather(*map(driver.drive, claimed)), PATIENCE_S)
+    second = projector(stand, one)
+    counted = second.ledger = Counted(stand.ledger)  # type: ignore[assignment]
+    await publish_all(second)
+    assert counted.reads == [f"events of {RUNS}", f"journal of {RUNS * 5}"]
+    other = await open_objects(f"file://{tmp_path / 'other'}")
+    recorder = EventRecorder(stand.ledger, DocumentPublisher(other), frozenset())
+    assert await recorder.take((await stand.ledger.feed(None, limit=1_000)).events) == RUNS * 22
+    assert await published(one) == await published(other)
+    await one.close()
+    await other.close()

@@ -208,9 +208,9 @@ _SCRATCH_HOLDER = """
 import sys
 from pathlib import Path
 from trellis.storage.objects.folders import Folders
-with Folders(Path(sys.argv[1]), lambda: "living").scratch(b"x") as name:
-    print(name.decode(), flush=True)
-    sys.stdin.read()
+file = Folders(Path(sys.argv[1]), lambda: "living").write_scratch(b"x")
+print(file.name.decode(), flush=True)
+sys.stdin.read()
 """
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.test_local import opened
+from trellis.storage.objects import parallel_sync
 from trellis.storage.objects.store import CREATE, PutRefused, PutStored, StoreUnavailable, if_match
 
 
@@ -18,6 +19,7 @@ class Syncs:
         self.failing: str | None = None
         self._sync = os.fsync
         monkeypatch.setattr(os, "fsync", self._traced)
+        monkeypatch.setattr(parallel_sync._contexts, "take", lambda: None)  # so that each sync is a call of its own
 
     def _traced(self, fd: int) -> None:
         path = Path(f"/proc/self/fd/{fd}").readlink()

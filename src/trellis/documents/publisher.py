@@ -12,7 +12,17 @@ from trellis.documents.errors import DocumentDiffers
 from trellis.documents.run_documents import Publication
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.recent_entries import LruCache
-from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, StoreUnavailable, if_match
+from trellis.storage.objects.store import (
+    CREATE,
+    ObjectPut,
+    ObjectStore,
+    PutAnswer,
+    PutCondition,
+    PutStored,
+    StoreError,
+    StoreUnavailable,
+    if_match,
+)
 
 # Writing: readers never see a document go back to an older version (RUN-3, D14).
 #
@@ -28,6 +38,34 @@ FIRST_VERSION = 1
 class _PublishedVersion:
     etag: str
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedPut(ObjectPut):
+    """A put that publishes a document of a sequence."""
+
+    version: int | None
+    place: int
+    """The document's index in what is left of the sequence."""
+
+
+@dataclass(slots=True)
+class SequenceResult:
+    """How far a sequence of documents was published."""
+
+    left: Sequence[Publication]
+    """The documents that are not published."""
+    written: int = 0
+    """How many documents were new."""
+    differs: bool = False
+    """Whether the store has something else, or nothing, where it should have the last version of the next document."""
+    error: StoreError | None = None
+    """Why the store could not answer; None if it did."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next document can be tried."""
+        return bool(self.left) and not self.differs and self.error is None
 
 
 class DocumentPublisher:
@@ -71,6 +109,83 @@ class DocumentPublisher:
             else:
                 written += await self._rising(publication, publication.version)
         return written
+
+    async def publish_all(self, sequences: Sequence[Sequence[Publication]]) -> list["SequenceResult"]:
+        """Write sequences of documents, each in its order, with few calls of the store for all of them.
+
+        A sequence ends where the store has something else under a key. `publish` says what. Raises no StoreError.
+        """
+        results = [SequenceResult(sequence) for sequence in sequences]
+        for _ in range(CONFLICTS_MAX):
+            unfinished = [result for result in results if result.goes_on]
+            if not unfinished:
+                break
+            planned = [self._plan(result.left) for result in unfinished]
+            answers = await self.objects.put_many(planned)
+            for result, puts, given in zip(unfinished, planned, answers, strict=True):
+                self._take(result, puts, given)
+            await asyncio.gather(*(self._look_at_next(result) for result in unfinished if result.goes_on))
+        return results
+
+    def _plan(self, sequence: Sequence[Publication]) -> list["_PlannedPut"]:
+        """The puts that publish these documents, up to the first document that must be read before."""
+        puts, planned = list[_PlannedPut](), dict[str, int]()
+        for place, one in enumerate(sequence):
+            seen = self._seen.get(one.key)
+            known = planned.get(one.key) or (None if seen is None else seen.version)
+            if one.version is not None and known is not None and known >= one.version:
+                continue
+            when: PutCondition | None = CREATE
+            if one.version is not None and known is not None:
+                when = if_match(seen.etag) if seen is not None and one.key not in planned else None
+            elif one.version is not None and one.version > FIRST_VERSION:
+                break
+            puts.append(_PlannedPut(one.key, one.body, when, one.version, place))
+            if one.version is not None:
+                planned[one.key] = one.version
+        return puts
+
+    def _take(self, result: "SequenceResult", puts: Sequence["_PlannedPut"], answers: Sequence[PutAnswer]) -> None:
+        """Note what the store answered."""
+        left = result.left
+        for put, answer in zip(puts, answers, strict=False):
+            if isinstance(answer, PutStored):
+                result.written += 1
+                self._wrote(put.key)
+                if put.version is not None:
+                    self._remember(put.key, _PublishedVersion(answer.etag, put.version))
+                result.left = left[put.place + 1 :]
+                continue
+            if isinstance(answer, StoreError):
+                result.error = answer
+            else:
+                self._seen.pop(put.key, None)
+                result.left = left[put.place :]
+            return
+        while result.left and (version := result.left[0].version) is not None:
+            if (self.shown(result.left[0].key) or 0) < version:
+                break
+            result.left = result.left[1:]
+
+    async def _look_at_next(self, result: "SequenceResult") -> None:
+        """Read what the store has in place of the next document. If it is no conflict, the sequence goes on."""
+        one = result.left[0]
+        try:
+            if one.version is None:
+                there = await self.objects.get(one.key)
+                result.differs = there is not None and there.body != one.body
+                if there is not None:
+                    result.left = result.left[1:]
+            else:
+                seen = await self._look(one.key)
+                if seen is not None:
+                    self._remember(one.key, seen)
+                else:
+                    result.differs = one.version > FIRST_VERSION
+        except StoreError as error:
+            result.error = error
+        except DocumentDiffers:
+            result.differs = True
 
     async def create(self, key: str, body: bytes) -> bytes:
         """Write the object if it does not exist.

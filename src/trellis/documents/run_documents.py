@@ -11,6 +11,7 @@ from typing import Any
 
 from trellis.documents import ids
 from trellis.engine.event_data import data_of
+from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import Event, Job, SampledEvent
 from trellis.lifecycles import Phase
 from trellis.lifecycles.events import Cause
@@ -33,7 +34,11 @@ REFUSED_MAX = 10
 """Refused calls that the event of a failed run has; equal ones count as one."""
 NLM_MS = "nlm_ms"
 """Field of the event of a counted step: how long each answered call of the NLM in it took, in milliseconds."""
+PARSED_MAX, PARSED_BYTES_MAX = 1_000, 4_096
+"""How many different data of events are kept parsed, and up to which size."""
 PERSIST_STEP = ids.STEPS.index("persist-results") + 1
+
+_parsed = LruCache[bytes, Mapping[str, Any]](PARSED_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +138,29 @@ def manifest(facts: RunFacts) -> bytes:
     )
 
 
+def step_entries(events: Sequence[Event]) -> list[str]:
+    """The journal entries with the files that the last of these events counts. Empty if it counts none."""
+    if not events or events[-1].type != STEP_DONE:
+        return []
+    number = sum(event.type == STEP_DONE for event in events)
+    step = STEP_ENTRY.format(number=number)
+    return [OUTPUT_ENTRY, step] if number == PERSIST_STEP else [step]
+
+
 def step_publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[Publication]:
     """The step file that the last event counts.
 
     Written before its audit record, so that everything recorded is readable.
     """
     slug, run_id = facts.request.agent_slug, facts.run_id
-    if facts.events[-1].type != STEP_DONE:
-        return []
-    number = len(_steps(facts))
-    step = Publication(ids.step_key(slug, run_id, number), journal[STEP_ENTRY.format(number=number)])
-    output = Publication(ids.output_key(slug, run_id), journal[OUTPUT_ENTRY]) if number == PERSIST_STEP else None
-    return [step] if output is None else [output, step]
+    number = sum(event.type == STEP_DONE for event in facts.events)
+    return [
+        Publication(
+            ids.output_key(slug, run_id) if entry == OUTPUT_ENTRY else ids.step_key(slug, run_id, number),
+            journal[entry],
+        )
+        for entry in step_entries(facts.events)
+    ]
 
 
 def state_publications(facts: RunFacts) -> list[Publication]:
@@ -167,8 +183,18 @@ def is_archived(state: str) -> bool:
     return RUN.by_name[state].phase is Phase.ENDED
 
 
-def _steps(facts: RunFacts) -> list[dict[str, Any]]:
-    return [data_of(event) for event in facts.events if event.type == STEP_DONE]
+def _steps(facts: RunFacts) -> list[Mapping[str, Any]]:
+    return [_data(event) for event in facts.events if event.type == STEP_DONE]
+
+
+def _data(event: Event) -> Mapping[str, Any]:
+    """The data of an event. Each state of a run is made from all events before it, so what is small is parsed once."""
+    if event.data is None or len(event.data) > PARSED_BYTES_MAX:
+        return data_of(event)
+    data = _parsed.get(event.data)
+    if data is None:
+        data = _parsed[event.data] = data_of(event)
+    return data
 
 
 def proposals_created(events: Sequence[Event]) -> list[str]:
@@ -202,7 +228,7 @@ def _extra_fields(events: Sequence[Event]) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     for event in events:
         if event.type in {STEP_DONE, FAILED}:
-            data = data_of(event)
+            data = _data(event)
             extra.update({name: data[name] for name in EXTRA_FIELDS if name in data})
     return extra
 

@@ -207,6 +207,10 @@ class Ledger(Protocol):
         """Every journal entry of a job."""
         ...
 
+    async def journal_entries(self, wanted: Sequence[tuple[JobId, str]]) -> dict[tuple[JobId, str], bytes]:
+        """Some journal entries of several jobs, by job and name, in one query. Missing ones are left out."""
+        ...
+
     async def spawn(
         self,
         actor: Actor,

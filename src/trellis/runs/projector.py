@@ -5,8 +5,7 @@ It keeps alerts for jobs that it cannot publish.
 
 import asyncio
 import json
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 
@@ -29,9 +28,9 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
-from trellis.lifecycles.run import RUN
 from trellis.proposals import proposal
 from trellis.runs import finalization
+from trellis.runs.job_pasts import DOCUMENTED, JobPast, JobPasts
 from trellis.storage.objects.canonical_json import encode, sha256
 from trellis.storage.objects.store import ObjectStore, StoreError
 
@@ -105,11 +104,13 @@ def _read(body: bytes) -> ProjectorAlert | None:
 
 SEGMENTED = frozenset({LEASED_JOB.name, BUS_JOB.name})
 """Lifecycles whose events share segments. Every other event has its own audit record object."""
-DOCUMENTED = frozenset(LIFECYCLES) - SEGMENTED
+NOT_SEGMENTED = frozenset(LIFECYCLES) - SEGMENTED
 """Lifecycles whose events are published one by one, ahead of the segments. All documents come from these."""
-PAYLOADS_MAX = 1_000
 JOBS_AT_ONCE = 16
-"""Number of jobs whose documents are written concurrently."""
+"""Number of jobs whose documents are written concurrently, where the store has something in their way."""
+EVENTS_TOGETHER = 64
+"""Number of events whose objects are written with one call of the store."""
+NO_PAST = JobPast((), {})
 NOTED_MAX = 20_000
 """The most hashes of published records that are remembered for the audit chain."""
 BEGINNING = "-"
@@ -168,12 +169,8 @@ class ProjectorPosition:
         return " ".join(filter(None, (self.position or BEGINNING, ",".join(sorted(self.alone)), ahead)))
 
 
-@dataclass(frozen=True, slots=True)
-class _JobPast:
-    """Every event of a job, and its journal if one of the events to publish needs it."""
-
-    events: tuple[Event, ...]
-    journal: Mapping[str, bytes]
+Family = Sequence[RecordedEvent]
+"""Events that are published in sequence: those of a job, with those of the artifacts that belong to it."""
 
 
 class EventRecorder:
@@ -196,7 +193,7 @@ class EventRecorder:
         """Hashes of the records that were published, by event id, until the sealer takes them. None if nothing seals."""
         self._ledger = ledger
         self._publisher = publisher
-        self._payloads: OrderedDict[JobId, bytes] = OrderedDict()
+        self._pasts = JobPasts(ledger)
         self._aside: dict[JobId, ProjectorAlert] | None = None
 
     async def take(self, events: Sequence[Event], between: Callable[[], Awaitable[None]] | None = None) -> int:
@@ -235,9 +232,7 @@ class EventRecorder:
         row = await self._artifact(record)
         return record.event.job_id if row is None else row.job_id
 
-    async def _publish_families(
-        self, families: Iterable[Sequence[RecordedEvent]], between: Callable[[], Awaitable[None]] | None
-    ) -> int:
+    async def _publish_families(self, families: Iterable[Family], between: Callable[[], Awaitable[None]] | None) -> int:
         """Publish families concurrently, each family's events in order.
 
         An error is raised after all families have finished.
@@ -247,16 +242,57 @@ class EventRecorder:
             self._aside = {alert.job_id: alert async for alert in read_alerts(self._publisher.objects)}
         aside = self._aside
 
-        async def one(family: Sequence[RecordedEvent]) -> int:
+        async def one(family: Family) -> int:
             async with room:
-                jobs = [list(records) for _, records in groupby(family, key=lambda record: record.event.job_id)]
-                return sum([await self._publish_job(records, between, aside) for records in jobs])
+                return sum([await self._publish_job(records, between, aside) for records in _jobs(family)])
 
-        answers = await asyncio.gather(*map(one, families), return_exceptions=True)
+        together, alone = list[Family](), list[Family]()
+        for family in families:
+            (together if self._is_plain(family, aside) else alone).append(family)
+        answers: list[int | BaseException] = []
+        for batch in _batches(together):
+            written, error, left = await self._publish_together(batch)
+            answers += [written] if error is None else [written, error]
+            alone += left
+            if between is not None:
+                await between()
+        answers += await asyncio.gather(*map(one, alone), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
         return sum(answer for answer in answers if isinstance(answer, int))
+
+    def _is_plain(self, family: Family, aside: Mapping[JobId, ProjectorAlert]) -> bool:
+        """Whether the objects of a family follow from its events alone, and nothing is known to be in their way."""
+        return not any(record.event.lifecycle == ARTIFACT.name or record.event.job_id in aside for record in family)
+
+    async def _publish_together(self, families: Sequence[Family]) -> tuple[int, StoreError | None, list[Family]]:
+        """Publish several families with one call of the store.
+
+        Returns how many objects were written, an error of the store, and the families that are not published, because
+        the store has something else under a key of theirs.
+        """
+        pasts = await self._pasts.read(records for family in families for records in _jobs(family))
+        sequences = [
+            [
+                one
+                for record in family
+                for one in await self._objects_of(record, pasts.get(record.event.job_id, NO_PAST))
+            ]
+            for family in families
+        ]
+        results = await self._publisher.publish_all(sequences)
+        error = next((result.error for result in results if result.error is not None), None)
+        left = [
+            family for family, result in zip(families, results, strict=True) if result.left and result.error is None
+        ]
+        return sum(result.written for result in results), error, left
+
+    async def _objects_of(self, record: RecordedEvent, past: JobPast) -> list[Publication]:
+        """Every object that publishes an event, in order."""
+        files, shown = await self._documents(record, past)
+        event = record.event
+        return [*files, Publication(ids.audit_key(event.ts, event.id), audit.to_bytes(record)), *shown]
 
     async def _publish_job(
         self,
@@ -268,7 +304,7 @@ class EventRecorder:
         alert = aside.get(job_id)
         if alert is not None:
             records = await self._since(alert.version, records)
-        past = await self._past(records)
+        past = (await self._pasts.read([records])).get(job_id, NO_PAST)
         for record in records:
             try:
                 written += await self._publish(record, past)
@@ -297,7 +333,7 @@ class EventRecorder:
             )
         return alert
 
-    async def _publish(self, record: RecordedEvent, past: "_JobPast") -> int:
+    async def _publish(self, record: RecordedEvent, past: JobPast) -> int:
         """Publish one event.
 
         Step files and artifact bytes come before its audit record, state documents and deletions after it.
@@ -346,28 +382,18 @@ class EventRecorder:
             self.differing[str(differs.data["key"])] = alert
             _log.error("set_aside", job_id=job_id, key=differs.data["key"], event_id=line.event_id)
 
-    async def _past(self, records: Sequence[RecordedEvent]) -> "_JobPast":
-        """The events and journal that a job's documents are made from, read once for all of its events in a page."""
-        event = records[0].event
-        if event.lifecycle not in {RUN.name, PROPOSAL.name}:
-            return _JobPast((), {})
-        counts = any(record.event.type == documents.STEP_DONE for record in records)
-        journal = await self._ledger.read_journal(event.job_id) if counts else {}
-        return _JobPast(tuple(await self._ledger.events(event.job_id)), journal)
-
-    async def _documents(self, record: RecordedEvent, past: "_JobPast") -> tuple[list[Publication], list[Publication]]:
+    async def _documents(self, record: RecordedEvent, past: JobPast) -> tuple[list[Publication], list[Publication]]:
         """The documents to publish before the audit record of an event, and those to publish after it."""
         event = record.event
         row = await self._artifact(record)
         if row is not None:
             return await finalization.publications(self._ledger, self._publisher.objects, row), []
-        if event.lifecycle not in {RUN.name, PROPOSAL.name}:
+        if event.lifecycle not in DOCUMENTED:
             return [], []
-        events = [one for one in past.events if one.version <= event.version]
-        payload = await self._payload(record)
+        events, payload = past.until(event), await self._pasts.payload(record)
         if event.lifecycle == PROPOSAL.name:
             return [], [proposal.publication(payload, events)]
-        facts = RunFacts(event.job_id, RunRequest.read(payload), tuple(events))
+        facts = RunFacts(event.job_id, RunRequest.read(payload), events)
         return documents.step_publications(facts, past.journal), documents.state_publications(facts)
 
     async def _before(self, record: RecordedEvent) -> Sequence[RecordedEvent]:
@@ -380,18 +406,25 @@ class EventRecorder:
         event = record.event
         if event.lifecycle != ARTIFACT.name:
             return None
-        return ArtifactRow.of_payload(event.job_id, await self._payload(record), event.target, event.ts)
+        return ArtifactRow.of_payload(event.job_id, await self._pasts.payload(record), event.target, event.ts)
 
-    async def _payload(self, record: RecordedEvent) -> bytes:
-        job_id = record.event.job_id
-        payload = self._payloads.get(job_id)
-        if payload is None:
-            job = await self._ledger.job(job_id) if record.submission is None else record.submission
-            payload = b"" if job is None or job.payload is None else job.payload
-            self._payloads[job_id] = payload
-            if len(self._payloads) > PAYLOADS_MAX:
-                self._payloads.popitem(last=False)
-        return payload
+
+def _jobs(family: Family) -> list[list[RecordedEvent]]:
+    """The events of a family, those of one job that follow each other together."""
+    return [list(records) for _, records in groupby(family, key=lambda record: record.event.job_id)]
+
+
+def _batches(families: Sequence[Family]) -> Iterator[list[Family]]:
+    """Families that are published together: of EVENTS_TOGETHER events, and of one family that has more."""
+    batch, events = list[Family](), 0
+    for family in families:
+        if batch and events + len(family) > EVENTS_TOGETHER:
+            yield batch
+            batch, events = [], 0
+        batch.append(family)
+        events += len(family)
+    if batch:
+        yield batch
 
 
 @dataclass(kw_only=True)
@@ -446,7 +479,7 @@ class Projector(FeedSubscriber[ProjectorOptions]):
 
     async def _publish_documents(self, done: ProjectorReport) -> ProjectorReport:
         """Publish the next documents, ahead of records that wait for segments."""
-        page = await self.ledger.feed(self._documents_up_to, limit=self.options.batch, lifecycle=DOCUMENTED)
+        page = await self.ledger.feed(self._documents_up_to, limit=self.options.batch, lifecycle=NOT_SEGMENTED)
         written = await self._recorder.take(page.events, self.keep)
         self._documents_up_to = page.position
         return replace(done, events=done.events + len(page.events), written=done.written + written)

@@ -43,6 +43,9 @@ async def test_the_first_journal_entry_stays(rig: Rig):
     assert await rig.ledger.journal(held.lease, "charge", b'"second"') == b'"first"'
     assert await rig.ledger.journal(held.lease, "mail", b'"sent"') == b'"sent"'
     assert await rig.ledger.read_journal(held.lease.job_id) == {"charge": b'"first"', "mail": b'"sent"'}
+    wanted = [(held.lease.job_id, "mail"), (held.lease.job_id, "no such entry"), (JobId("nobody"), "charge")]
+    assert await rig.ledger.journal_entries(wanted) == {wanted[0]: b'"sent"'}
+    assert await rig.ledger.journal_entries([]) == {}
 
 
 @pytest.mark.requirement("DJ-21")

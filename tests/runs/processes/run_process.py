@@ -42,7 +42,7 @@ from trellis.runs.orchestrator import (
 from trellis.runs.projector import Projector, ProjectorOptions
 from trellis.storage.objects import local as _local  # noqa: F401 - imported before the fork
 from trellis.storage.objects import s3 as _s3  # noqa: F401 - imported before the fork
-from trellis.storage.objects.store import OVERWRITE, PutCondition, PutRefused, PutStored
+from trellis.storage.objects.store import OVERWRITE, PutCondition, PutRefused, PutStored, put_one_by_one
 
 BEFORE, AFTER = "before", "after"
 DRIVER = RunDriverOptions()
@@ -168,6 +168,9 @@ class WatchedObjects(Wrapped):
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
         return await self._watch.around(f"put {_kind(key, body)}", self._inner.put(key, body, when=when))
+
+    async def put_many(self, sequences: Any) -> Any:
+        return await put_one_by_one(self.put, sequences)
 
 
 def _kind(key: str, body: bytes) -> str:

@@ -341,6 +341,10 @@ select j.job_id, t.name as type_name, o.lifecycle, o.state, o.place = 'ended' as
 -- name: journal
 select o.entry, o.body from job j join journal o on o.id = j.id where j.job_id = $1
 
+-- name: journal_entries
+select j.job_id, o.entry, o.body from unnest($1::text[], $2::text[]) as wanted(job_id, entry)
+  join job j on j.job_id = wanted.job_id join journal o on o.id = j.id and o.entry = wanted.entry
+
 -- name: dead_letters
 -- Open dead letters of jobs in the ends $3, newest first. Without a type, state or lifecycle that is wanted ($6), and if there are few, the
 -- letters are walked, by their reason if one is wanted; else the ended jobs, as in jobs_in.

@@ -493,6 +493,11 @@ class PostgresReads:
     async def read_journal(self, job_id: JobId) -> dict[str, bytes]:
         return {row["entry"]: row["body"] for row in await self.fetch(READ_QUERIES.journal, job_id)}
 
+    async def journal_entries(self, wanted: Sequence[tuple[JobId, str]]) -> dict[tuple[JobId, str], bytes]:
+        jobs, entries = [job_id for job_id, _ in wanted], [entry for _, entry in wanted]
+        stored = await self.fetch(READ_QUERIES.journal_entries, jobs, entries)
+        return {(JobId(row["job_id"]), row["entry"]): row["body"] for row in stored}
+
     async def job_signals(self, job_id: JobId, name: str, *, after: int, limit: int) -> list[JobSignal]:
         stored = await self.fetch(READ_QUERIES.job_signals, job_id, name, after, min(limit, JOB_SIGNALS_MAX))
         return [JobSignal(row["no"], row["name"], row["body"]) for row in stored]

@@ -202,6 +202,7 @@ class SqliteLedger:
     feed_end = _reading(reads.feed_end)
     result = _reading(reads.result)
     read_journal = _reading(reads.read_journal)
+    journal_entries = _reading(reads.journal_entries)
     job_signals = _reading(reads.job_signals)
     outcomes = _reading(reads.outcomes)
     dead_letters = _reading(lists.dead_letters)

@@ -239,6 +239,11 @@ def read_journal(tx: Transaction, job_id: JobId) -> dict[str, bytes]:
     return {} if key is None else dict(tx.db.execute(_READ_QUERIES.journal, (key,)).fetchall())
 
 
+def journal_entries(tx: Transaction, wanted: Sequence[tuple[JobId, str]]) -> dict[tuple[JobId, str], bytes]:
+    stored = tx.db.execute(_READ_QUERIES.journal_entries, (json.dumps(wanted),))
+    return {(JobId(job_id), entry): body for job_id, entry, body in stored}
+
+
 def job_signals(tx: Transaction, job_id: JobId, name: str, *, after: int, limit: int) -> list[JobSignal]:
     key = key_of(tx, job_id)
     values = (key, name, after, min(limit, JOB_SIGNALS_MAX))

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
 from trellis.storage.objects.keys import NameKind, read_name
+from trellis.storage.objects.parallel_sync import sync_all
 from trellis.storage.objects.store import PAGE_MAX
 
 # The file operations of the local object store. Invariants:
@@ -39,10 +40,32 @@ LOCK_POLL_S = (0.001, 0.02)
 SCRATCH_TRIES = 8
 SWEEP_MAX = 10_000
 SYNCED_MAX = 10_000
+ABOVE_AT_ONCE = 64
+"""Most folders that are opened to sync what leads to others."""
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class FolderToWrite:
+    """An open subfolder, and the folders on the way to it that a power cut might still take away.
+
+    `unsynced` has their paths and their inodes. `Folders.sync_above` makes them safe.
+    """
+
+    names: tuple[bytes, ...]
+    fd: int
+    unsynced: tuple[tuple[tuple[bytes, ...], tuple[int, int]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchFile:
+    """A file that readers do not see yet: its name in the scratch folder, and its open descriptor."""
+
+    name: bytes
+    fd: int
 
 
 class Folders:
@@ -87,15 +110,6 @@ class Folders:
         finally:
             os.close(fd)
 
-    @contextlib.contextmanager
-    def synced(self, names: Sequence[bytes], *, make: bool) -> Generator[int]:
-        """Open a synced subfolder for a write. Raises FileNotFoundError if it does not exist and `make` is False."""
-        fd = self._open_synced(tuple(names), make=make)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
     def _open(self, names: Sequence[bytes]) -> int:
         # Opened anew: a duplicated descriptor would share its directory position.
         fd = os.open(names[0] if names else b".", _OPEN_FOLDER, dir_fd=self._root)
@@ -107,43 +121,58 @@ class Folders:
                 os.close(above)
         return fd
 
-    def _open_synced(self, names: tuple[bytes, ...], *, make: bool) -> int:
+    def open_to_write(self, names: tuple[bytes, ...], *, make: bool) -> "FolderToWrite":
+        """Open a subfolder for writes. Raises FileNotFoundError if it does not exist and `make` is False."""
         with contextlib.suppress(FileNotFoundError):
             fd = self._open(names)
             if self._synced.get(names) == _identity(fd):
-                return fd
+                return FolderToWrite(names, fd, ())
             os.close(fd)
         for above in self._above:
             _sync_path(above)
         self._above = ()
         fd = self._open(())
+        unsynced = list[tuple[tuple[bytes, ...], tuple[int, int]]]()
         for depth in range(1, len(names) + 1):
             above = fd
             try:
                 fd = self._step(above, names[:depth], make=make)
             finally:
                 os.close(above)
+            identity = _identity(fd)
+            if self._synced.get(names[:depth]) != identity:
+                unsynced.append((names[:depth], identity))
         if not names:
-            self._keep(names, fd)
-        return fd
+            self._keep(names, _identity(fd))
+        return FolderToWrite(names, fd, tuple(unsynced))
 
     def _step(self, above: int, names: tuple[bytes, ...], *, make: bool) -> int:
-        """Open the next folder down, after its entry in the parent is synced."""
+        """Open the next folder down."""
         try:
-            fd = os.open(names[-1], _OPEN_FOLDER, dir_fd=above)
+            return os.open(names[-1], _OPEN_FOLDER, dir_fd=above)
         except FileNotFoundError:
             if not make:
                 raise
             self._synced.pop(names, None)  # a new folder may reuse the inode of a removed one
-            fd = self._made(above, names[-1])
-        try:
-            if self._synced.get(names) != _identity(fd):
-                os.fsync(above)
-                self._keep(names, fd)
-        except OSError:
-            os.close(fd)
-            raise
-        return fd
+            return self._made(above, names[-1])
+
+    def sync_above(self, folders: "Iterable[FolderToWrite]") -> dict[tuple[bytes, ...], OSError]:
+        """Sync what leads to these folders, each folder once. Returns what went wrong, by the path of the lost folder."""
+        above: dict[tuple[bytes, ...], dict[tuple[bytes, ...], tuple[int, int]]] = {}
+        for names, identity in (entry for folder in folders for entry in folder.unsynced):
+            above.setdefault(names[:-1], {})[names] = identity
+        problems: dict[tuple[bytes, ...], OSError] = {}
+        paths = list(above)
+        for some in (paths[first : first + ABOVE_AT_ONCE] for first in range(0, len(paths), ABOVE_AT_ONCE)):
+            with contextlib.ExitStack() as stack:
+                results = sync_all([stack.enter_context(self.folder(names)) for names in some])
+            for names, problem in zip(some, results, strict=True):
+                if problem is not None:
+                    problems |= dict.fromkeys(above[names], problem)
+                    continue
+                for below, identity in above[names].items():
+                    self._keep(below, identity)
+        return problems
 
     def _made(self, above: int, name: bytes) -> int:
         """Open the folder with this name; create it if needed."""
@@ -155,40 +184,43 @@ class Folders:
         share(fd, self._folder_mode)
         return fd
 
-    def _keep(self, names: tuple[bytes, ...], fd: int) -> None:
+    def _keep(self, names: tuple[bytes, ...], identity: tuple[int, int]) -> None:
         if len(self._synced) >= SYNCED_MAX:
             self._synced.clear()
-        self._synced[names] = _identity(fd)
+        self._synced[names] = identity
 
-    @contextlib.contextmanager
-    def scratch(self, body: bytes) -> Generator[bytes]:
-        """The name of a synced file with these bytes, for `link` and `replace`. Deleted at the end unless renamed."""
+    def write_scratch(self, body: bytes) -> "ScratchFile":
+        """A new file with these bytes, for `link` and `replace`. It is not synced, and locked until it is dropped."""
         for _ in range(SCRATCH_TRIES):
             name = self._new_name().encode()
-            fd = os.open(name, _MAKE_FILE, self._file_mode, dir_fd=self._scratch)
+            file = ScratchFile(name, os.open(name, _MAKE_FILE, self._file_mode, dir_fd=self._scratch))
             try:
-                share(fd, self._file_mode)
-                if not _try_lock(fd) or not os.fstat(fd).st_nlink:
-                    continue  # a sweep locked it first
-                _write(fd, body)
-                os.fsync(fd)
-                yield name
-                return
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=self._scratch)
-                os.close(fd)
+                share(file.fd, self._file_mode)
+                if _try_lock(file.fd) and os.fstat(file.fd).st_nlink:
+                    _write(file.fd, body)
+                    return file
+            except BaseException:
+                self.drop_scratch(file)
+                raise
+            self.drop_scratch(file)  # a sweep locked it first
         raise OSError(errno.EBUSY, "scratch files are swept faster than they are made")
 
-    def link(self, scratch: bytes, folder: int, name: bytes) -> None:
-        """Make the file visible under a free name; raises FileExistsError."""
-        os.link(scratch, name, src_dir_fd=self._scratch, dst_dir_fd=folder, follow_symlinks=False)
-        os.fsync(folder)
+    def drop_scratch(self, file: "ScratchFile", *, renamed: bool = False) -> None:
+        """Close a scratch file, and delete its name unless it was renamed."""
+        try:
+            if not renamed:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(file.name, dir_fd=self._scratch)
+        finally:
+            os.close(file.fd)
 
-    def replace(self, scratch: bytes, folder: int, name: bytes) -> None:
-        """Make the file visible in place of an existing one."""
-        os.replace(scratch, name, src_dir_fd=self._scratch, dst_dir_fd=folder)
-        os.fsync(folder)
+    def link(self, file: "ScratchFile", folder: int, name: bytes) -> None:
+        """Make the file visible under a free name; raises FileExistsError. The folder is not synced."""
+        os.link(file.name, name, src_dir_fd=self._scratch, dst_dir_fd=folder, follow_symlinks=False)
+
+    def replace(self, file: "ScratchFile", folder: int, name: bytes) -> None:
+        """Make the file visible in place of an existing one. The folder is not synced."""
+        os.replace(file.name, name, src_dir_fd=self._scratch, dst_dir_fd=folder)
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Generator[None]:

@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,47 +24,36 @@ from typing import TypeVar
 
 from trellis.engine.recent_entries import LruCache
 from trellis.storage.objects.folders import FOLDER_SETTLED_NS, Folders, FolderWalk, WalkEntry
+from trellis.storage.objects.group_puts import GroupPuts, digest, store_error
 from trellis.storage.objects.keys import checked_key, checked_page, file_path, is_key
 from trellis.storage.objects.probe import prove_conditional_writes
 from trellis.storage.objects.store import (
     OBJECT_BYTES_MAX,
     OVERWRITE,
     PAGE_MAX,
-    Create,
-    IfMatch,
     ObjectInfo,
     ObjectPage,
+    ObjectPut,
     ObjectTooLarge,
+    PutAnswer,
     PutCondition,
     PutRefused,
     PutStored,
     StoredObject,
     StoreError,
-    StoreRefused,
-    StoreUnavailable,
     measured_store,
 )
 
 THREADS = 4
-PLACE_TRIES = 16
 ETAGS_KEPT = 20_000
 RECENT_MAX = 2_048
 """How many small objects that were read lately are kept."""
 RECENT_BYTES_MAX = 16 * 1024
-"""A larger object is not kept."""
+"""A larger object is not kept, and always read in a thread."""
 READ_AT_ONCE_MAX = 1024 * 1024
 """A larger file is hashed in chunks."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_REFUSALS = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-}
 
 T = TypeVar("T")
 
@@ -90,6 +79,7 @@ class LocalObjects:
         self._root = os.fsencode(path.absolute())
         self._recent = LruCache[str, _RecentObject](RECENT_MAX)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
+        self._puts = GroupPuts(self._folders, self._etag, object_bytes_max, self._threads.submit)
         self._url = path.absolute().as_uri()
 
     @property
@@ -100,7 +90,11 @@ class LocalObjects:
         kept = self._recent.get(key)
         if kept is not None and kept.is_unchanged():
             return kept.stored
-        read = await self._run("get", checked_key(key), partial(self._get, key))
+        checked_key(key)
+        try:
+            read = self._get(key, _read_from_memory)
+        except OSError:
+            read = await self._run("get", key, partial(self._get, key, _read))
         if read is None:
             return None
         stored, file_status = read
@@ -116,7 +110,13 @@ class LocalObjects:
         checked_key(key)
         if len(body) > self._bytes_max:
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
-        return await self._run("put", key, partial(self._put, key, body, when))
+        ((answer,),) = await self.put_many([[ObjectPut(key, body, when)]])
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+    async def put_many(self, sequences: Sequence[Sequence[ObjectPut]]) -> list[list[PutAnswer]]:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._puts.put_many, sequences)
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
         checked_page(prefix, after, limit)
@@ -138,11 +138,12 @@ class LocalObjects:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except OSError as error:
-            raise _store_error(error, verb, key) from error
+            raise store_error(error, verb, key) from error
 
     # -- in a thread ---------------------------------------------------------------------------------------------
 
-    def _get(self, key: str) -> tuple[StoredObject, os.stat_result] | None:
+    def _get(self, key: str, read: Callable[[int, int, int], bytes]) -> tuple[StoredObject, os.stat_result] | None:
+        """An object, its bytes read by `read` from an open file with this size and limit; None if there is none."""
         path = file_path(key)
         try:
             with self._folders.folder(path[:-1]) as folder:
@@ -152,12 +153,12 @@ class LocalObjects:
         try:
             if file_status.st_size > self._bytes_max:
                 raise ObjectTooLarge(key=key, size=file_status.st_size, limit=self._bytes_max)
-            body = _read(fd, file_status.st_size, self._bytes_max)
+            body = read(fd, file_status.st_size, self._bytes_max)
         finally:
             os.close(fd)
         if len(body) > self._bytes_max:  # the file has grown since
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
-        stored = StoredObject(key=key, body=body, etag=_digest(body), size=len(body), modified_at=_time(file_status))
+        stored = StoredObject(key=key, body=body, etag=digest(body), size=len(body), modified_at=_time(file_status))
         return stored, file_status
 
     def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
@@ -180,55 +181,6 @@ class LocalObjects:
             return self._look(folder, name, key).etag
         except FileNotFoundError:
             return None
-
-    def _put(self, key: str, body: bytes, when: PutCondition) -> PutStored | PutRefused:
-        path = file_path(key)
-        for _ in range(PLACE_TRIES):
-            try:
-                with self._folders.synced(path[:-1], make=not isinstance(when, IfMatch)) as folder:
-                    return self._put_into(folder, path[-1], key, body, when)
-            except FileNotFoundError:
-                if isinstance(when, IfMatch):
-                    return PutRefused(None)
-                # a deletion removed the empty folder
-        raise StoreUnavailable(verb="put", key=key, reason="its folder is removed as often as it is made")
-
-    def _put_into(self, folder: int, name: bytes, key: str, body: bytes, when: PutCondition) -> PutStored | PutRefused:
-        if isinstance(when, Create):  # checked first: an existing object needs no scratch file
-            there = self._etag(folder, name, key)
-            if there is not None:
-                return self._refused(folder, name, there)
-        with self._folders.scratch(body) as scratch:
-            return self._place(scratch, folder, name, key, when) or PutStored(_digest(body))
-
-    def _place(self, scratch: bytes, folder: int, name: bytes, key: str, when: PutCondition) -> PutRefused | None:
-        if isinstance(when, Create):
-            try:
-                self._folders.link(scratch, folder, name)
-            except FileExistsError:
-                return self._refused(folder, name, self._etag(folder, name, key))
-            return None
-        with self._folders.lock(key):
-            if isinstance(when, IfMatch):
-                there = self._etag(folder, name, key)
-                if there != when.etag:
-                    return self._refused(folder, name, there)
-            self._folders.replace(scratch, folder, name)
-        return None
-
-    def _refused(self, folder: int, name: bytes, etag: str | None) -> PutRefused:
-        """Refuse a put, after syncing the existing object.
-
-        The caller relies on that object, and its writer may have died before syncing it.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            fd, _ = _open(folder, name)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        os.fsync(folder)
-        return PutRefused(etag)
 
     def _delete(self, key: str) -> bool:
         path = file_path(key)
@@ -348,15 +300,24 @@ def _read(fd: int, size: int, most: int) -> bytes:
     return body
 
 
+def _read_from_memory(fd: int, size: int, most: int) -> bytes:  # noqa: ARG001 - the form of `_read`
+    """Read a small file that the system has in memory. Raises OSError if it has not, or if the file is not small.
+
+    So the event loop never waits for the disk here, and a poll of a small document costs no thread.
+    """
+    if size > RECENT_BYTES_MAX or not hasattr(os, "RWF_NOWAIT"):
+        raise OSError(errno.EAGAIN, "not read at once")
+    buffer = bytearray(size + 1)
+    if os.preadv(fd, [buffer], 0, os.RWF_NOWAIT) != size:
+        raise OSError(errno.EAGAIN, "it has grown since, or a part is on the disk")
+    return bytes(buffer[:size])
+
+
 def _digest_of(fd: int, size: int) -> str:
     if size <= READ_AT_ONCE_MAX:
-        return _digest(_read(fd, size, OBJECT_BYTES_MAX))
+        return digest(_read(fd, size, OBJECT_BYTES_MAX))
     with os.fdopen(os.dup(fd), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(body: bytes) -> str:
-    return hashlib.sha256(body).hexdigest()
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
@@ -365,9 +326,3 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 def _time(status: os.stat_result) -> datetime:
     return datetime.fromtimestamp(status.st_mtime, UTC)
-
-
-def _store_error(error: OSError, verb: str, key: str) -> StoreError:
-    reason = f"{error.strerror or error}"
-    kind = StoreRefused if error.errno in _REFUSALS else StoreUnavailable
-    return kind(verb=verb, key=key, reason=reason)

@@ -41,8 +41,10 @@ from trellis.storage.objects.store import (
     KeyInvalid,
     ObjectInfo,
     ObjectPage,
+    ObjectPut,
     ObjectTooLarge,
     Overwrite,
+    PutAnswer,
     PutCondition,
     PutRefused,
     PutStored,
@@ -53,6 +55,7 @@ from trellis.storage.objects.store import (
     StoreUnfit,
     holds,
     measured_store,
+    put_one_by_one,
 )
 
 CONNECT_TIMEOUT_S = 5.0
@@ -172,6 +175,9 @@ class S3Objects:
                 return PutRefused(None)
             raise problem from error
         return PutStored(self._checked_etag(put["e_tag"]))
+
+    async def put_many(self, sequences: Sequence[Sequence[ObjectPut]]) -> list[list[PutAnswer]]:
+        return await put_one_by_one(self.put, sequences)
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
         checked_page(prefix, after, limit)

@@ -19,6 +19,8 @@ error. If the store could not answer, one of these is raised:
     └── StoreUnfit            it answers, but lacks a guarantee that Trellis relies on
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -28,6 +30,8 @@ from trellis.engine.metrics import STORE_ERRORS, STORE_SECONDS, measured_class
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 PAGE_MAX = 1000
+PUTS_AT_ONCE = 16
+"""Most puts of one `put_many` that wait for the answer of a server at the same time."""
 
 
 class StoreError(TrellisError):
@@ -138,6 +142,19 @@ class PutRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectPut:
+    """One object that `ObjectStore.put_many` writes."""
+
+    key: str
+    body: bytes
+    when: PutCondition | None
+    """None replaces exactly what the put of this key before it in the same sequence stored."""
+
+
+PutAnswer: TypeAlias = PutStored | PutRefused | StoreError
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectPage:
     """Objects in key order. If `more` is set, call again with `after` set to the last key."""
 
@@ -168,6 +185,14 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def put_many(self, sequences: Sequence[Sequence[ObjectPut]]) -> list[list[PutAnswer]]:
+        """Write many objects. Returns the answers to the puts of every sequence, in order. Raises no StoreError.
+
+        The objects of one sequence become visible in its order. It ends at the first put that is refused or fails, so
+        its last answer may be a PutRefused or a StoreError. The sequences do not wait for each other.
+        """
+        ...
+
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:
         """The objects whose keys begin with `prefix` and are greater than `after`: at most `limit`, 1 to 1000."""
         ...
@@ -185,7 +210,30 @@ class ObjectStore(Protocol):
         ...
 
 
-STORE_VERBS = ("get", "head", "put", "list", "delete")
+async def put_one_by_one(
+    put: Callable[..., Awaitable[PutStored | PutRefused]], sequences: Sequence[Sequence[ObjectPut]]
+) -> list[list[PutAnswer]]:
+    """`put_many` of a store without a faster way: one call of its `put` for each object, PUTS_AT_ONCE at a time."""
+    room = asyncio.Semaphore(PUTS_AT_ONCE)
+
+    async def write(sequence: Sequence[ObjectPut]) -> list[PutAnswer]:
+        answers, etags = list[PutAnswer](), dict[str, str]()
+        async with room:
+            for one in sequence:
+                try:
+                    answer = await put(one.key, one.body, when=one.when or if_match(etags[one.key]))
+                except StoreError as error:
+                    answer = error
+                answers.append(answer)
+                if not isinstance(answer, PutStored):
+                    break
+                etags[one.key] = answer.etag
+        return answers
+
+    return await asyncio.gather(*map(write, sequences))
+
+
+STORE_VERBS = ("get", "head", "put", "put_many", "list", "delete")
 StoreT = TypeVar("StoreT")
 
 

@@ -124,6 +124,11 @@ JOIN trellis_job_type t ON t.id = j.type;
 -- name: journal
 SELECT entry, body FROM trellis_journal WHERE job = ?;
 
+-- name: journal_entries
+SELECT s.job_id, o.entry, o.body FROM json_each(?) AS wanted
+CROSS JOIN trellis_submission s ON s.job_id = json_extract(wanted.value, '$[0]')
+JOIN trellis_journal o ON o.job = s.id AND o.entry = json_extract(wanted.value, '$[1]');
+
 -- name: dead_letter
 SELECT s.job_id, t.name, j.lifecycle, j.state, d.reason, d.stage, d.last_error, d.attempts, d.last_owner,
   d.last_lease_expires_at, coalesce(s.correlation, s.job_id), d.at, d.version

@@ -1,0 +1,359 @@
+"""Writes objects into a local folder in groups, so that many objects share the waits for the disk (ADR 0045).
+
+A group goes through four stages, each for all of its objects before the next one begins:
+
+1. The bytes are written to scratch files, and missing folders are made.
+2. The scratch files are synced, all at the same time, and the folders above new ones.
+3. The files are linked or renamed to their names, in the order of the puts. Readers see them from here on.
+4. The folders are synced, each once and all at the same time. Only then is any put of the group answered.
+
+So an answered put survives a power cut, as it does when it is alone, and no reader ever sees a part of an object. A put
+that is alone is a group of one.
+
+A file that is replaced stays open until the group is answered. Its blocks are freed when it is closed, and that often
+waits for the journal of the file system.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trellis.storage.objects.folders import Folders, FolderToWrite, ScratchFile
+from trellis.storage.objects.keys import checked_key, file_path
+from trellis.storage.objects.parallel_sync import sync_all
+from trellis.storage.objects.store import (
+    Create,
+    IfMatch,
+    ObjectPut,
+    ObjectTooLarge,
+    PutAnswer,
+    PutCondition,
+    PutRefused,
+    PutStored,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+
+GROUP_MAX = 192
+"""Most objects in a group. Each has up to three open files while the group is written."""
+REPLACED_MAX = 256
+"""Most replaced files that wait to be closed. Those of a further group are closed before it is answered."""
+GROUP_BYTES_MAX = 8 * 1024 * 1024
+"""A group ends with the object that reaches this size, so that no object waits long for the bytes of others."""
+PLACE_TRIES = 16
+
+_REFUSALS = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HOLD = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Opens a file only to keep its inode."""
+
+EtagOf = Callable[[int, bytes, str], str | None]
+"""The etag of the file with this name in an open folder, by the object's key; None if there is none."""
+
+
+def store_error(error: OSError, verb: str, key: str) -> StoreError:
+    """The error of the object store that an error of the file system means."""
+    kind = StoreRefused if error.errno in _REFUSALS else StoreUnavailable
+    problem = kind(verb=verb, key=key, reason=f"{error.strerror or error}")
+    problem.__cause__ = error
+    return problem
+
+
+def digest(body: bytes) -> str:
+    """The etag of an object with these bytes."""
+    return hashlib.sha256(body).hexdigest()
+
+
+@dataclass(slots=True)
+class _Put:
+    """One put of a group on its way to the disk."""
+
+    sequence: int
+    key: str
+    body: bytes
+    etag: str
+    path: tuple[bytes, ...]
+    when: PutCondition
+    folder: FolderToWrite | None = None
+    file: ScratchFile | None = None
+    is_renamed: bool = False
+    is_reached: bool = False
+    """Whether every put before it in its sequence was placed."""
+    replaced_by: "_Put | None" = None
+    """A later put of the same key in the same sequence and group. This one's bytes then need not be written."""
+    answer: PutAnswer | None = None
+
+    @property
+    def name(self) -> bytes:
+        return self.path[-1]
+
+    def fail(self, error: OSError) -> None:
+        self.answer = store_error(error, "put", self.key)
+
+
+class GroupPuts:
+    """Writes sequences of objects into one folder. Thread-safe."""
+
+    def __init__(
+        self, folders: Folders, etag_of: EtagOf, object_bytes_max: int, later: Callable[[Callable[[], None]], object]
+    ) -> None:
+        """`later` has something done in another thread."""
+        self._folders = folders
+        self._etag_of = etag_of
+        self._bytes_max = object_bytes_max
+        self._later = later
+        self._replaced = 0
+
+    def put_many(self, sequences: Sequence[Sequence[ObjectPut]]) -> list[list[PutAnswer]]:
+        """Write the objects; see `ObjectStore.put_many`."""
+        answers: list[list[PutAnswer]] = [[] for _ in sequences]
+        etags: dict[tuple[int, str], str] = {}
+        for group in _groups(sequences):
+            open_ones = [(n, put) for n, put in group if not answers[n] or isinstance(answers[n][-1], PutStored)]
+            for one in self._write(open_ones, etags):
+                if not answers[one.sequence] or isinstance(answers[one.sequence][-1], PutStored):
+                    answers[one.sequence].append(one.answer or PutStored(one.etag))
+                    etags[one.sequence, one.key] = one.etag
+        return answers
+
+    def _write(self, group: Sequence[tuple[int, ObjectPut]], etags: dict[tuple[int, str], str]) -> list[_Put]:
+        writing = _Group(self._folders, self._etag_of, self._bytes_max)
+        try:
+            puts = list(writing.prepared(group, etags))
+            writing.sync_above(puts)
+            _sync_files(puts)
+            ended = set[int]()
+            for put in puts:
+                if put.sequence not in ended:
+                    put.is_reached = True
+                    writing.place(put)
+                if put.answer is not None:
+                    ended.add(put.sequence)
+            writing.sync_folders(puts)
+        finally:
+            writing.close()
+            self._close_replaced(writing.replaced)
+        for put in reversed(puts):
+            if put.replaced_by is not None and put.is_reached:
+                self._answer_replaced(put, put.replaced_by)
+        return puts
+
+    def _close_replaced(self, fds: Sequence[int]) -> None:
+        def close() -> None:
+            for fd in fds:
+                os.close(fd)
+            self._replaced -= len(fds)
+
+        self._replaced += len(fds)
+        if not fds or self._replaced > REPLACED_MAX:
+            close()
+            return
+        try:
+            self._later(close)
+        except RuntimeError:  # the store is being closed
+            close()
+
+    def _answer_replaced(self, put: _Put, by: _Put) -> None:
+        """What a later put replaced is stored if that one is. If the sequence ended in between, it is written now."""
+        if by.is_reached:
+            put.answer = by.answer
+        else:
+            ((put.answer,),) = self.put_many([[ObjectPut(put.key, put.body, put.when)]])
+
+
+class _Group:
+    """The open files and folders of one group."""
+
+    def __init__(self, folders: Folders, etag_of: EtagOf, bytes_max: int) -> None:
+        self._folders = folders
+        self._etag_of = etag_of
+        self._bytes_max = bytes_max
+        self._open: dict[tuple[bytes, ...], FolderToWrite] = {}
+        self._removed: list[FolderToWrite] = []
+        """Folders that a deletion removed while they were open."""
+        self._puts: list[_Put] = []
+        self.replaced: list[int] = []
+        """Files that were replaced, still open."""
+
+    def prepared(self, group: Sequence[tuple[int, ObjectPut]], etags: dict[tuple[int, str], str]) -> Iterator[_Put]:
+        """Write the bytes of every put, up to the first of each sequence that is refused or fails."""
+        last: dict[tuple[int, str], _Put] = {}
+        ended = set[int]()
+        for sequence, one in group:
+            if sequence in ended:
+                continue
+            before = last.get((sequence, one.key))
+            when = one.when or (IfMatch(etags[sequence, one.key]) if before is None else before.when)
+            put = _Put(sequence, one.key, one.body, digest(one.body), (), when)
+            if before is not None and one.when is None:
+                before.replaced_by = put
+            last[sequence, one.key] = put
+            self._puts.append(put)
+        for put in self._puts:
+            if put.sequence not in ended:
+                self._prepare(put)
+                yield put
+            if put.answer is not None:
+                ended.add(put.sequence)
+
+    def _prepare(self, put: _Put) -> None:
+        try:
+            put.path = file_path(checked_key(put.key))
+            if len(put.body) > self._bytes_max:
+                raise ObjectTooLarge(key=put.key, size=len(put.body), limit=self._bytes_max)
+            put.folder = self._folder(put)
+            if isinstance(put.when, Create):  # checked first: an existing object needs no scratch file
+                there = self._etag_of(put.folder.fd, put.name, put.key)
+                if there is not None:
+                    put.answer = self._refused(put.folder.fd, put.name, there)
+            if put.answer is None and put.replaced_by is None:
+                put.file = self._folders.write_scratch(put.body)
+        except FileNotFoundError:  # the folder of the object to replace does not exist
+            put.answer = PutRefused(None)
+        except OSError as error:
+            put.fail(error)
+        except StoreError as error:
+            put.answer = error
+
+    def _folder(self, put: _Put) -> FolderToWrite:
+        names, make = put.path[:-1], not isinstance(put.when, IfMatch)
+        for _ in range(PLACE_TRIES):
+            with contextlib.suppress(FileNotFoundError):  # a deletion removed the empty folder
+                if names not in self._open:
+                    self._open[names] = self._folders.open_to_write(names, make=make)
+                return self._open[names]
+            if not make:
+                break
+        if not make:
+            raise FileNotFoundError(errno.ENOENT, "the folder does not exist")
+        raise StoreUnavailable(verb="put", key=put.key, reason="its folder is removed as often as it is made")
+
+    def place(self, put: _Put) -> None:
+        """Make the bytes visible under the key, if the condition of the put holds."""
+        if put.file is None or put.answer is not None:
+            return
+        try:
+            for _ in range(PLACE_TRIES):
+                folder = self._folder(put)
+                if folder is not put.folder:
+                    self._use(put, folder)
+                try:
+                    put.answer = self._place(put, put.file, folder.fd)
+                except FileNotFoundError:
+                    if isinstance(put.when, IfMatch):
+                        raise
+                    self._removed.append(self._open.pop(folder.names))
+                else:
+                    return
+            put.answer = StoreUnavailable(
+                verb="put", key=put.key, reason="its folder is removed as often as it is made"
+            )
+        except FileNotFoundError:
+            put.answer = PutRefused(None)
+        except OSError as error:
+            put.fail(error)
+        except StoreError as error:
+            put.answer = error
+
+    def _use(self, put: _Put, folder: FolderToWrite) -> None:
+        """Put into another folder than the prepared one, which a deletion removed."""
+        put.folder = folder
+        problems = self._folders.sync_above((folder,))
+        if problems:
+            raise next(iter(problems.values()))
+
+    def _place(self, put: _Put, file: ScratchFile, folder: int) -> PutRefused | None:
+        if isinstance(put.when, Create):
+            try:
+                self._folders.link(file, folder, put.name)
+            except FileExistsError:
+                return self._refused(folder, put.name, self._etag_of(folder, put.name, put.key))
+            return None
+        with self._folders.lock(put.key):
+            if isinstance(put.when, IfMatch):
+                there = self._etag_of(folder, put.name, put.key)
+                if there != put.when.etag:
+                    return self._refused(folder, put.name, there)
+            if len(self._puts) > 1:
+                with contextlib.suppress(OSError):
+                    self.replaced.append(os.open(put.name, _HOLD, dir_fd=folder))
+            self._folders.replace(file, folder, put.name)
+        put.is_renamed = True
+        return None
+
+    def _refused(self, folder: int, name: bytes, etag: str | None) -> PutRefused:
+        """Refuse a put, after syncing the existing object. Its folder is synced with the others.
+
+        The caller relies on that object, and its writer may have died before syncing it.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(name, _READ, dir_fd=folder)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        return PutRefused(etag)
+
+    def sync_above(self, puts: Sequence[_Put]) -> None:
+        """Sync the folders above new ones. A put into a folder that cannot be made safe has failed."""
+        problems = self._folders.sync_above(self._open.values())
+        for put in puts if problems else ():
+            lost = [names for names, _ in put.folder.unsynced if names in problems] if put.folder is not None else []
+            if lost and not isinstance(put.answer, StoreError):
+                put.fail(problems[lost[0]])
+
+    def sync_folders(self, puts: Sequence[_Put]) -> None:
+        """Sync the folders of all puts that were placed or refused. A put whose folder cannot be synced has failed."""
+        decided = [
+            (put, put.folder.fd) for put in puts if put.folder is not None and not isinstance(put.answer, StoreError)
+        ]
+        fds = list(dict.fromkeys(fd for _, fd in decided))
+        problems = dict(zip(fds, sync_all(fds), strict=True))
+        for put, fd in decided:
+            problem = problems[fd]
+            if problem is not None:
+                put.fail(problem)
+
+    def close(self) -> None:
+        """Drop the scratch files and close the folders."""
+        with contextlib.ExitStack() as stack:
+            for folder in (*self._open.values(), *self._removed):
+                stack.callback(os.close, folder.fd)
+            for put in self._puts:
+                if put.file is not None:
+                    stack.callback(self._folders.drop_scratch, put.file, renamed=put.is_renamed)
+
+
+def _groups(sequences: Sequence[Sequence[ObjectPut]]) -> Iterator[list[tuple[int, ObjectPut]]]:
+    """The puts with the numbers of their sequences, cut into groups."""
+    group, size = list[tuple[int, ObjectPut]](), 0
+    for number, sequence in enumerate(sequences):
+        for put in sequence:
+            group.append((number, put))
+            size += len(put.body)
+            if len(group) >= GROUP_MAX or size >= GROUP_BYTES_MAX:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _sync_files(puts: Sequence[_Put]) -> None:
+    """Sync the scratch files."""
+    waiting = [(put, put.file) for put in puts if put.file is not None and put.answer is None]
+    for (put, _), problem in zip(waiting, sync_all([file.fd for _, file in waiting]), strict=True):
+        if problem is not None:
+            put.fail(problem)
