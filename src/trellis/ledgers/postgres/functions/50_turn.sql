@@ -359,11 +359,11 @@ begin
       join actor a on a.id = w.actor and a.db_role = session_user
       cross join lateral jsonb_to_record(w.body -> (w.steps - 1)) as z(
         id bigint, epoch int, lifecycle smallint, source smallint, trigger text, cause text, data text, result text, ttl float8,
-        reason text, version int, finalizes text, wait jsonb)
+        reason text, version int, finalizes text, wait jsonb, n int)
       left join lateral jsonb_to_record(case when w.steps = 2 then w.body -> 0 end) as b(
         id bigint, epoch int, lifecycle smallint, source smallint, trigger text, cause text, data text, reason text, version int,
-        finalizes text, wait jsonb)
-        on (b.id, b.epoch, b.lifecycle, b.trigger) = (z.id, z.epoch, z.lifecycle, 'start') and b.reason is null and b.version is null
+        finalizes text, wait jsonb, n int)
+        on (b.id, b.epoch, b.lifecycle, b.trigger, b.n) = (z.id, z.epoch, z.lifecycle, 'start', 0) and b.reason is null and b.version is null
            and b.finalizes is null and b.wait is null
   ), plain as materialized (
     select z.turn, z.actor, z.role, d.id, d.version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.lifecycle,
@@ -378,7 +378,7 @@ begin
       left join transition bx on z.starts and bx.lifecycle = z.lifecycle and bx.source = z.start_source and bx.trigger = 'start'
                                  and bx.fenced and bx.opens = 0 and bx.roles & (1 << z.role::int) <> 0
       join lifecycle f on f.lifecycle = z.lifecycle
-     where z.trigger = 'complete' and z.reason is null and z.version is null and z.finalizes is null and z.wait is null
+     where z.trigger = 'complete' and z.n = z.steps - 1 and z.reason is null and z.version is null and z.finalizes is null and z.wait is null
        and z.turns_of_job = 1 and (z.steps = 1 or (z.steps = 2 and bx.target = z.source))
        and d.epoch = z.epoch and d.lifecycle = z.lifecycle and d.state = coalesce(z.start_source, z.source)
        and (not z.starts or d.until > now_at or bx.roles & f.claim_roles = 0)  -- as in _asks_to_start
