@@ -23,6 +23,7 @@ from trellis.engine.jobs import (
     TurnResult,
 )
 from trellis.engine.records import JobFilter, JobPlace
+from trellis.ledgers.postgres.turn import sort_steps, steps_call
 from trellis.lifecycles import Role, Trigger
 
 SCHEDULER = actor(Role.SCHEDULER)
@@ -439,3 +440,18 @@ async def test_two_results_of_one_job_together_end_it_once(rig: Rig):
     )
     assert [answer.outcomes[1] for answer in answers[1:]] == [StepApplied(5), StepApplied(5, repeated=True)]
     assert (await rig.last_event(lease.job_id)).data == b'{"n": 1}'
+
+
+@pytest.mark.only("postgres")
+async def test_a_plain_result_needs_no_step_by_step_call(rig: Rig):
+    """The wrong line it catches: one that sends every result the slow way, which gives the same answers."""
+    lease, running = [await dispatched(rig) for _ in range(2)]
+    await report(rig, start(running))
+    assert rig.admin_sql is not None
+    for steps, count in (((start(lease), complete(lease)), 2), ((complete(running),), 1), ((start(lease),), 0)):
+        told = steps_call(0, sort_steps(steps, None, Role.WORKER)).told
+        worker = f"trellis.register_actor('w', {Role.WORKER.code}::smallint)"
+        made = f"trellis._complete_plain(array[{worker}], array[$step${told}$step$], trellis._open_batch())"
+        await rig.admin_sql("BEGIN")
+        await rig.admin_sql(f"DO $$ BEGIN ASSERT (SELECT count(*) FROM {made}) = {count}; END $$")
+        await rig.admin_sql("ROLLBACK")

@@ -127,7 +127,7 @@ def _others(advances: Sequence[Advance]) -> list[dict[str, Any]]:
     for n, advance in reversed(list(enumerate(advances))):
         steps.append(_other(advance) | {"n": n, "later": seen[advance.lease]})
         seen[advance.lease] += 1
-    return steps
+    return steps[::-1]
 
 
 def _other(advance: Advance) -> dict[str, Any]:

@@ -351,35 +351,41 @@ declare
 begin
   if _is_limited() then return; end if;
   return query
-  with step as materialized (
-    select w.n as turn, w.actor, a.role, jsonb_array_length(w.steps) as steps, r.*
-      from (select u.n, u.actor, u.others::jsonb as steps from unnest(p_actors, p_others) with ordinality u(actor, others, n)) w
+  with told as materialized (
+    select w.n as turn, w.actor, a.role, w.steps, z.*, b.id is not null as starts, b.source as start_source, b.cause as start_cause,
+           b.data as start_data, count(*) over (partition by z.id) as turns_of_job
+      from (select u.n, u.actor, u.others::jsonb as body, jsonb_array_length(u.others::jsonb) as steps
+              from unnest(p_actors, p_others) with ordinality u(actor, others, n)) w
       join actor a on a.id = w.actor and a.db_role = session_user
-      cross join lateral jsonb_to_recordset(w.steps) as r(
+      cross join lateral jsonb_to_record(w.body -> (w.steps - 1)) as z(
         id bigint, epoch int, lifecycle smallint, source smallint, trigger text, cause text, data text, result text, ttl float8,
-        reason text, version int, finalizes text, wait jsonb, n int, later int)
-     where jsonb_array_length(w.steps) <= 2 and r.reason is null and r.version is null and r.finalizes is null and r.wait is null
+        reason text, version int, finalizes text, wait jsonb, n int)
+      left join lateral jsonb_to_record(case when w.steps = 2 then w.body -> 0 end) as b(
+        id bigint, epoch int, lifecycle smallint, source smallint, trigger text, cause text, data text, reason text, version int,
+        finalizes text, wait jsonb, n int)
+        on (b.id, b.epoch, b.lifecycle, b.trigger, b.n) = (z.id, z.epoch, z.lifecycle, 'start', 0) and b.reason is null and b.version is null
+           and b.finalizes is null and b.wait is null
   ), plain as materialized (
     select z.turn, z.actor, z.role, d.id, d.type, d.version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.lifecycle,
-           b.id is not null as starts, b.source as start_source, bx.event as start_event, b.cause as start_cause, b.data as start_data,
-           z.source, zx.target, zx.event, z.cause, z.data, z.result, z.ttl
-      from step z left join step b on z.steps = 2 and b.turn = z.turn and b.n = 0 and b.id = z.id and b.epoch = z.epoch
-                                      and b.lifecycle = z.lifecycle and b.trigger = 'start'
+           z.starts, z.start_source, bx.event as start_event, z.start_cause, z.start_data, z.source, zx.target, zx.event, z.cause, z.data,
+           z.result, z.ttl
+      from told z
+      -- Not a join, which could read all leases.
+      cross join lateral (select l.* from lease l where l.id = z.id for update) d
       join transition zx on zx.lifecycle = z.lifecycle and zx.source = z.source and zx.trigger = z.trigger and zx.fenced
                             and not zx.finalizes and zx.opens = 0 and zx.roles & (1 << z.role::int) <> 0
       join state s on s.lifecycle = zx.lifecycle and s.state = zx.target and s.phase = 2 and s.success and not s.dead_letter
-      left join transition bx on bx.lifecycle = b.lifecycle and bx.source = b.source and bx.trigger = b.trigger and bx.fenced
-                                 and bx.opens = 0 and bx.roles & (1 << z.role::int) <> 0
+      left join transition bx on z.starts and bx.lifecycle = z.lifecycle and bx.source = z.start_source and bx.trigger = 'start'
+                                 and bx.fenced and bx.opens = 0 and bx.roles & (1 << z.role::int) <> 0
       join lifecycle f on f.lifecycle = z.lifecycle
-      join lease d on d.id = z.id
-     where z.n = z.steps - 1 and z.trigger = 'complete' and (z.steps = 1 or bx.target = z.source)
-       and d.epoch = z.epoch and d.lifecycle = z.lifecycle and d.state = coalesce(b.source, z.source)
-       and (b.id is null or d.until > now_at or bx.roles & f.claim_roles = 0)  -- as in _asks_to_start
+     where z.trigger = 'complete' and z.n = z.steps - 1 and z.reason is null and z.version is null and z.finalizes is null and z.wait is null
+       and z.turns_of_job = 1 and (z.steps = 1 or (z.steps = 2 and bx.target = z.source))
+       and d.epoch = z.epoch and d.lifecycle = z.lifecycle and d.state = coalesce(z.start_source, z.source)
+       and (not z.starts or d.until > now_at or bx.roles & f.claim_roles = 0)  -- as in _asks_to_start
        and d.ckey is null and d.flags = 0 and d.cancel_at is null
        and not exists (select from wish w where w.id = d.id) and not exists (select from spawned c where c.id = d.id)
-       and not exists (select from step o where o.id = z.id and o.turn <> z.turn)
   ), released as (
-    delete from lease d using plain p where d.id = p.id
+    delete from lease d where d.id = any(array(select p.id from plain p))
   ), e as (
     insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause, data)
     select p.id, p_batch, now_at, p.version + 1, p.actor, p.epoch, p.start_event, p.lifecycle, p.start_source, p.source, p.generation,

@@ -92,7 +92,8 @@ $$;
 -- Plain moves, all in one statement: from a waiting place to where the job can be claimed now, or to a lease. The jobs have no
 -- concurrency key, and no step of theirs begins an attempt or ends anything. Moves that are not plain, or that would be refused,
 -- get no answer here: `_move_one` judges them. A row of `ready` or `resting` is deleted by every step of its job. So a row that can
--- still be locked is as the statement sees it, and so are the requests of its job.
+-- still be locked is as the statement sees it, and so are the requests of its job. Large tables are looked up for each move, and by
+-- arrays, not joined: the plan stays good whatever the statistics said when it was made.
 create or replace function _move_plain(
   p_actors int[], p_job_ids text[], p_targets text[], p_requests text[], p_versions int[], p_delays float8[], p_lease_ms int[],
   p_beat_ms int[], p_causes text[], p_datas bytea[], p_reasons text[], p_batch bigint)
@@ -109,8 +110,9 @@ begin
     select w.*, b.id, a.role
       from unnest(p_actors, p_job_ids, p_targets, p_requests, p_versions, p_delays, p_lease_ms, p_beat_ms, p_causes, p_datas, p_reasons)
            with ordinality w(actor, job_id, target, request, version, delay, lease_ms, beat_ms, cause, data, reason, n)
-      join job b on b.job_id = w.job_id join actor a on a.id = w.actor and a.db_role = session_user
-     where w.reason is null and b.ckey is null order by b.id
+      cross join lateral (select j.id from job j where j.job_id = w.job_id and j.ckey is null offset 0) b
+      join actor a on a.id = w.actor and a.db_role = session_user
+     where w.reason is null order by b.id
   ), plain as materialized (
     select w.n, w.actor, w.role, w.request, w.cause, w.data, w.lease_ms, w.beat_ms, t.*, x.event, x.source, x.target, s.phase
       from wanted w
@@ -134,9 +136,9 @@ begin
                         when 0 then s.claimable and not t.is_ready and (w.delay is null or w.delay <= 0) end
        and not exists (select from event e where e.id = w.id and e.request = w.request)
   ), left_ready as (
-    delete from ready r using plain p where r.id = p.id and p.is_ready
+    delete from ready r where r.id = any(array(select p.id from plain p where p.is_ready))
   ), left_resting as (
-    delete from resting r using plain p where r.id = p.id and not p.is_ready
+    delete from resting r where r.id = any(array(select p.id from plain p where not p.is_ready))
   ), e as (
     insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause,
                        request, data)
@@ -167,13 +169,14 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 #variable_conflict use_column
 declare
   batch_no bigint := _open_batch();
+  jobs bigint[] := array(select b.id from job b where b.job_id = any(p_job_ids) order by b.id);
   done bigint[] := '{}';
   a record;
   u record;
 begin
-  perform _lock_family(array(select b.id from unnest(p_job_ids) u(job_id) join job b on b.job_id = u.job_id));
-  if cardinality(p_job_ids) > 1 then
-    perform from (select b.id from unnest(p_job_ids) u(job_id) join job b on b.job_id = u.job_id order by b.id) o
+  perform _lock_family(jobs);
+  if cardinality(jobs) > 1 then
+    perform from unnest(jobs) o(id)
       cross join lateral (select from (select from ready r where r.id = o.id for update) q union all
                           select from (select from resting r where r.id = o.id for update) q) locked;
   end if;
