@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -44,7 +45,7 @@ def _name(number: int) -> JobId:
 
 def _copy(path: Path, copies: dict[int, int]) -> None:
     """Copy the rows of each original without the triggers: what they would check holds of a copy as of its original."""
-    db = apsw.Connection(str(path))
+    db: Any = apsw.Connection(str(path))
     try:
         db.execute("PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF; PRAGMA cache_size = -262144")
         triggers = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
@@ -61,7 +62,7 @@ def _copy(path: Path, copies: dict[int, int]) -> None:
         db.close()
 
 
-def _copy_job(db: apsw.Connection, original: int, copies: int, first: int, seq: int) -> int:
+def _copy_job(db: Any, original: int, copies: int, first: int, seq: int) -> int:
     """Copy a job to the numbers from `first` and its events to the positions from `seq`. Returns the next position."""
     if copies < 1:
         return seq

@@ -179,11 +179,10 @@ class InboxService:
         return _entry_state(job, await self.ledger.events(job.job_id))
 
     async def entry_states(self, jobs: Sequence[Job]) -> list[InboxEntryState]:
-        """The states of several entries, with two queries in total. Entries removed meanwhile are left out."""
-        entries = [job.job_id for job in jobs]
-        payloads, events = await self.ledger.payloads(entries), await self.ledger.events_of(entries)
-        whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
-        return [_entry_state(job, events[job.job_id]) for job in whole if job.job_id in events]
+        """The states of several entries, with one query in total. Entries removed meanwhile are left out."""
+        contents = await self.ledger.contents_of([job.job_id for job in jobs]) if jobs else {}
+        there = [(job, *contents[job.job_id]) for job in jobs if job.job_id in contents]
+        return [_entry_state(replace(job, payload=payload), events) for job, payload, events in there]
 
     async def stats(self) -> InboxCounts:
         now = await self.ledger.now()

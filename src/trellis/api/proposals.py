@@ -263,10 +263,9 @@ async def proposal_page(
 
 
 async def _documents(ledger: Ledger, proposal_ids: Sequence[JobId]) -> list[dict[str, Any]]:
-    """Several proposals as they are now, with two queries in total. Proposals deleted meanwhile are left out."""
-    payloads, events = await ledger.payloads(proposal_ids), await ledger.events_of(proposal_ids)
-    there = [one for one in proposal_ids if one in payloads and one in events]
-    return [json.loads(proposals.document(payloads[one], events[one])) for one in there]
+    """Several proposals as they are now, with one query in total. Proposals deleted meanwhile are left out."""
+    contents = await ledger.contents_of(proposal_ids) if proposal_ids else {}
+    return [json.loads(proposals.document(*contents[one])) for one in proposal_ids if one in contents]
 
 
 async def proposal_document(ledger: Ledger, proposal_id: str, *, version: int | None = None) -> dict[str, Any]:

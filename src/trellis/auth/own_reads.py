@@ -76,6 +76,11 @@ class OwnReads:
         own = await self._own(job_ids)
         return await self.ledger.payloads([job_id for job_id in job_ids if job_id in own])
 
+    async def contents_of(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[bytes, list[Event]]]:
+        """The payloads and events of those of these jobs that are its own. Other owners' jobs are left out."""
+        own = await self._own(job_ids)
+        return await self.ledger.contents_of([job_id for job_id in job_ids if job_id in own])
+
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
         """Progress and log lines of one of its jobs."""
         await self.reach.check(READ, job_id)

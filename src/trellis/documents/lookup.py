@@ -68,11 +68,10 @@ async def find_run(ledger: Ledger, text: str) -> JobId:
 
 
 async def listed_runs(ledger: Ledger, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Runs in the form of listings, with two queries in total. Runs that retention removes meanwhile are left out."""
-    run_ids = [job.job_id for job in jobs]
-    payloads, events = await ledger.payloads(run_ids), await ledger.events_of(run_ids)
-    whole = [replace(job, payload=payloads[job.job_id]) for job in jobs if job.job_id in payloads]
-    return [run_documents.listing_document(job, events[job.job_id]) for job in whole if job.job_id in events]
+    """Runs in the form of listings, with one query in total. Runs that retention removes meanwhile are left out."""
+    contents = await ledger.contents_of([job.job_id for job in jobs]) if jobs else {}
+    there = [(job, *contents[job.job_id]) for job in jobs if job.job_id in contents]
+    return [run_documents.listing_document(replace(job, payload=payload), events) for job, payload, events in there]
 
 
 async def _of_day(ledger: Ledger, short: str, begins: datetime) -> list[JobId]:

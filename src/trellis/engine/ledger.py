@@ -509,6 +509,13 @@ class Ledger(Protocol):
         """The payloads of several jobs, in one query. Unknown and removed jobs are left out."""
         ...
 
+    async def contents_of(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[bytes, list[Event]]]:
+        """The payload and all events, oldest first, of several jobs, in one query.
+
+        Unknown and removed jobs are left out.
+        """
+        ...
+
     async def signals(self, job_id: JobId, *, limit: int) -> list[Signal]:
         """The last signals of a job, oldest first."""
         ...

@@ -183,6 +183,7 @@ async def test_a_submitter_reads_the_letter_events_and_payload_of_its_own_job_on
     asked = [other, own, JobId("nobody's")]
     assert await mine.events_of(asked) == await rig.ledger.events_of([own])
     assert await mine.payloads(asked) == await rig.ledger.payloads([own])
+    assert await mine.contents_of(asked) == await rig.ledger.contents_of([own])
     assert list(await rig.ledger.payloads([own])) == [own]
 
 
@@ -199,7 +200,9 @@ async def test_the_payloads_and_events_of_several_jobs_are_those_of_each(rig: Ri
     assert await rig.ledger.events_of(asked) == events
     assert len(events[jobs[0]]) == 2
     assert await rig.ledger.events_of(asked, last=1) == {job_id: one[-1:] for job_id, one in events.items()}
-    assert await rig.ledger.payloads(asked) == {job_id: (await rig.job(job_id)).payload for job_id in jobs}
+    payloads = {job_id: (await rig.job(job_id)).payload for job_id in jobs}
+    assert await rig.ledger.payloads(asked) == payloads
+    assert await rig.ledger.contents_of(asked) == {job_id: (payloads[job_id], events[job_id]) for job_id in jobs}
 
 
 @pytest.mark.requirement("DJ-12", "D38")

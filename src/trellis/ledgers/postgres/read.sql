@@ -242,6 +242,12 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
   from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = any($1::text[])
    and e.version > coalesce((select max(x.version) from event x where x.id = j.id) - $2::int, 0) order by e.id, e.version
 
+-- name: contents_of
+-- every event, and with the first of each job its payload
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node,
+       case when e.version = 1 then j.payload end as payload
+  from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = any($1::text[]) order by e.id, e.version
+
 -- name: payloads
 select j.job_id, j.payload from job j where j.job_id = any($1::text[])
 

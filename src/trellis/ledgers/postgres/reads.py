@@ -348,6 +348,12 @@ class PostgresReads:
     async def payloads(self, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
         return {JobId(row["job_id"]): row["payload"] for row in await self.fetch(READ_QUERIES.payloads, list(job_ids))}
 
+    async def contents_of(self, job_ids: Sequence[JobId]) -> dict[JobId, tuple[bytes, list[Event]]]:
+        by_job: dict[JobId, tuple[bytes, list[Event]]] = {}
+        for row in await self.fetch(READ_QUERIES.contents_of, list(job_ids)):
+            by_job.setdefault(JobId(row["job_id"]), (row["payload"], []))[1].append(rows.event(row))
+        return by_job
+
     async def acts(
         self, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
     ) -> list[AdminAct]:

@@ -196,6 +196,7 @@ class SqliteLedger:
     events = _reading(reads.events)
     events_of = _reading(reads.events_of)
     payloads = _reading(reads.payloads)
+    contents_of = _reading(reads.contents_of)
     signals = _reading(reads.signals)
     find_events = _reading(reads.find_events)
     count_events = _reading(reads.count_events)

@@ -120,6 +120,14 @@ def events_of(tx: Transaction, job_ids: Sequence[JobId], *, last: int | None = N
     return by_job
 
 
+def contents_of(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, tuple[bytes, list[Event]]]:
+    by_job: dict[JobId, tuple[bytes, list[Event]]] = {}
+    for *row, payload in tx.db.execute(_READ_QUERIES.contents_of, (json.dumps(job_ids),)):
+        event = rows.event(tuple(row))
+        by_job.setdefault(event.job_id, (payload, []))[1].append(event)
+    return by_job
+
+
 def payloads(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, bytes]:
     return dict(tx.db.execute(_READ_QUERIES.payloads, (json.dumps(job_ids),)).fetchall())
 

@@ -44,6 +44,14 @@ JOIN trellis_job j ON j.id = s.id JOIN trellis_event e ON e.job = s.id
   AND e.version > coalesce((SELECT max(x.version) FROM trellis_event x WHERE x.job = s.id) - :last, 0)
 JOIN trellis_actor a ON a.id = e.actor ORDER BY e.job, e.version;
 
+-- Every event, and with the first of each job its payload.
+-- name: contents_of
+SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node, iif(e.version = 1, s.payload, NULL)
+FROM json_each(?) AS wanted CROSS JOIN trellis_submission s ON s.job_id = wanted.value
+JOIN trellis_job j ON j.id = s.id JOIN trellis_event e ON e.job = s.id
+JOIN trellis_actor a ON a.id = e.actor ORDER BY e.job, e.version;
+
 -- name: payloads
 SELECT s.job_id, s.payload FROM json_each(?) AS wanted CROSS JOIN trellis_submission s ON s.job_id = wanted.value;
 
