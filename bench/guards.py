@@ -69,7 +69,7 @@ def drop_ended_row(database: Database) -> None:
 
 def drop_ended_index(database: Database) -> None:
     """Ended jobs cannot be listed by state."""
-    database.run(f"drop index {SCHEMA}.ended_state", "select 1")
+    database.run(f"drop index {SCHEMA}.ended_type", "select 1")
 
 
 def drop_ready_id(database: Database) -> None:

@@ -57,7 +57,7 @@ class Stores:
             self._kept[name] = database
         return self._kept[name]
 
-    def kept_file(self, name: str, fill: Callable[[Path], None]) -> Path:
+    def kept_file(self, name: str, fill: Callable[[Path], object]) -> Path:
         """`kept` for an SQLite file."""
         if name not in self._kept_files:
             path = self.file(name)

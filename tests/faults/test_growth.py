@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.preload import preload
-from bench.preload_sqlite import preload_sqlite
+from bench.preload_file import preload_file
 from bench.stores import APPLICATION as BENCH_LOGIN
 from bench.stores import Database
 from bench.subjects.trellis import TYPE
@@ -128,6 +128,6 @@ def test_no_call_costs_more_with_a_million_ended_and_200000_ready_jobs_on_postgr
 @pytest.mark.timeout(1_200)
 @pytest.mark.requirement("DJ-13")
 def test_no_call_costs_more_with_a_million_ended_and_200000_ready_jobs_on_sqlite(tmp_path: Path):
-    few = preload_sqlite(tmp_path / "few.db", ready=FEW, finished=FEW)
-    many = preload_sqlite(tmp_path / "many.db", ready=READY, finished=ENDED)
+    few = preload_file(tmp_path / "few.db", ready=FEW, finished=FEW)
+    many = preload_file(tmp_path / "many.db", ready=READY, finished=ENDED)
     asyncio.run(check_growth(few, many, list_s_max=LIST_S_MAX))
