@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ async def bodies(store: ObjectStore, *keys: str) -> list[bytes | None]:
     return [None if one is None else one.body for one in stored]
 
 
-def kinds(answers: list[list[object]]) -> list[list[type]]:
+def kinds(answers: Sequence[Sequence[object]]) -> list[list[type]]:
     return [[type(answer) for answer in sequence] for sequence in answers]
 
 
