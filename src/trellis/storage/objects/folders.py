@@ -199,7 +199,7 @@ class Folders:
                 if _try_lock(file.fd) and os.fstat(file.fd).st_nlink:
                     _write(file.fd, body)
                     return file
-            except BaseException:
+            except OSError:
                 self.drop_scratch(file)
                 raise
             self.drop_scratch(file)  # a sweep locked it first

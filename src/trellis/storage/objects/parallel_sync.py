@@ -33,7 +33,7 @@ _NUMBERS = {"x86_64": _CallNumbers(206, 208, 209), "aarch64": _CallNumbers(0, 4,
 """Numbers of the system calls, by machine. The C library has no functions for them."""
 
 
-class _Request(ctypes.Structure):
+class _SyncRequest(ctypes.Structure):
     """`struct iocb` of the kernel, for little-endian machines."""
 
     _fields_ = (
@@ -52,7 +52,7 @@ class _Request(ctypes.Structure):
     )
 
 
-class _Completion(ctypes.Structure):
+class _SyncCompletion(ctypes.Structure):
     """`struct io_event` of the kernel: the `data` of a request, and 0 or a negative error number."""
 
     _fields_ = (
@@ -102,7 +102,7 @@ class _Contexts:
         """Sync files, at most SYNCS_MAX. Returns 0 or the error number by index, without those it did not take."""
         assert self._numbers is not None
         count = len(fds)
-        requests, pointers = (_Request * count)(), (ctypes.c_void_p * count)()
+        requests, pointers = (_SyncRequest * count)(), (ctypes.c_void_p * count)()
         for index, fd in enumerate(fds):
             requests[index].data, requests[index].opcode, requests[index].fd = index, _FSYNC, fd
             pointers[index] = ctypes.addressof(requests[index])
@@ -113,7 +113,7 @@ class _Contexts:
             if more <= 0:
                 break
             taken += more
-        completions, results = (_Completion * count)(), dict[int, int]()
+        completions, results = (_SyncCompletion * count)(), dict[int, int]()
         while len(results) < taken:  # the requests belong to the kernel until each is answered
             left = ctypes.c_long(taken - len(results))
             for one in completions[
