@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
     about = {"command": _command(options), "rounds": str(options.rounds)}
     try:
         _measure(options, samples, about, missing)
-    except (ChildFailed, KeyboardInterrupt):
+    except BaseException:
         about["complete"] = "no, it was ended before"
         _report(options, samples, about, missing)
         raise
