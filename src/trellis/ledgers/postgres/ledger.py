@@ -337,31 +337,15 @@ class PostgresLedger(PostgresReads):
         for actor, jobs in calls:
             group = plain if submit.are_plain(jobs, unique) else keyed
             group.setdefault(actor, []).extend(jobs)
-        by_number: dict[int, Submitted | Mismatch] = {}
         if len(plain) + len(keyed) == 1:
-            await self._submit_groups(connection, plain, keyed, by_number, repeat=repeat)
+            by_number = await submit.submit_groups(connection, plain, keyed, self._types, repeat=repeat)
         else:
             async with connection.transaction():
                 await submit.lock_waiting(connection, [job for jobs in keyed.values() for job in jobs])
-                await self._submit_groups(connection, plain, keyed, by_number, repeat=repeat)
+                by_number = await submit.submit_groups(connection, plain, keyed, self._types, repeat=repeat)
         return [
             [by_number.get(id(job)) or Submitted(job_id=job.job_id, created=True) for job in jobs] for _, jobs in calls
         ]
-
-    async def _submit_groups(
-        self,
-        connection: PostgresConnection,
-        plain: dict[int, list[NewJob]],
-        keyed: dict[int, list[NewJob]],
-        outcomes: dict[int, Submitted | Mismatch],
-        *,
-        repeat: bool,
-    ) -> None:
-        for actor, jobs in plain.items():
-            await submit.submit_plain(connection, actor, jobs, self._types, repeat=repeat)
-        for actor, jobs in keyed.items():
-            answers = await submit.submit_keyed(connection, actor, jobs, self._types, repeat=repeat) or []
-            outcomes.update((id(job), answer) for job, answer in zip(jobs, answers, strict=True))
 
     async def turn(self, turn: Turn) -> TurnResult:
         steps = turns.sort_steps(turn.advances, turn.claim, turn.actor.role)

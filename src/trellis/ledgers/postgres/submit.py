@@ -204,6 +204,24 @@ async def submit_keyed(
     return [_answer(job, *row) for job, row in zip(jobs, rows, strict=True)]
 
 
+async def submit_groups(
+    connection: PostgresConnection,
+    plain: dict[int, list[NewJob]],
+    keyed: dict[int, list[NewJob]],
+    types: dict[str, int],
+    *,
+    repeat: bool,
+) -> dict[int, Submitted | Mismatch]:
+    """Submit jobs by actor: plain ones set-wise, then those with keys. Returns the answers of the latter, by `id(job)`."""
+    answers: dict[int, Submitted | Mismatch] = {}
+    for actor, jobs in plain.items():
+        await submit_plain(connection, actor, jobs, types, repeat=repeat)
+    for actor, jobs in keyed.items():
+        outcomes = await submit_keyed(connection, actor, jobs, types, repeat=repeat) or []
+        answers.update((id(job), answer) for job, answer in zip(jobs, outcomes, strict=True))
+    return answers
+
+
 SPAWN_LOST, SPAWN_NEW, SPAWN_REPEATED = range(3)
 """The answers of the function `begin_spawn`."""
 SubmitPart: TypeAlias = Callable[[Sequence[NewJob]], Awaitable[list[Submitted | Mismatch]]]
