@@ -51,8 +51,8 @@ def owner_of_process(name: str) -> str:
 async def submitter_of(ledger: Ledger, job: Job, events: Sequence[Event] | None = None) -> str:
     """The recorded owner of a job; empty when unknown. A job that the reconciler made belongs to its parent's owner.
 
-    `events` are the job's own, if they were read before. Through a limited PostgreSQL login, the login's own callers appear without the login's prefix; all others keep
-    theirs.
+    `events` are the job's own, if they were read before. Through a limited PostgreSQL login, the login's own callers
+    appear without the login's prefix; all others keep theirs.
     """
     for _ in range(LINKS_MAX):
         if events is None:
