@@ -19,7 +19,7 @@ REFUSED_READS = MappingProxyType(
         "the state of the whole system": "queues workers followers declared_types home_issuer count_events key_limit "
         "sample_events figures connections ping",
         "alerts, and what their conditions read": "alerts alert alert_mark waiting_types stage_steps",
-        "jobs and leases of everybody, for services and holders": "children peek_ready holds expiring read_journal "
+        "jobs and leases of everybody, for services and holders": "children peek_ready holds expiring read_journal journal_entries "
         "recorded job_signals outcomes",
         "checks of the whole ledger": "histories keys_over unpaired inspect",
         "the acts of operators": "acts audit_head plan_retention",

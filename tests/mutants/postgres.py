@@ -147,7 +147,7 @@ POSTGRES: dict[str, Mutant] = {
     # Events are not looked up by time.
     "DJ-13 postgres": Mutant(
         file="ledgers/postgres/read.sql",
-        old="where e.type = $1 and ($2::timestamptz is null or e.at >= $2)",
+        old="where e.type = $1 and e.at >= coalesce($2::timestamptz, '-infinity')",
         new="where e.type = $1 and ($2::timestamptz is null or $2 is not null)",
         tests=(f"{LEDGER}/test_feed.py::test_events_are_found_by_type_correlation_and_time[postgres]",),
     ),

@@ -4,12 +4,9 @@ import json as json_
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
-
-import typer
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trellis.app.system import SystemClock
-from trellis.cli import values
 from trellis.cli.commands import LIMIT_MAX
 from trellis.cli.invocation import Cli
 from trellis.cli.queue_jobs import print_how_to_read, warn_undriven
@@ -28,21 +25,10 @@ if TYPE_CHECKING:  # HTTP is imported only when it is used
 
 RETRY_LOOK_S = 0.2
 """How often to look for a retry that is about to be created, in seconds."""
-PATIENCE = "60s"
 
 
-async def wait_for_job(
-    cli: Cli,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")],
-    patience: Annotated[
-        str, typer.Option("--for", metavar="DURATION", help="The longest wait; after it, exit code 1.")
-    ] = PATIENCE,
-) -> int:
-    """Wait until a job has ended, and print its result.
-
-    Exit code 1 if it ended without success, or has not ended by then.
-    """
-    wait_s = values.seconds("--for", patience) or 0.0
+async def wait_for_job(cli: Cli, id_: str, wait_s: float) -> int:
+    """Wait until a job has ended, and print its result. Returns the exit code."""
     if cli.gateway_url is not None:
         async with cli.client() as client:
             whole = await client.jobs.get(id_)

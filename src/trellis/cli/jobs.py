@@ -13,7 +13,6 @@ from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events, stop_text
 from trellis.cli.invocation import Cli, is_local
-from trellis.cli.job_end import wait_for_job
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.cli.places import PROGRAM
 from trellis.engine.attempts import attempts_made, has_attempts
@@ -41,6 +40,7 @@ KINDS = {"job_heartbeat": "progress", "job_lease_renewed": "renewed"}
 PAYLOAD_CHARS_INLINE = 60
 PAYLOAD_CHARS_SHOWN = 2_000
 
+WAIT = "60s"
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the record; denying needs ten characters.")]
 
@@ -66,7 +66,7 @@ def add_to(program: typer.Typer) -> None:
         help_="Show, explain, wait for, change, requeue or decide about one job.",
     )
     command(job, "show", gateway=True)(show)
-    command(job, "wait", gateway=True)(wait_for_job)
+    command(job, "wait", gateway=True)(wait)
     command(job, "result", gateway=True)(result)
     command(job, "context", gateway=True)(context)
     command(job, "explain", gateway=True)(explain_job)
@@ -443,6 +443,22 @@ def _pretty(body: bytes) -> str:
     if len(text) <= PAYLOAD_CHARS_SHOWN:
         return text
     return f"{text[:PAYLOAD_CHARS_SHOWN]}\n… {len(body)} bytes in all; --json shows them"
+
+
+async def wait(
+    cli: Cli,
+    id_: JobArgument,
+    patience: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="The longest wait; after it, exit code 1.")
+    ] = WAIT,
+) -> int:
+    """Wait until a job has ended, and print its result.
+
+    Exit code 1 if it ended without success, or has not ended by then.
+    """
+    from trellis.cli.job_end import wait_for_job  # it loads the client
+
+    return await wait_for_job(cli, id_, values.seconds("--for", patience) or 0.0)
 
 
 async def result(cli: Cli, id_: JobArgument) -> None:
