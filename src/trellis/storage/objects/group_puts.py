@@ -56,7 +56,8 @@ _REFUSALS = {
     errno.ENAMETOOLONG,
 }
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""How a file of the store is opened to be read: no link, and no wait for a pipe."""
 _HOLD = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_NOFOLLOW | os.O_CLOEXEC
 """Opens a file only to keep its inode."""
 
@@ -300,7 +301,7 @@ class _Group:
         The caller relies on that object, and its writer may have died before syncing it.
         """
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(name, _READ, dir_fd=folder)
+            fd = os.open(name, READ_FLAGS, dir_fd=folder)
             try:
                 os.fsync(fd)
             finally:

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from trellis.engine.recent_entries import LruCache
 from trellis.storage.objects.folders import FOLDER_SETTLED_NS, Folders, FolderWalk, WalkEntry
-from trellis.storage.objects.group_puts import GroupPuts, digest, store_error
+from trellis.storage.objects.group_puts import READ_FLAGS, GroupPuts, digest, store_error
 from trellis.storage.objects.keys import checked_key, checked_page, file_path, is_key
 from trellis.storage.objects.probe import prove_conditional_writes
 from trellis.storage.objects.store import (
@@ -52,8 +52,6 @@ RECENT_BYTES_MAX = 16 * 1024
 """A larger object is not kept, and always read in a thread."""
 READ_AT_ONCE_MAX = 1024 * 1024
 """A larger file is hashed in chunks."""
-
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 T = TypeVar("T")
 
@@ -275,7 +273,7 @@ class _Etags:
 
 
 def _open(folder: int, name: bytes) -> tuple[int, os.stat_result]:
-    fd = os.open(name, _READ, dir_fd=folder)
+    fd = os.open(name, READ_FLAGS, dir_fd=folder)
     file_status = os.fstat(fd)
     if not stat.S_ISREG(file_status.st_mode):
         os.close(fd)
