@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from trellis.engine.alerts import ALERTS_MAX, SUBJECT_CHARS_MAX, TEXT_CHARS_MAX, AlertRound
-from trellis.engine.errors import OptionInvalid, SignalRefused, UnknownLifecycle
+from trellis.engine.errors import InvalidTransition, OptionInvalid, SignalRefused, UnknownLifecycle
 from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import (
     ATTEMPTS_MAX,
@@ -301,6 +301,41 @@ def advance_refusal(transition: Transition | None, role: Role, advance: Advance)
         return "this step finalizes no artifact"
     suspends = transition.trigger == Trigger.SUSPEND
     return None if suspends is (advance.wait is not None) else "exactly a step that suspends a job names its wait"
+
+
+def refused_step(advance: Advance, role: Role, target: str, reason: str) -> InvalidTransition:
+    """The error for a step that a lease holder cannot make."""
+    return InvalidTransition(
+        job_id=advance.lease.job_id, source=advance.source, target=target, actor=role.value, reason=reason
+    )
+
+
+def check_steps(role: Role, advances: Sequence[Advance]) -> None:
+    """Check the steps of one turn in their order. Raises UnknownLifecycle, InvalidTransition, OptionInvalid.
+
+    A step without a dead letter, an artifact and a wait is checked once for all jobs of the turn that make it.
+    """
+    passed: set[tuple[str, str, str]] = set()
+    for advance in advances:
+        name = (advance.lease.lifecycle, advance.source, advance.trigger)
+        is_plain = advance.death is advance.finalizes is advance.wait is None
+        if is_plain and name in passed:
+            continue
+        _check_step(role, advance)
+        if is_plain:
+            passed.add(name)
+
+
+def _check_step(role: Role, advance: Advance) -> None:
+    lifecycle = lifecycle_named(advance.lease.lifecycle)
+    transition = lifecycle.pull(advance.source, advance.trigger)
+    reason = advance_refusal(transition, role, advance)
+    if transition is None or reason is not None:
+        target = advance.trigger if transition is None else transition.target
+        raise refused_step(advance, role, target, reason or "not declared")
+    check_death(lifecycle.by_name[transition.target], advance.death)
+    if advance.wait is not None:
+        check_wait(advance.wait)
 
 
 def version_refusal(current: int, expected: int | None) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.ledgers.conformance.rig import DEATH, OTHER_WORKER, SUBMITTER, WORKER, Rig, actor, wait_of
-from trellis.engine.errors import InvalidTransition, Refused, TrellisError
+from trellis.engine.errors import InvalidTransition, OptionInvalid, Refused, TrellisError
 from trellis.engine.jobs import Advance, DeadLetterReason, Lease, LeaseLost, ReasonCode, Stage, StepApplied, Turn
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.lifecycles import LIFECYCLES, Phase, Progress, Role, Transition, Trigger
@@ -188,6 +188,23 @@ async def test_a_failed_job_may_leave_a_dead_letter_too(rig: Rig):
     await rig.pull(without, Trigger.FAIL)
     (letter,) = await rig.ledger.dead_letters(JobFilter(), limit=10)
     assert (letter.job_id, letter.state, letter.attempts) == (with_entry.lease.job_id, "failed", 1)
+
+
+@pytest.mark.requirement("D1")
+async def test_a_turn_with_several_wrong_steps_is_refused_for_the_first_of_them(rig: Rig):
+    """In the order of the turn, whichever job is older, and whatever is wrong with each step."""
+    older, newer = await rig.running(), await rig.running()
+    no_wait = Advance(older.lease, "running", Trigger.SUSPEND)
+    no_letter = Advance(newer.lease, "running", "reject")
+    undeclared = Advance(newer.lease, "running", "approve")
+    refusals: list[str] = []
+    for steps in ((no_letter, no_wait), (no_wait, no_letter), (undeclared, no_wait), (no_wait, undeclared)):
+        with pytest.raises((InvalidTransition, OptionInvalid)) as refused:
+            await rig.turn(*steps)
+        refusals.append(f"{getattr(refused.value, 'data', {}).get('job_id')}: {refused.value}")
+    assert ["needs a dead letter" in refusals[0], "names its wait" in refusals[1]] == [True, True], refusals
+    assert [newer.lease.job_id in refusals[2], older.lease.job_id in refusals[3]] == [True, True], refusals
+    assert [(await rig.job(one.lease.job_id)).state for one in (older, newer)] == ["running", "running"]
 
 
 @pytest.mark.requirement("JQ-2", "DJ-3", "BUS-6")

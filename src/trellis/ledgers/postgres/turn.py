@@ -11,7 +11,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from trellis.engine.errors import InputError, InvalidTransition
+from trellis.engine.errors import InputError
 from trellis.engine.jobs import (
     CLAIM_MAX,
     LEAST_URGENT_FIRST_EVERY,
@@ -29,8 +29,8 @@ from trellis.engine.jobs import (
 from trellis.engine.text import storable
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.lanes import PostgresLane
-from trellis.ledgers.refusals import advance_refusal, check_death, check_wait
-from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Transition, Trigger
+from trellis.ledgers.refusals import check_steps
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Role, Trigger
 
 TURN = "select * from turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)"
 TURNS = "select * from turns($1, $2)"
@@ -54,54 +54,21 @@ class SortedSteps:
         return bool(self.others) and not (self.done or self.starts)
 
 
-_DEAD_LETTER_STATES = {
-    one.name: {state.name for state in one.states if state.dead_letter} for one in LIFECYCLES.values()
-}
-
-
-@lru_cache(maxsize=1024)
-def declared(lifecycle: str, source: str, trigger: str, role: Role) -> Transition | None:
-    """The transition that a holder's step makes; None if this role may make none."""
-    transition = LIFECYCLES[lifecycle].pull(source, trigger)
-    return transition if transition is not None and transition.fenced and role in transition.actors else None
-
-
-def _refused(advance: Advance, role: Role) -> InvalidTransition:
-    transition = LIFECYCLES[advance.lease.lifecycle].pull(advance.source, advance.trigger)
-    return InvalidTransition(
-        job_id=advance.lease.job_id,
-        source=advance.source,
-        target=transition.target if transition else advance.trigger,
-        actor=role.value,
-        reason=advance_refusal(transition, role, advance) or "not declared",
-    )
-
-
-def sort_steps(advances: Iterable[Advance], claim: Claim | None, role: Role) -> SortedSteps:
+def sort_steps(advances: Sequence[Advance], claim: Claim | None, role: Role) -> SortedSteps:
     """Split steps: completions and starts of one lifecycle go set-wise, all others one by one.
 
-    Each kind is sorted by job.
+    Each kind is sorted by job. Raises as `check_steps`.
     """
+    check_steps(role, advances)
     ordered = sorted(advances, key=itemgetter(0))
     name = claim.lifecycle if claim else ordered[0].lease.lifecycle if ordered else "leased-job"
     steps = SortedSteps(lifecycle=LIFECYCLES[name])
     done, starts, others = steps.done, steps.starts, steps.others
     last_done = last_start = last_other = None
     for n, advance in enumerate(ordered, start=1):
-        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes, guarded, wait = (
+        (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes, guarded, _ = (
             advance
         )
-        transition = declared(lifecycle, source, trigger, role)
-        if (
-            transition is None
-            or transition.finalizes is (finalizes is None)
-            or (trigger == Trigger.SUSPEND) is (wait is None)
-        ):
-            raise _refused(advance, role)
-        if wait is not None:
-            check_wait(wait)
-        if death is not None or transition.target in _DEAD_LETTER_STATES[lifecycle]:
-            check_death(LIFECYCLES[lifecycle].by_name[transition.target], death)
         # A step after one that goes one by one also goes one by one, to stay behind it. So does a start that another
         # step of the same job follows: whether it was made before depends on how many steps follow.
         plain = cause is data is death is version is finalizes is None and not guarded

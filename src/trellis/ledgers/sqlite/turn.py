@@ -7,7 +7,7 @@ changes nothing.
 from collections.abc import Sequence
 
 from trellis.engine.decide import Occasion
-from trellis.engine.errors import ChildExists, InvalidTransition, UnknownLifecycle
+from trellis.engine.errors import ChildExists
 from trellis.engine.jobs import (
     REMARKS_MAX,
     Actor,
@@ -25,12 +25,11 @@ from trellis.engine.jobs import (
 )
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import (
-    advance_refusal,
     check_annotation,
     check_children_of,
-    check_death,
     check_signals,
-    check_wait,
+    check_steps,
+    refused_step,
 )
 from trellis.ledgers.sqlite.claims import claim
 from trellis.ledgers.sqlite.lanes import Transaction
@@ -159,7 +158,12 @@ def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnRes
 
 def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
     """One outcome per advance, in order. Steps of one job in one turn see each other."""
-    steps = _declared_steps(actor, advances)
+    check_steps(actor.role, advances)
+    steps = [
+        STEPS[LIFECYCLES[name].code, STATE_CODES[name, advance.source], advance.trigger]
+        for advance in advances
+        for name in (advance.lease.lifecycle,)
+    ]
     outcomes: list[StepApplied | LeaseLost] = []
     batch, moved = StepBatch(), set[int]()
     rows = job_rows(tx, (advance.lease.key for advance in advances))
@@ -186,45 +190,6 @@ def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Adva
     return outcomes
 
 
-def _declared_steps(actor: Actor, advances: Sequence[Advance]) -> list[StoredStep]:
-    """The declared step of each advance, or a refusal. Checked before anything is written.
-
-    A step without a dead letter, an artifact and a wait is checked once for all jobs of the turn that make it.
-    """
-    plain: dict[tuple[str, str, str], StoredStep] = {}
-    steps: list[StoredStep] = []
-    for advance in advances:
-        name = (advance.lease.lifecycle, advance.source, advance.trigger)
-        step = plain.get(name)
-        if step is None or not (advance.death is advance.finalizes is advance.wait is None):
-            step = _declared(actor, advance)
-            if advance.death is advance.finalizes is advance.wait is None:
-                plain[name] = step
-        steps.append(step)
-    return steps
-
-
-def _declared(actor: Actor, advance: Advance) -> StoredStep:
-    name = advance.lease.lifecycle
-    lifecycle = LIFECYCLES.get(name)
-    if lifecycle is None:
-        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
-    transition = lifecycle.pull(advance.source, advance.trigger)
-    reason = advance_refusal(transition, actor.role, advance)
-    if transition is None or reason is not None:
-        raise _refusal(actor, advance, transition.target if transition else advance.trigger, reason or "not declared")
-    check_death(lifecycle.by_name[transition.target], advance.death)
-    if advance.wait is not None:
-        check_wait(advance.wait)
-    return STEPS[lifecycle.code, STATE_CODES[name, advance.source], advance.trigger]
-
-
-def _refusal(actor: Actor, advance: Advance, target: str, reason: str) -> InvalidTransition:
-    return InvalidTransition(
-        job_id=advance.lease.job_id, source=advance.source, target=target, actor=actor.role.value, reason=reason
-    )
-
-
 def _staged(tx: Transaction, actor: Actor, advance: Advance, step: StoredStep) -> JobKey:
     """The artifact that this step names.
 
@@ -232,14 +197,14 @@ def _staged(tx: Transaction, actor: Actor, advance: Advance, step: StoredStep) -
     """
     artifacts = tx.db.execute(STEP_QUERIES.artifact_of, (advance.finalizes, advance.lease.key)).fetchall()
     if not artifacts:
-        raise _refusal(actor, advance, step.target_name, f"{advance.finalizes} is no artifact of this job")
+        raise refused_step(advance, actor.role, step.target_name, f"{advance.finalizes} is no artifact of this job")
     artifact, lifecycle, state = artifacts[0]
     if (lifecycle, state, Trigger.FINALIZE) not in STEPS:
         stands = f"artifact {advance.finalizes} is {STATE_NAMES[lifecycle, state]}"
-        raise _refusal(actor, advance, step.target_name, stands)
+        raise refused_step(advance, actor.role, step.target_name, stands)
     final = tx.db.execute(STEP_QUERIES.final_artifact_of, (advance.lease.key,)).fetchall()
     if final:
-        raise _refusal(actor, advance, step.target_name, f"artifact {final[0][0]} of this job is final")
+        raise refused_step(advance, actor.role, step.target_name, f"artifact {final[0][0]} of this job is final")
     return artifact
 
 
