@@ -53,6 +53,9 @@ def calls() -> dict[str, Call]:
     def buried(where: JobFilter, ledger: Ledger) -> Awaitable[object]:
         return ledger.dead_letters(where, limit=100)
 
+    def events_of_type(type_: str, ledger: Ledger) -> Awaitable[object]:
+        return ledger.find_events(type_=type_, correlation_id=None, since=None, limit=100)
+
     many = {
         "the frequent type": JobFilter(type=TYPE),
         "the frequent type that succeeded": JobFilter(type=TYPE, state="succeeded"),
@@ -69,6 +72,11 @@ def calls() -> dict[str, Call]:
         "jobs that wait, oldest first": lambda ledger: ledger.jobs(
             JobFilter(lifecycle="leased-job", state="queued"), limit=100, oldest_first=True
         ),
+        **{
+            f"events: {type_}": partial(events_of_type, type_)
+            for type_ in ("job_queued", "job_succeeded", "job_failed")
+        },
+        "the feed": lambda ledger: ledger.feed(None, limit=100),
         **{f"jobs: {name}": partial(listed, where) for name, where in (LISTS | many).items()},
         **{f"dead letters: {name}": partial(buried, where) for name, where in LISTS.items()},
     }

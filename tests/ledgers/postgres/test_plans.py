@@ -1,8 +1,11 @@
 """Look-ups and claims go through their indexes on big tables."""
 
+import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ import pytest
 from tests.ledgers.conformance.rig import Rig, actor
 from tests.ledgers.conformance.test_idle import read_statements
 from tests.ledgers.lists import LISTS
+from trellis.engine.jobs import JobId
 from trellis.ledgers.postgres.migrate import sql_files
-from trellis.ledgers.postgres.reads import BY_INDEX, READ_QUERIES
+from trellis.ledgers.postgres.reads import BY_INDEX, FREQUENT_TYPES, READ_QUERIES
 from trellis.lifecycles import Role
 
 pytestmark = pytest.mark.only("postgres")
@@ -45,6 +49,21 @@ async def _plan(rig: Rig, statement: str, *arguments: object, settings: tuple[st
     return json.dumps(json.loads(rows[0][0]) if isinstance(rows[0][0], str) else rows[0][0])
 
 
+@asynccontextmanager
+async def _arguments(rig: Rig, text: str, number: int, into: list[Any]) -> AsyncIterator[None]:
+    """Collects one argument of each read whose statement has this text."""
+    ledger: Any = rig.ledger
+
+    def note(record: Any) -> None:
+        if text in record.query:
+            into.append(record.args[number])
+
+    await ledger.job(JobId("none"))
+    with ledger._read_lane._connection.query_logger(note):
+        yield
+        await asyncio.sleep(0)  # the last one is told in the next turn of the loop
+
+
 @pytest.mark.requirement("DJ-13", "D52")
 async def test_events_of_a_sealed_partition_are_found_by_type_and_time_through_their_index(rig: Rig):
     """A partition is sealed when the next jobs go elsewhere; only then does it get the dear index."""
@@ -52,16 +71,68 @@ async def test_events_of_a_sealed_partition_are_found_by_type_and_time_through_t
     await rig.admin_sql("SELECT setval('trellis.job_id_seq', $1::bigint)", PARTITION_JOBS - 3)
     jobs = await rig.submit(6)
     await rig.claim(6)
-    assert "event_0_type_at" not in await _plan(rig, READ_QUERIES.events_by_type, 2, None, 10)
+    assert "event_0_type_at" not in await _plan(rig, READ_QUERIES.events_by_frequent_type, 2, None, 10, None)
     await rig.sweep()
     assert await rig.admin_sql("SELECT 1 FROM pg_indexes WHERE indexname = 'event_0_type_at'")
-    assert "event_0_type_at" in await _plan(rig, READ_QUERIES.events_by_type, 2, None, 10)
+    assert "event_0_type_at" in await _plan(rig, READ_QUERIES.events_by_frequent_type, 2, None, 10, None)
     hot = [row[0] for row in await rig.admin_sql("SELECT indexdef FROM pg_indexes WHERE tablename = 'event_1'")]
     assert [index for index in hot if "brin (at)" in index], "the hot partition is found by time"
-    assert not [index for index in hot if "(type" in index or "correlation" in index], "and pays for nothing else"
+    rest = [index for index in hot if "(type" in index or "correlation" in index]
+    assert [index for index in rest if "where (type <> all" not in index.lower()] == [], "and pays for nothing else"
     found = await rig.ledger.find_events(type_="job_claimed", correlation_id=None, since=None, limit=10)
     assert [event.job_id for event in found] == jobs
     assert len({row[0] for row in await rig.admin_sql("SELECT tableoid FROM trellis.event")}) == 2
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_events_of_a_rare_type_are_found_through_an_index_that_has_no_entry_for_a_job_without_trouble(rig: Rig):
+    """The types that the index leaves out stand in three places, which must agree: the index, the query, FREQUENT_TYPES."""
+    assert rig.admin_sql is not None
+    assert "_type_at_idx" in await _plan(rig, READ_QUERIES.events_by_rare_type, 5, None, 10)
+    ((index,),) = await rig.admin_sql("SELECT indexdef FROM pg_indexes WHERE indexname = 'event_rare_type'")
+    listed = re.search(r"ARRAY\[(.*?)\]", index)
+    assert listed is not None
+    assert {int(code) for code in re.findall(r"\d+", listed[1])} == FREQUENT_TYPES
+    assert f"e.type not in ({', '.join(map(str, sorted(FREQUENT_TYPES)))})" in READ_QUERIES.events_by_rare_type
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_a_page_of_a_frequent_event_type_reads_the_window_of_time_that_holds_it(rig: Rig):
+    """Of jobs that were submitted an hour apart, the oldest three are found without asking for all of time."""
+    jobs: list[JobId] = []
+    for _ in range(5):
+        jobs += await rig.submit(1)
+        await rig.advance(3_600)
+    await rig.advance(86_400)
+    (third,) = [event.ts for event in await rig.ledger.events(jobs[2])]
+    windows: list[datetime | None] = []
+
+    async def page(since: datetime | None, limit: int) -> tuple[list[JobId], bool]:
+        async with _arguments(rig, "o.at < coalesce", 3, windows):
+            events = await rig.ledger.find_events(type_="job_queued", correlation_id=None, since=since, limit=limit)
+        return [event.job_id for event in events], windows[-1] is None
+
+    assert await page(None, 3) == (jobs[:3], False)
+    assert await page(None, 10) == (jobs, True)
+    assert await page(third, 2) == (jobs[2:4], False)
+    assert await page(third + timedelta(days=1), 2) == ([], True)
+
+
+@pytest.mark.requirement("DJ-13")
+async def test_a_short_page_of_the_feed_reads_few_of_many_long_batches(rig: Rig):
+    jobs = [await rig.submit(50) for _ in range(6)]
+    asked: list[int] = []
+    read: list[JobId] = []
+    position = None
+    for _ in range(12):
+        async with _arguments(rig, "feed_places", 1, asked):
+            page = await rig.ledger.feed(position, limit=25)
+        position = page.position
+        read += [event.job_id for event in page.events]
+    assert read == [job_id for batch in jobs for job_id in batch]
+    assert (asked[0] > 6, set(asked[1:])) == (True, {2}), (
+        "every page but the first reads the batch it is in and the next"
+    )
 
 
 @pytest.mark.requirement("DJ-13")

@@ -251,10 +251,23 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
 -- name: payloads
 select j.job_id, j.payload from job j where j.job_id = any($1::text[])
 
--- name: events_by_type
+-- name: events_by_rare_type
+-- the index's condition must stand here word for word
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join job j on j.id = e.id join actor a on a.id = e.actor
- where e.type = $1 and e.at >= coalesce($2::timestamptz, '-infinity') order by e.at, e.id, e.version limit $3
+ where e.type not in (1, 2, 3, 4, 14, 31, 32) and e.type = $1 and e.at >= coalesce($2::timestamptz, '-infinity')
+ order by e.at, e.id, e.version limit $3
+
+-- name: events_by_frequent_type
+-- those of a window of time, by the index on time
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+  from (select o.* from event o where o.type = $1 and o.at >= coalesce($2::timestamptz, '-infinity') and o.at < coalesce($4::timestamptz, 'infinity')
+         order by o.at, o.id, o.version limit $3) e join job j on j.id = e.id join actor a on a.id = e.actor
+ order by e.at, e.id, e.version
+
+-- name: event_times
+-- when the events begin, about (the first one of the oldest job), and the present
+select coalesce((select e.at from event e order by e.id, e.version limit 1), trellis.now()) as first, trellis.now() as now
 
 -- name: count_events
 select e.type, count(*) as many from event e where e.type = any($1::smallint[]) and e.at >= $2 group by e.type

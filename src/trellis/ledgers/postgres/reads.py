@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import LiteralString
 
 from trellis.engine.admin_acts import ACTS_MAX, AdminAct
@@ -192,6 +192,18 @@ FEED_BATCHES_NARROWED = 2_000
 """Feed positions per query when the lifecycles of FREQUENT are left out: few events match, and an index finds them."""
 FREQUENT = frozenset({LEASED_JOB.code, BUS_JOB.code})
 """Lifecycles that the index `event_infrequent` leaves out, so that their events do not pay for it."""
+FREQUENT_TYPES = frozenset(
+    event_code(transition.event)
+    for lifecycle, triggers in (
+        (LEASED_JOB, {"submit", "claim", "start", "complete"}),
+        (BUS_JOB, {"submit", "validate", "claim", "start", "complete"}),
+    )
+    for transition in lifecycle.transitions
+    if transition.trigger in triggers
+)
+"""Event types of nearly every leased-job and bus-job, which the index `event_rare_type` leaves out."""
+EVENTS_WINDOW = timedelta(milliseconds=5)
+"""The first window of time in which events of a frequent type are looked for."""
 FEED_EMPTY_BATCHES_MAX = 2_048
 """The most feed positions per query after positions without matching events."""
 BY_INDEX = "set local enable_seqscan = off"
@@ -215,6 +227,8 @@ class PostgresReads:
     name_prefix: str
     _read_lane: PostgresLane
     _queue_counts: QueueCounts
+    _events_a_place: float = 1
+    """How many events a position of the feed had in the page that was read last."""
 
     async def fetch(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
         """The rows of a read, repeated when the connection is lost."""
@@ -374,11 +388,24 @@ class PostgresReads:
         code = event_code(type_) if type_ else None
         if correlation_id is not None:
             stored = await self.fetch(READ_QUERIES.events_by_correlation, correlation_id, since, limit, code)
-        elif code is not None:
-            stored = await self.fetch(READ_QUERIES.events_by_type, code, since, limit)
-        else:
+        elif code is None:
             raise OptionInvalid(option="type_", value=None, expected="a type or a correlation id")
+        elif code in FREQUENT_TYPES:
+            stored = await self._frequent_events(code, since, limit)
+        else:
+            stored = await self.fetch(READ_QUERIES.events_by_rare_type, code, since, limit)
         return [rows.event(row) for row in stored]
+
+    async def _frequent_events(self, code: int, since: datetime | None, limit: int) -> list[PostgresRow]:
+        """The oldest events of a type that no index names, looked for in a window of time that grows."""
+        (times,) = await self.fetch(READ_QUERIES.event_times)
+        begin, width = max(times["first"], since or times["first"]), EVENTS_WINDOW
+        while True:
+            until = begin + width if begin + width < times["now"] else None
+            stored = await self._fetch_by_index(READ_QUERIES.events_by_frequent_type, code, since, limit, until)
+            if until is None or len(stored) >= limit:
+                return stored
+            width *= 4
 
     async def count_events(
         self, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
@@ -413,7 +440,7 @@ class PostgresReads:
             if is_narrowed
             else (READ_QUERIES.feed_events, FEED_BATCHES)
         )
-        places = at_once
+        places = at_once if is_narrowed else min(at_once, 1 + int(limit / self._events_a_place))
         events: list[Event] = []
         positions: list[str] = []
         while len(events) < limit:
@@ -434,6 +461,9 @@ class PostgresReads:
                 limit - len(events),
                 numbers,
             )
+            if feed_rows and not is_narrowed:
+                # A short page of long batches then reads no more of them than it needs.
+                self._events_a_place = len(feed_rows) / len({row["pos"] for row in feed_rows})
             events.extend(rows.event(row) for row in feed_rows)
             positions.extend(of_postgres(row["pos"], row["id"], row["version"]) for row in feed_rows)
             if len(events) >= limit:
