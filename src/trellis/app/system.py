@@ -1,9 +1,9 @@
 """Real time, ids and randomness of this process. Everything else is given them by `wiring`.
 
-It is a module of its own because it is needed where an ongoing call is named, and `wiring` loads the whole engine.
+It is a module of its own because it is needed where an ongoing call is named, and `wiring` loads the whole engine. The
+event loop is loaded by what waits: a help text does not.
 """
 
-import asyncio
 import os
 import socket
 import sys
@@ -32,6 +32,8 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Waits for `seconds`."""
+        import asyncio
+
         await asyncio.sleep(seconds)
 
 

@@ -1,6 +1,5 @@
 """`trellis events`: the events of one job or of all."""
 
-import asyncio
 import json
 import math
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trellis.app.system import SystemClock
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli
@@ -141,7 +141,7 @@ async def _follow(cli: Cli, api: "GatewayClient | LocalApi", after: str | None, 
                 cli.out.line(_line(event))
         position = page.position
         if not page.items:
-            await asyncio.sleep(pause_s)
+            await SystemClock().sleep(pause_s)
 
 
 def event_rows(items: "Sequence[Event | EventListed]") -> list[Event]:

@@ -1,6 +1,5 @@
 """`trellis jobs cancel|discard|run-now|prioritize`: change many jobs that a filter names. The same for one job of `trellis job`."""
 
-import asyncio
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -285,6 +284,8 @@ async def _run(
     limit: int,
 ) -> dict[str, Any]:
     """Change batch after batch. What was changed before an interruption stays changed."""
+    from asyncio import CancelledError
+
     totals = dict(NO_TOTALS)
     shown = 0
     with counting(cli.out) as progress:
@@ -302,7 +303,7 @@ async def _run(
                         cli.out.note(f"{job.job_id} was skipped: {job.reason}")
                 if done.next_cursor is None:
                     break
-        except asyncio.CancelledError:
+        except CancelledError:
             cli.out.note(f"stopped after {counted(totals['changed'], 'job')}; the same command goes on with the rest")
             raise
     return totals

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trellis.engine import tracing
 from trellis.engine.jobs import Priority
 from trellis.engine.logs import Log
 from trellis.engine.records import Event, Job
@@ -343,6 +342,8 @@ def _console(stream: Any) -> Console:
 
 def event_record(event: Event, trace: str | None = None) -> dict[str, Any]:
     """The nine fields of an event. Its payload holds the transition and, if known, the job's trace."""
+    from trellis.engine.tracing import trace_id
+
     payload = {
         "lifecycle": event.lifecycle,
         "from": event.source,
@@ -351,7 +352,7 @@ def event_record(event: Event, trace: str | None = None) -> dict[str, Any]:
         "generation": event.generation,
         "attempt": event.attempt + 1,
         "epoch": event.epoch,
-        "trace_id": tracing.trace_id(trace),
+        "trace_id": trace_id(trace),
         "data": _plain("data", event.data),
     }
     return {
