@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
@@ -168,3 +169,29 @@ async def test_events_are_gathered_only_after_a_page_that_was_not_full(ledger: L
     one = reader(ledger, clock, "one")
     one.options = SubscriptionOptions(batch=2, gather_s=0.2)
     assert [one.pause_s(await one.run_once()) for _ in range(3)] == [0.0, 0.2, one.options.poll_s]
+
+
+async def test_a_position_that_could_not_be_saved_is_saved_later_and_the_subscription_is_released_in_any_case(
+    ledger: Ledger, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+):
+    first = reader(ledger, clock, "first")
+    ack, is_away = ledger.ack, True
+
+    async def away(*args: Any, **options: Any) -> bool:
+        if is_away and options["lease_s"]:  # a release has none
+            raise LedgerUnavailable(reason="away")
+        return await ack(*args, **options)
+
+    monkeypatch.setattr(ledger, "ack", away)
+    with pytest.raises(LedgerUnavailable):
+        await first.run_once()
+    is_away = False
+    await first.keep()
+    is_away = True
+    for call in (first.run_once, first.release):
+        with pytest.raises(LedgerUnavailable):
+            await call()
+    is_away = False
+    second = reader(ledger, clock, "second")
+    assert await second.run_once() == FeedReport(following=True, events=1)
+    assert (first.handled, second.handled) == (["j0", "j1", "j2"], ["j2"])

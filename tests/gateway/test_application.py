@@ -1,5 +1,7 @@
 """An application that looks routes up calls the same one as the router of FastAPI (`http_server/application.py`)."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -86,3 +88,26 @@ async def test_a_route_of_the_table_is_called_without_asking_the_router(monkeypa
     monkeypatch.setattr(StrictRoute, "matches", None)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://gateway") as client:
         assert (await client.get("/things/a/parts/b")).text == "part {'name': 'a', 'part': 'b'}"
+
+
+async def test_the_handlers_of_the_start_and_the_end_of_the_server_are_called():
+    steps: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncGenerator[None]:
+        steps.append("started")
+        yield
+        steps.append("ended")
+
+    app = HttpApplication(title="t", version="1", description="d")
+    app.router.lifespan_context = lifespan
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        steps.append(message["type"])
+
+    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert steps == ["started", "lifespan.startup.complete", "ended", "lifespan.shutdown.complete"]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.storage.conftest import CREDENTIALS
 from tests.storage.test_local import opened, scratch_files
+from trellis.engine.metrics import STORE_ERRORS, process_metrics
 from trellis.storage.objects import folders, group_puts, parallel_sync
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import (
@@ -238,3 +239,22 @@ async def test_puts_one_by_one_wait_for_a_server_at_most_so_many_at_once():
     answers = await put_one_by_one(put, [[ObjectPut(str(n), b"", CREATE)] for n in range(PUTS_AT_ONCE * 3)])
     assert answers == [[PutStored(str(n))] for n in range(PUTS_AT_ONCE * 3)]
     assert most == PUTS_AT_ONCE
+
+
+async def test_failed_puts_are_counted_once_however_they_were_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The alert on a store that does not answer reads this count."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def errors() -> dict[tuple[str, ...], float]:
+        return {one.labels: one.value for one in process_metrics.samples() if one.metric is STORE_ERRORS}
+
+    before = errors()
+    monkeypatch.setattr(folders.Folders, "write_scratch", full)
+    async with opened(tmp_path) as store:
+        await store.put_many([[ObjectPut(f"a/{n}", b"1", CREATE)] for n in range(3)])
+        with pytest.raises(StoreUnavailable):
+            await store.put("b", b"1")
+    label = ("put", StoreUnavailable.code)
+    assert errors() == before | {label: before.get(label, 0) + 4}

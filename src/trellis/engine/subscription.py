@@ -156,12 +156,14 @@ class FeedSubscriber(Generic[OptionsT]):
 
     async def release(self) -> None:
         """Save the position and release the subscription, so that another process can take it at once."""
-        if self._following is not None and self._is_unsaved:
-            with contextlib.suppress(TakenOver):
-                await self._ack(self._read_up_to)
-        following, self._following = self._following, None
-        if following is not None:
-            await self.ledger.unsubscribe(following)
+        try:
+            if self._following is not None and self._is_unsaved:
+                with contextlib.suppress(TakenOver):
+                    await self._ack(self._read_up_to)
+        finally:
+            following, self._following = self._following, None
+            if following is not None:
+                await self.ledger.unsubscribe(following)
 
     def pause_s(self, report: FeedReport) -> float:
         """No pause while there are more events that can be handled."""
@@ -182,9 +184,10 @@ class FeedSubscriber(Generic[OptionsT]):
 
     async def _ack(self, position: str | None) -> None:
         following, self._kept_in = self._following, self._renewal_period()
-        self._save_at, self._is_unsaved = self.clock.monotonic() + self.options.save_every_s, False
+        self._save_at = self.clock.monotonic() + self.options.save_every_s
         if following is None or not await self.ledger.ack(following, position, lease_s=self.options.lease_s):
             self._following = None
             _log.warning("taken_over", follower=self.follows_as, process=self.actor.name)
             raise TakenOver
         self.saved = position or self.saved
+        self._is_unsaved = self._is_unsaved and self._read_up_to != self.saved

@@ -87,6 +87,9 @@ class _RouteTable:
         self._candidates = _candidates(app.router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # the start and the end of the server
+            await self._otherwise(scope, receive, send)
+            return
         path: str = scope["path"]
         key = (scope.get("method", ""), path[1:].partition("/")[0], path.count("/"))
         for one in self._candidates.get(key, ()) if not scope.get("root_path") else ():

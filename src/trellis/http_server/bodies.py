@@ -151,8 +151,8 @@ class StrictRequest(Request):
         return self._body
 
     async def _bounded(self) -> bytes:
-        parts: list[bytes] = []
-        size, is_more = 0, True
+        first, rest = b"", bytearray()
+        is_more = True
         arriving = nullcontext() if self._authenticated else self._under_way.unauthenticated.arriving(sender_of(self))
         try:
             with arriving:
@@ -162,15 +162,18 @@ class StrictRequest(Request):
                         if message["type"] == "http.disconnect":
                             raise ClientDisconnect
                         part = message.get("body", b"")
-                        size, is_more = size + len(part), message.get("more_body", False)
-                        if size > self._bytes_max:
+                        is_more = message.get("more_body", False)
+                        if len(first) + len(rest) + len(part) > self._bytes_max:
                             raise too_large(self._bytes_max)
                         self._hold(len(part))
-                        parts.append(part)
+                        if first:
+                            rest += part
+                        else:
+                            first = part
         except TimeoutError:
             detail = f"The body did not arrive within {self._body_s:g} s; send it at once."
             raise Problem("REQUEST_TIMEOUT", detail) from None
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return first + rest if rest else first
 
     def _hold(self, count: int) -> None:
         if self._authenticated:

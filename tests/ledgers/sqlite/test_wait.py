@@ -1,9 +1,15 @@
 """Waiting for work: a commit here wakes at once, a commit of another process soon, and time out ends it."""
 
 import asyncio
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
 
 from tests.ledgers.sqlite.people import ADMIN, claim, submit
 from trellis.ledgers.sqlite.ledger import SqliteLedger
+from trellis.ledgers.sqlite.notifier import UNTOLD_POLL_S, CommitWatch, FileWatch
 
 LONG_S = 60.0
 """Longer than the test may last: a wait that returns was woken."""
@@ -74,3 +80,48 @@ async def test_every_waiter_in_every_loop_is_woken(ledger: SqliteLedger):
     await asyncio.wait_for(asyncio.gather(*here), 10)
     await submit(ledger)
     await asyncio.wait_for(there, 10)
+
+
+class ScriptedLog:
+    """A log whose writes are reported at once, both before the first commit is visible. Later waits time out."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waits.append(timeout_s)
+        return len(self.waits) == 1
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ScriptedConnection:
+    """Another process's commits become visible one by one: the second while its write is long reported."""
+
+    def __init__(self, log: ScriptedLog) -> None:
+        self.log = log
+
+    def execute(self, _: str) -> Self:
+        return self
+
+    def fetchall(self) -> list[tuple[int]]:
+        return [(0 if not self.log.waits else 1 if len(self.log.waits) < 4 else 2,)]
+
+    def close(self) -> None: ...
+
+
+def test_the_second_of_two_commits_whose_writes_were_reported_together_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A commit is visible after its sync, which nothing reports."""
+    log, heard = ScriptedLog(), threading.Semaphore(0)
+    monkeypatch.setattr(FileWatch, "of", lambda _: log)
+    open_connection: Any = lambda: ScriptedConnection(log)  # noqa: E731
+    watch = CommitWatch(open_connection, tmp_path, any_ready=lambda *_: False, on_events=heard.release)
+    with watch.attend():
+        assert heard.acquire(timeout=10)
+        assert heard.acquire(timeout=10)
+    watch.close()
+    assert max(log.waits[1:4]) < UNTOLD_POLL_S

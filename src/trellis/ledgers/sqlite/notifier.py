@@ -218,7 +218,8 @@ class CommitWatch:
                 self._wake_waiters(connection)
                 if newest != before:
                     self._on_events()
-                expected_s = 0.0  # the write that was reported is visible now, and a later one is reported again
+                # The write that was reported may have been that of the next commit, whose sync has not ended yet.
+                expected_s, pause_s = WRITING_S, AFTER_COMMIT_S
                 self._closed.wait(AFTER_COMMIT_S)
             elif file is None:
                 self._closed.wait(POLL_S)

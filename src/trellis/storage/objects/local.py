@@ -41,6 +41,7 @@ from trellis.storage.objects.store import (
     PutStored,
     StoredObject,
     StoreError,
+    count_failed_puts,
     measured_store,
 )
 
@@ -56,7 +57,7 @@ READ_AT_ONCE_MAX = 1024 * 1024
 T = TypeVar("T")
 
 
-@measured_store
+@partial(measured_store, counted={"put_many": count_failed_puts})
 class LocalObjects:
     """Objects in a folder. Any number of processes may use the same one."""
 
@@ -108,12 +109,15 @@ class LocalObjects:
         checked_key(key)
         if len(body) > self._bytes_max:
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
-        ((answer,),) = await self.put_many([[ObjectPut(key, body, when)]])
+        ((answer,),) = await self._put_together([[ObjectPut(key, body, when)]])
         if isinstance(answer, StoreError):
             raise answer
         return answer
 
     async def put_many(self, sequences: Sequence[Sequence[ObjectPut]]) -> list[list[PutAnswer]]:
+        return await self._put_together(sequences)
+
+    async def _put_together(self, sequences: Sequence[Sequence[ObjectPut]]) -> list[list[PutAnswer]]:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._puts.put_many, sequences)
 
     async def list(self, prefix: str, *, after: str | None = None, limit: int = PAGE_MAX) -> ObjectPage:

@@ -20,13 +20,14 @@ error. If the store could not answer, one of these is raised:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from trellis.engine.errors import TrellisError
-from trellis.engine.metrics import STORE_ERRORS, STORE_SECONDS, measured_class
+from trellis.engine.metrics import STORE_ERRORS, STORE_SECONDS, Counted, measured_class, process_metrics
 
 OBJECT_BYTES_MAX = 64 * 1024 * 1024
 PAGE_MAX = 1000
@@ -237,6 +238,12 @@ STORE_VERBS = ("get", "head", "put", "put_many", "list", "delete")
 StoreT = TypeVar("StoreT")
 
 
-def measured_store(store: type[StoreT]) -> type[StoreT]:
+def measured_store(store: type[StoreT], counted: Mapping[str, Counted] = MappingProxyType({})) -> type[StoreT]:
     """Wrap the calls of a store class, so that their time and errors are counted."""
-    return measured_class(store, STORE_VERBS, STORE_SECONDS, STORE_ERRORS, {})
+    return measured_class(store, STORE_VERBS, STORE_SECONDS, STORE_ERRORS, counted)
+
+
+def count_failed_puts(_: object, __: Sequence[object], answers: Sequence[Sequence[PutAnswer]]) -> None:
+    """Counts the errors in the answers of `put_many`, for a store whose `put_many` does not call its `put`."""
+    for error in (one for sequence in answers for one in sequence if isinstance(one, StoreError)):
+        process_metrics.count(STORE_ERRORS, 1, "put", error.code)

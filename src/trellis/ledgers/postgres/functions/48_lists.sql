@@ -9,9 +9,10 @@ begin
   if p_type is not null then
     return query
       select (c.code / 16)::smallint, (c.code % 16)::smallint, o.type
-        from unnest(p_codes) c(code) cross join (
+        from unnest(p_codes) c(code) cross join lateral (
           select t.id as type from job_type t where t.name = p_type union all
-          select 0 from job_type t where t.name = p_type and exists (select from meta m where m.name = 'ended_untyped')) o;
+          select 0 from job_type t where t.name = p_type and exists (
+            select from ended n where n.lifecycle = (c.code / 16)::smallint and n.state = (c.code % 16)::smallint and n.type = 0)) o;
     return;
   end if;
   return query

@@ -92,23 +92,19 @@ language sql stable set search_path from current as $$
   select p_now + coalesce((p_windows ->> (p_lifecycle * 16 + p_state)::text)::float8, s.timer_s) * interval '1 s' from state s where s.lifecycle = p_lifecycle and s.state = p_state
 $$;
 
--- Fills in the types of jobs that ended before migration 38, newest first, a part at a time. A row that somebody holds is met again.
+-- Fills in the types of jobs that ended before migration 38, or in a call that had begun before it: a part at a time, by the index in
+-- which those without a type come first. A row that somebody holds is met again. `ended_untyped` only says that there is much to do.
 create or replace function _fill_types() returns void language plpgsql set search_path from current as $$
 declare
-  below bigint := (select m.value::bigint from meta m where m.name = 'ended_untyped');
-  ids bigint[];
+  ids bigint[] := array(select f.id from (select o.* from state o where o.phase = 2) s cross join lateral (
+    select n.id from ended n where n.lifecycle = s.lifecycle and n.state = s.state and n.type = 0 order by n.id desc limit 2000) f limit 2000);
 begin
-  if below is null then return; end if;
-  ids := array(select n.id from ended n where n.id < below order by n.id desc limit 2000);
   if ids = '{}' then
     delete from meta m where m.name = 'ended_untyped';
     return;
   end if;
   with missing as (select n.id from ended n where n.id = any(ids) and n.type = 0 for update skip locked)
   update ended n set type = j.type from missing m join job j on j.id = m.id where n.id = m.id;
-  if not exists (select from ended n where n.id = any(ids) and n.type = 0) then
-    update meta m set value = ids[cardinality(ids)]::text where m.name = 'ended_untyped';
-  end if;
 end $$;
 
 create or replace function _sweep_due(p_actor int, p_now timestamptz, p_batch bigint, p_limit int, p_windows jsonb,
