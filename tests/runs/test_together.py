@@ -14,7 +14,9 @@ from trellis.documents.publisher import DocumentPublisher
 from trellis.documents.run_documents import STEP_ENTRY
 from trellis.engine.jobs import Actor, Claim, Claimed, ClaimId, Turn, TurnResult, TypeClaim
 from trellis.engine.ledger import Ledger
+from trellis.engine.records import RecordedEvent
 from trellis.lifecycles import Role
+from trellis.runs.job_pasts import JobPast
 from trellis.runs.orchestrator import TYPE, Orchestrator, OrchestratorOptions, StepContext, StepResult
 from trellis.runs.projector import EventRecorder, Projector
 from trellis.storage.objects.open import open_objects
@@ -236,6 +238,27 @@ async def test_a_run_that_cannot_be_published_is_tried_again_and_the_others_are_
     store.down = "nothing"
     assert (await projecting.run_once()).events == 4
     assert await objects.get(ids.status_key("one", one)) is not None
+    await objects.close()
+
+
+@pytest.mark.requirement("D14")
+async def test_a_run_whose_documents_cannot_be_made_holds_up_no_other(
+    stand: Stand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    one, other = await stand.run_of("one"), await stand.run_of("other")
+    documents = EventRecorder._documents
+
+    async def unreadable(self: EventRecorder, record: RecordedEvent, past: JobPast) -> Any:
+        if record.event.job_id == one:
+            raise ValueError("an unreadable payload")
+        return await documents(self, record, past)
+
+    monkeypatch.setattr(EventRecorder, "_documents", unreadable)
+    with pytest.raises(ValueError, match="an unreadable payload"):
+        await projector(stand, Store(objects)).run_once()
+    assert await objects.get(ids.status_key("one", one)) is None
+    assert await objects.get(ids.status_key("other", other)) is not None
     await objects.close()
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -258,3 +260,65 @@ async def test_failed_puts_are_counted_once_however_they_were_called(tmp_path: P
             await store.put("b", b"1")
     label = ("put", StoreUnavailable.code)
     assert errors() == before | {label: before.get(label, 0) + 4}
+
+
+async def test_a_folder_that_a_deletion_removed_before_the_sync_costs_no_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sync_above, races = folders.Folders.sync_above, [True]
+
+    def racing(self: folders.Folders, to_sync: Iterable[folders.FolderToWrite]) -> dict[tuple[bytes, ...], OSError]:
+        some = list(to_sync)
+        if races:
+            races.clear()
+            self.prune(some[0].names)  # as the deletion of another process does with an empty folder
+        return sync_above(self, some)
+
+    monkeypatch.setattr(folders.Folders, "sync_above", racing)
+    async with opened(tmp_path) as store:
+        answers = await store.put_many([[ObjectPut("a/b/c", b"1", CREATE)], [ObjectPut("x/y", b"2", CREATE)]])
+        assert kinds(answers) == [[PutStored], [PutStored]]
+        assert await bodies(store, "a/b/c", "x/y") == [b"1", b"2"]
+
+
+async def test_a_folder_that_cannot_be_opened_to_sync_it_fails_its_own_puts_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = folders.Folders.folder
+
+    def too_many_files(self: folders.Folders, names: Sequence[bytes]) -> AbstractContextManager[int]:
+        if names and names[0] == b"a":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return folder(self, names)
+
+    async with opened(tmp_path) as store:
+        monkeypatch.setattr(folders.Folders, "folder", too_many_files)
+        answers = await store.put_many([[ObjectPut("a/b/c", b"1", CREATE)], [ObjectPut("x/y", b"2", CREATE)]])
+        assert kinds(answers) == [[StoreUnavailable], [PutStored]]
+
+
+async def test_a_sequence_ends_at_a_refused_put_also_when_a_later_one_replaces_it(store: ObjectStore):
+    await store.put("k", b"of somebody else")
+    sequence = [ObjectPut("k", b"1", if_match("0" * 64)), ObjectPut("mid", b"m", CREATE), ObjectPut("k", b"2", None)]
+    assert kinds(await store.put_many([sequence])) == [[PutRefused]]
+    assert await bodies(store, "k", "mid") == [b"of somebody else", None]
+
+
+async def test_large_groups_are_written_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Several at once could take every descriptor of the process."""
+    write, at_work, most = group_puts.GroupPuts._write, set[object](), list[int]()
+
+    def watched(self: group_puts.GroupPuts, group: Any, etags: Any) -> Any:
+        mine = object()
+        at_work.add(mine)
+        most.append(len(at_work))
+        try:
+            return write(self, group, etags)
+        finally:
+            at_work.discard(mine)
+
+    monkeypatch.setattr(group_puts.GroupPuts, "_write", watched)
+    async with opened(tmp_path) as store:
+        calls = [[[ObjectPut(f"{call}/{n}", b"1", CREATE)] for n in range(20)] for call in range(8)]
+        await asyncio.gather(*(store.put_many(call) for call in calls))
+    assert (len(most), max(most)) == (8, 1)

@@ -17,6 +17,7 @@ from trellis.documents.audit_log import ActRecorder, SegmentLine, SegmentWriter,
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
 from trellis.documents.run_documents import Publication, RunFacts, RunRequest
+from trellis.engine.errors import LedgerError, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
@@ -251,7 +252,12 @@ class EventRecorder:
             (together if self._is_plain(family, aside) else alone).append(family)
         answers: list[int | BaseException] = []
         for batch in _batches(together):
-            written, error, left = await self._publish_together(batch)
+            try:
+                written, error, left = await self._publish_together(batch)
+            except LedgerError:
+                raise
+            except (TrellisError, ValueError, LookupError):  # the one that cannot be published says so when it is alone
+                written, error, left = 0, None, batch
             answers += [written] if error is None else [written, error]
             alone += left
             if between is not None:

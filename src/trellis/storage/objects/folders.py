@@ -157,16 +157,27 @@ class Folders:
             return self._made(above, names[-1])
 
     def sync_above(self, folders: "Iterable[FolderToWrite]") -> dict[tuple[bytes, ...], OSError]:
-        """Sync what leads to these folders, each folder once. Returns what went wrong, by the path of the lost folder."""
+        """Sync what leads to these folders, each folder once. Returns what went wrong, by the path of the lost folder.
+
+        A folder that a deletion removed meanwhile is left out: nothing can be put into what was below it.
+        """
         above: dict[tuple[bytes, ...], dict[tuple[bytes, ...], tuple[int, int]]] = {}
         for names, identity in (entry for folder in folders for entry in folder.unsynced):
             above.setdefault(names[:-1], {})[names] = identity
         problems: dict[tuple[bytes, ...], OSError] = {}
         paths = list(above)
         for some in (paths[first : first + ABOVE_AT_ONCE] for first in range(0, len(paths), ABOVE_AT_ONCE)):
+            there = dict[tuple[bytes, ...], int]()
             with contextlib.ExitStack() as stack:
-                results = sync_all([stack.enter_context(self.folder(names)) for names in some])
-            for names, problem in zip(some, results, strict=True):
+                for names in some:
+                    try:
+                        there[names] = stack.enter_context(self.folder(names))
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        problems |= dict.fromkeys(above[names], error)
+                results = sync_all(list(there.values()))
+            for names, problem in zip(there, results, strict=True):
                 if problem is not None:
                     problems |= dict.fromkeys(above[names], problem)
                     continue

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,9 @@ from trellis.storage.objects.store import (
 
 GROUP_MAX = 192
 """Most objects in a group. Each has up to three open files while the group is written."""
+LARGE_GROUP = 16
+"""Groups with more objects than this are written one after the other: all of them together could take every
+descriptor of the process."""
 REPLACED_MAX = 256
 """Most replaced files that wait to be closed. Those of a further group are closed before it is answered."""
 GROUP_BYTES_MAX = 8 * 1024 * 1024
@@ -95,6 +99,8 @@ class _Put:
     """Whether every put before it in its sequence was placed."""
     replaced_by: "_Put | None" = None
     """A later put of the same key in the same sequence and group. This one's bytes then need not be written."""
+    is_first: bool = True
+    """Whether no put of the same key comes before it in its sequence and group."""
     answer: PutAnswer | None = None
 
     @property
@@ -117,6 +123,8 @@ class GroupPuts:
         self._bytes_max = object_bytes_max
         self._later = later
         self._replaced = 0
+        self._counting = threading.Lock()
+        self._large_group = threading.Lock()
 
     def put_many(self, sequences: Sequence[Sequence[ObjectPut]]) -> list[list[PutAnswer]]:
         """Write the objects; see `ObjectStore.put_many`."""
@@ -124,7 +132,9 @@ class GroupPuts:
         etags: dict[tuple[int, str], str] = {}
         for group in _groups(sequences):
             open_ones = [(n, put) for n, put in group if not answers[n] or isinstance(answers[n][-1], PutStored)]
-            for one in self._write(open_ones, etags):
+            with self._large_group if len(open_ones) > LARGE_GROUP else contextlib.nullcontext():
+                puts = self._write(open_ones, etags)
+            for one in puts:
                 if not answers[one.sequence] or isinstance(answers[one.sequence][-1], PutStored):
                     answers[one.sequence].append(one.answer or PutStored(one.etag))
                     etags[one.sequence, one.key] = one.etag
@@ -148,7 +158,7 @@ class GroupPuts:
             writing.close()
             self._close_replaced(writing.replaced)
         for put in reversed(puts):
-            if put.replaced_by is not None and put.is_reached:
+            if put.replaced_by is not None and put.is_reached and put.answer is None:
                 self._answer_replaced(put, put.replaced_by)
         return puts
 
@@ -156,10 +166,13 @@ class GroupPuts:
         def close() -> None:
             for fd in fds:
                 os.close(fd)
-            self._replaced -= len(fds)
+            with self._counting:
+                self._replaced -= len(fds)
 
-        self._replaced += len(fds)
-        if not fds or self._replaced > REPLACED_MAX:
+        with self._counting:
+            self._replaced += len(fds)
+            is_full = self._replaced > REPLACED_MAX
+        if not fds or is_full:
             close()
             return
         try:
@@ -198,7 +211,7 @@ class _Group:
                 continue
             before = last.get((sequence, one.key))
             when = one.when or (IfMatch(etags[sequence, one.key]) if before is None else before.when)
-            put = _Put(sequence, one.key, one.body, digest(one.body), (), when)
+            put = _Put(sequence, one.key, one.body, digest(one.body), (), when, is_first=before is None)
             if before is not None and one.when is None:
                 before.replaced_by = put
             last[sequence, one.key] = put
@@ -243,31 +256,44 @@ class _Group:
         raise StoreUnavailable(verb="put", key=put.key, reason="its folder is removed as often as it is made")
 
     def place(self, put: _Put) -> None:
-        """Make the bytes visible under the key, if the condition of the put holds."""
-        if put.file is None or put.answer is not None:
+        """Make the bytes visible under the key, if the condition of the put holds.
+
+        Of a put that a later one replaces, only the condition is checked: a sequence ends where a put is refused.
+        """
+        if put.answer is not None:
             return
         try:
-            for _ in range(PLACE_TRIES):
-                folder = self._folder(put)
-                if folder is not put.folder:
-                    self._use(put, folder)
-                try:
-                    put.answer = self._place(put, put.file, folder.fd)
-                except FileNotFoundError:
-                    if isinstance(put.when, IfMatch):
-                        raise
-                    self._removed.append(self._open.pop(folder.names))
-                else:
-                    return
-            put.answer = StoreUnavailable(
-                verb="put", key=put.key, reason="its folder is removed as often as it is made"
-            )
+            if put.file is None:
+                self._check(put)
+            else:
+                put.answer = self._place_in_folder(put, put.file)
         except FileNotFoundError:
             put.answer = PutRefused(None)
         except OSError as error:
             put.fail(error)
         except StoreError as error:
             put.answer = error
+
+    def _place_in_folder(self, put: _Put, file: ScratchFile) -> PutRefused | None:
+        for _ in range(PLACE_TRIES):
+            folder = self._folder(put)
+            if folder is not put.folder:
+                self._use(put, folder)
+            try:
+                return self._place(put, file, folder.fd)
+            except FileNotFoundError:
+                if isinstance(put.when, IfMatch):
+                    raise
+                self._removed.append(self._open.pop(folder.names))
+        raise StoreUnavailable(verb="put", key=put.key, reason="its folder is removed as often as it is made")
+
+    def _check(self, put: _Put) -> None:
+        """Refuse a put whose bytes are not written if its condition does not hold."""
+        if put.is_first and isinstance(put.when, IfMatch):
+            folder = self._folder(put).fd
+            there = self._etag_of(folder, put.name, put.key)
+            if there != put.when.etag:
+                put.answer = self._refused(folder, put.name, there)
 
     def _use(self, put: _Put, folder: FolderToWrite) -> None:
         """Put into another folder than the prepared one, which a deletion removed."""
