@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from tests.bus.rig import Rig, rigged
-from tests.ledgers import conftest as ledgers
 from tests.servers.postgres import PostgresServer
 from trellis.bus.scheduling.dispatch_policy import SchedulerOptions
 from trellis.bus.topics import Topics
 
-clocked_postgres = ledgers.clocked_postgres
 Opens = Callable[..., AbstractAsyncContextManager[Rig]]
 
 
