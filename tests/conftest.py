@@ -1,18 +1,17 @@
 """Fixtures that every test can use. A server is started once per test process, and only if a test asks for it."""
 
-import asyncio
 import contextlib
 import gc
-import importlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.compiled import compile_everything
 from tests.pace import Pace, keeping_pace
@@ -26,7 +25,9 @@ from tests.servers.postgres import (
     sharing_clusters,
 )
 from tests.servers.ready_python import sharing_python
+from tests.servers.templates import IN_A_HURRY, TEMPLATE, TEMPLATES
 from tests.servers.temporal import TemporalServer, running_temporal
+from tests.servers.warm_connections import WarmConnections, keeping_connections
 
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,11 +59,6 @@ def keep_files_in_memory() -> None:
 keep_files_in_memory()
 gc.disable()  # until the tests are collected: nearly all that is made until then stays
 
-TEMPLATE = "trellis_template"
-TEMPLATE_MIGRATION = (
-    "trellis.ledgers.postgres.migrate:migrate"  # async (url) -> None; makes the schema in an empty database
-)
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """The process that hands out the tests keeps the shared folders; its workers find them in their environment."""
@@ -92,17 +88,26 @@ def pace() -> Iterator[Pace]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A real PostgreSQL; TRELLIS_TEST_POSTGRES=15 chooses another major version than the default."""
-    with running_postgres(_chosen_binaries().bin_dir) as server:
+    with running_postgres(_chosen_binaries().bin_dir, TEMPLATES) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres_server: PostgresServer) -> str:
-    """The name of a migrated database that tests copy: the schema is made once per test process."""
-    url = postgres_server.create_database(TEMPLATE)
-    module, _, function = TEMPLATE_MIGRATION.partition(":")
-    asyncio.run(getattr(importlib.import_module(module), function)(url))
-    postgres_server.seal_template(TEMPLATE)
+def clocked_postgres() -> Iterator[PostgresServer]:
+    """The wheel's server, not durable. Its tests copy the template whose clock they set, or a used copy that was set back."""
+    with running_postgres(contents=TEMPLATES, **IN_A_HURRY) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
+async def warm_connections() -> AsyncIterator[WarmConnections]:
+    async with keeping_connections() as warm:
+        yield warm
+
+
+@pytest.fixture(scope="session")
+def postgres_template() -> str:
+    """The name of a migrated database that tests copy."""
     return TEMPLATE
 
 

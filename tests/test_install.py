@@ -14,6 +14,8 @@ import pytest
 
 from tools import bootstrap
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent
 INSTALL_S = 300
 COMMAND_S = 100

@@ -13,7 +13,7 @@ import pytest
 
 from tests.servers import known_types
 from tests.servers.known_types import ASKED
-from tests.servers.postgres import PostgresServer, available_servers, running_postgres
+from tests.servers.postgres import Contents, PostgresServer, available_servers, running_postgres, sharing_clusters
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,6 +48,25 @@ def test_committed_rows_survive_a_crash_of_the_server(binaries):
         assert server.pid != before
         assert server.sql("SELECT seven FROM kept") == "7"
         assert server.sql("SHOW server_version_num").startswith(str(binaries.version))
+
+
+def test_contents_are_made_once_and_every_server_begins_with_a_copy_of_its_own():
+    makers: list[PostgresServer] = []
+
+    def fill(server: PostgresServer) -> None:
+        makers.append(server)
+        server.sql("CREATE TABLE kept AS SELECT 7 AS seven")
+        server.sql("CREATE ROLE known LOGIN")
+
+    contents = Contents(name="kept", fill=fill)
+    with sharing_clusters(), running_postgres(contents=contents) as first:
+        first.sql("UPDATE kept SET seven = 8")
+        with running_postgres(contents=contents) as second, running_postgres() as empty:
+            assert second.sql("SELECT seven FROM kept") == first.sql("SELECT seven - 1 FROM kept") == "7"
+            assert second.sql("SELECT rolname FROM pg_roles WHERE rolname = 'known'") == "known"
+            assert empty.sql("SELECT to_regclass('kept') IS NULL") == "t"
+    assert len(makers) == 1
+    assert not makers[0].folder.exists()
 
 
 def test_postgres_server_ends_and_cleans_up_when_its_owner_is_killed():

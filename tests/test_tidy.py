@@ -1,6 +1,7 @@
 """The habits of this code that a machine can check. Each rule names what to do instead when it fails."""
 
 import ast
+import gc
 import importlib.util
 import re
 import subprocess
@@ -9,6 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.long  # so one process parses the code for all of these rules
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "trellis"
@@ -122,7 +125,13 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 @cache
 def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    """The syntax of a file. It stays, so the collector need not look through it: that took as long as all parsing."""
+    gc.disable()
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

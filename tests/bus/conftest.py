@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.bus.rig import Rig, rigged
-from tests.ledgers import conftest as ledgers
 from tests.servers.postgres import PostgresServer
 from trellis.bus.scheduling.dispatch_policy import SchedulerOptions
 from trellis.bus.topics import Topics
 
-clocked_postgres = ledgers.clocked_postgres
 Opens = Callable[..., AbstractAsyncContextManager[Rig]]
 
 
@@ -27,13 +26,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("bus_server", ["sqlite", "postgres"] if both else ["sqlite"], indirect=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a rig share one event loop, because connections to a server are kept from one to the next."""
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call is not None and "bus_server" in call.params and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
 @pytest.fixture
 def bus_server(request: pytest.FixtureRequest) -> PostgresServer | None:
     """The server that the ledger needs. Not async: starting one runs an event loop of its own."""
-    return request.getfixturevalue("clocked_postgres") if request.param == "postgres" else None
+    if request.param == "sqlite":
+        return None
+    server = request.getfixturevalue("clocked_postgres")
+    request.getfixturevalue("warm_connections")
+    return server
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def rig(bus_server: PostgresServer | None, tmp_path: Path) -> AsyncIterator[Rig]:
     """A rig whose topics are all as by default."""
     async with rigged(Topics(), tmp_path, bus_server) as made:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
+import pytest_asyncio
 
 from tests.bus.rig import TOPIC, Rig
 from trellis.bus.collector import (
@@ -111,7 +112,7 @@ class Store:
         return [one.key for one in (await self.objects.list("bus")).items]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def store(rig: Rig, tmp_path: Path) -> AsyncGenerator[Store]:
     folder = tmp_path / "objects"
     objects = await open_objects(f"file://{folder}")

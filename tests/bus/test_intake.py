@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
+import pytest_asyncio
 
 from tests.bus.holding_parts import parts_of
 from tests.bus.rig import SENDER, TOPIC, Rig, quiet
@@ -78,7 +79,7 @@ def intake_of(rig: Rig, topics: Topics) -> BusIntake:
     return BusIntake(ledger=rig.ledger, bus=rig.bus, topics=topics, room=room, clock=rig.clock)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def client(rig: Rig) -> AsyncIterator[Client]:
     made = Client(rig.sender("client-1"), intake_of(rig, rig.topics))
     made.intake.accepted = lambda: made.accepted.append(1)

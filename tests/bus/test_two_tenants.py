@@ -6,6 +6,7 @@ Steps that strangers hung below another's parent before that was refused are sto
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
@@ -35,7 +36,7 @@ async def end(parts: Parts, job_id: str, status: Status = Status.SUCCEEDED) -> N
     await parts.result(await parts.dispatch(job_id, "w1"), "w1", status)
 
 
-@pytest.fixture(params=["there", "not there"])
+@pytest_asyncio.fixture(loop_scope="session", params=["there", "not there"])
 async def parent(request: pytest.FixtureRequest, rig: Rig) -> str:
     if request.param == "there":
         await rig.submit(job_id="p", by=OWNER)

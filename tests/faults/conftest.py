@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Literal
 
 import asyncpg
 import pytest
@@ -22,15 +21,13 @@ from tests.faults.proxy import Proxy, proxied
 from tests.ledgers.conformance.rig import Rig
 from tests.servers.known_types import ASKED
 from tests.servers.postgres import PostgresServer
+from tests.servers.templates import CLOCKED_TEMPLATE, TEMPLATE
+from tests.servers.templates import FAULTS_LOGIN as LOGIN
 from trellis.engine.ledger import Ledger
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
-from trellis.ledgers.postgres.migrate import migrate
 
-LOGIN = "faults_login"
-CLOCKS: tuple[Literal["test", "system"], ...] = ("test", "system")
-TEMPLATES = {"test": "faults_clocked", "system": "faults_timed"}
 SEED = int(os.environ.get("TRELLIS_FAULT_SEED", "20261115"))
 """Every random choice of these tests comes from here; a failure prints it."""
 PATIENT = LaneOptions(call_timeout_s=0.4, outcome_window_s=20.0, connect_timeout_s=5.0)
@@ -78,27 +75,15 @@ def nursery() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="session")
 def fault_server(postgres_server: PostgresServer) -> PostgresServer:
-    """The server with two migrated templates: one whose clock tests set, one on the system's clock."""
-    prepare(postgres_server, *TEMPLATES.values())
+    """The server, with its templates: one whose clock tests set, one on the system's clock."""
     return postgres_server
 
 
-def prepare(server: PostgresServer, *templates: str) -> None:
-    for clock in CLOCKS:
-        template = TEMPLATES[clock]
-        if template not in templates:
-            continue
-        url = server.create_database(template)
-        asyncio.run(migrate(url, clock=clock))
-        server.seal_template(template)
-    server.sql(f"CREATE ROLE {LOGIN} LOGIN IN ROLE trellis_app")
-
-
 @contextlib.contextmanager
-def database(server: PostgresServer, clock: str = "system") -> Iterator[str]:
+def database(server: PostgresServer, template: str = TEMPLATE) -> Iterator[str]:
     """The name of a fresh ledger's database."""
     name = f"faults_{next(_numbers)}"
-    server.create_database(name, TEMPLATES[clock])
+    server.create_database(name, template)
     try:
         yield name
     finally:
@@ -137,13 +122,13 @@ class Bench:
 @pytest.fixture(scope="module")
 def clocked_database(fault_server: PostgresServer) -> Iterator[str]:
     """One for all tests of a module: ids never repeat, and a fault of one test must not disturb the next."""
-    with database(fault_server, "test") as name:
+    with database(fault_server, CLOCKED_TEMPLATE) as name:
         yield name
 
 
 @pytest.fixture
 def timed_database(fault_server: PostgresServer) -> Iterator[str]:
-    with database(fault_server, "system") as name:
+    with database(fault_server) as name:
         yield name
 
 

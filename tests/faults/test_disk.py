@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import LOGIN, TEMPLATES
+from tests.faults.conftest import LOGIN
 from tests.ledgers.conformance.rig import SUBMITTER
 from tests.servers.postgres import PostgresServer, unprivileged_user
+from tests.servers.templates import TEMPLATE
 from trellis.engine.errors import LedgerFull, LedgerReadOnly
 from trellis.engine.jobs import JobId, NewJob, Submitted
 from trellis.engine.ledger import Ledger
@@ -97,7 +98,7 @@ async def test_a_full_disk_refuses_and_loses_nothing_on_postgres(fault_server: P
         _own(folder)
         fault_server.sql(f"CREATE TABLESPACE small LOCATION '{folder}'")
         try:
-            fault_server.sql(f'CREATE DATABASE full_disk TEMPLATE "{TEMPLATES["system"]}" TABLESPACE small')
+            fault_server.sql(f'CREATE DATABASE full_disk TEMPLATE "{TEMPLATE}" TABLESPACE small')
             ledger = await open_ledger(fault_server.url("full_disk", LOGIN), hints=False)
             try:
                 assert (

@@ -18,10 +18,13 @@ from tests.faults.proxy import HARMLESS, Kind
 from tests.faults.verbs import GROUPS, SUBMITS, VERBS, Verb
 from trellis.engine.errors import OutcomeUnknown
 from trellis.engine.jobs import Advance, Claimed, Submitted
+from trellis.engine.ledger import Ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
 from trellis.lifecycles import Trigger
 
 IMPATIENT = LaneOptions(call_timeout_s=1.0, outcome_window_s=0.05, connect_timeout_s=5.0)
+CALM = LaneOptions()
+"""A slow answer is waited for. A call that gave up on it would be sent again, and then answers as one call that created the job."""
 ALWAYS = (Kind.ANSWER_LOST, Kind.REQUEST_LATE)
 BY_TURNS = (Kind.REQUEST_LOST, Kind.REQUEST_CUT, Kind.ANSWER_RACED, Kind.ANSWER_SILENT)
 ROUNDS_PROVE = 5
@@ -44,9 +47,30 @@ async def test_every_lost_exchange_has_one_effect_and_its_caller_learns_it(bench
 @by_group
 @pytest.mark.requirement("DJ-21")
 async def test_a_repeated_call_after_an_unknown_outcome_returns_what_happened(bench: Bench, group: str):
-    hasty = await bench.open_shaky(IMPATIENT)
+    hasty, calm = await bench.open_shaky(IMPATIENT), await bench.open_shaky(CALM)
     for number, verb in enumerate(GROUPS[group]):
-        await lose_for_good(bench, hasty, verb, (Kind.ANSWER_LOST, Kind.ANSWER_LOST, Kind.REQUEST_LOST)[number % 3])
+        kind = (Kind.ANSWER_LOST, Kind.ANSWER_LOST, Kind.REQUEST_LOST)[number % 3]
+        case = await lose_for_good(bench, hasty, verb, kind)
+        answer = await verb.act(calm, case)
+        assert await verb.effects(bench.rig, case) == 1, f"{verb.name}: a second effect after {kind.name}"
+        accepts = verb.accepts if kind in HARMLESS else verb.accepts_again or verb.accepts
+        assert accepts(answer), f"{verb.name} after {kind.name}: {answer}"
+        note(bench, case, answer)
+
+
+@pytest.mark.requirement("DJ-21")
+async def test_a_repeated_submit_that_loses_its_own_answer_says_that_it_created_the_jobs_and_creates_none(bench: Bench):
+    """The ledger sends it once more. The job has the id of this call, so it counts as its own, whichever of its sendings made it."""
+    hasty = await bench.open_shaky(IMPATIENT)
+    for verb in SUBMITS:
+        case = await lose_for_good(bench, hasty, verb, Kind.ANSWER_LOST)
+        aim = bench.proxy.aim(Kind.ANSWER_LOST, verb.sql)
+        answer = await verb.act(bench.shaky, case)
+        bench.proxy.heal()
+        assert aim.hits == 1, f"{verb.name}: the fault did not happen"
+        assert await verb.effects(bench.rig, case) == 1, f"{verb.name}: a second effect"
+        assert verb.accepts(answer), f"{verb.name}: {answer}"
+        note(bench, case, answer)
 
 
 @pytest.mark.requirement("DJ-21")
@@ -114,19 +138,15 @@ def note(bench: Bench, case: Any, answer: Any) -> None:
         bench.told.note_completion(case.lease, answer)
 
 
-async def lose_for_good(bench: Bench, hasty, verb: Verb, kind: Kind) -> None:
-    """Every exchange is lost until the window is over; then the network is back and the same call is made again."""
+async def lose_for_good(bench: Bench, hasty: Ledger, verb: Verb, kind: Kind) -> Any:
+    """Every exchange is lost until the window is over; then the network is back. Returns the case, to ask for it again."""
     case = await verb.arrange(bench.rig)
     bench.proxy.aim(kind, verb.sql, times=FOREVER)
     with pytest.raises(OutcomeUnknown):
         await verb.act(hasty, case)
     bench.proxy.heal()
     assert await verb.effects(bench.rig, case) == (0 if kind in HARMLESS else 1)
-    answer = await verb.act(bench.shaky, case)
-    accepts = verb.accepts if kind in HARMLESS else verb.accepts_again or verb.accepts
-    assert accepts(answer), f"{verb.name} after {kind.name}: {answer}"
-    note(bench, case, answer)
-    assert await verb.effects(bench.rig, case) == 1, f"{verb.name}: asking again after {kind.name} had a second effect"
+    return case
 
 
 def test_the_proofs_wait_longer_for_an_outcome_than_for_an_answer():

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import LOGIN, SEED, TEMPLATES, Bench, database, prepare
+from tests.faults.conftest import LOGIN, SEED, Bench, database
 from tests.faults.fleet import Fleet, Nursery, submit_work, until, wait_ended
 from tests.faults.history import Told, problems
 from tests.faults.proxy import Kind, proxied
 from tests.faults.worker_process import EFFECT, Work
 from tests.ledgers.conformance.rig import SUBMITTER, SWEEPER, WORKER
 from tests.servers.postgres import PostgresServer, running_postgres
+from tests.servers.templates import TEMPLATES
 from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import JobId, NewJob, Renewed
 from trellis.engine.ledger import Ledger
@@ -39,8 +40,7 @@ HASTY = LaneOptions(call_timeout_s=1.0, outcome_window_s=1.0, connect_timeout_s=
 @pytest.fixture
 def mortal_server() -> Iterator[PostgresServer]:
     """A server of this test's own, to crash."""
-    with running_postgres() as server:
-        prepare(server, TEMPLATES["system"])
+    with running_postgres(contents=TEMPLATES) as server:
         yield server
 
 

@@ -4,7 +4,6 @@ PostgreSQL runs as in production: the schema belongs to the superuser and the le
 only a member of the application role. Its clock is settable because the test template reads it from a table.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.ledgers.conformance.opening import CLOCKED_TEMPLATE, LOGIN, postgres_rig, sqlite_rig
+from tests.ledgers.conformance.opening import postgres_rig, sqlite_rig
 from tests.ledgers.conformance.rig import Rig
 from tests.servers.postgres import PostgresBinaries, PostgresServer, available_servers, running_postgres
-from tests.servers.warm_connections import WarmConnections, keeping_connections
+from tests.servers.templates import IN_A_HURRY, TEMPLATES
+from tests.servers.warm_connections import WarmConnections
 
 KINDS = ("sqlite", "postgres")
 OLDEST = 15
-FRESH = Path(__file__).parent / "conformance" / "fresh.sql"
-# Hundreds of databases are made and dropped here, and none outlives its server: what a crash leaves is tested elsewhere.
-IN_A_HURRY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": 500}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,12 +54,6 @@ def rig_server(request: pytest.FixtureRequest) -> tuple[str, PostgresServer | No
     return request.param, request.getfixturevalue(fixture) if fixture else None
 
 
-@pytest_asyncio.fixture(loop_scope="session", scope="session")
-async def warm_connections() -> AsyncIterator[WarmConnections]:
-    async with keeping_connections() as warm:
-        yield warm
-
-
 @pytest_asyncio.fixture(loop_scope="session")
 async def rig(
     rig_server: tuple[str, PostgresServer | None], warm_connections: WarmConnections, tmp_path: Path
@@ -76,30 +67,12 @@ async def rig(
 
 
 @pytest.fixture(scope="session")
-def clocked_postgres() -> Iterator[PostgresServer]:
-    """The wheel's server with a migrated template whose clock the tests set."""
-    with running_postgres(**IN_A_HURRY) as server:
-        yield _prepare(server)
-
-
-@pytest.fixture(scope="session")
 def clocked_oldest_postgres() -> Iterator[PostgresServer]:
     """The oldest supported version, from the system's own binaries."""
     binaries = _oldest()
     assert binaries is not None
-    with running_postgres(binaries.bin_dir, **IN_A_HURRY) as server:
-        yield _prepare(server)
-
-
-def _prepare(server: PostgresServer) -> PostgresServer:
-    from trellis.ledgers.postgres.migrate import migrate
-
-    url = server.create_database(CLOCKED_TEMPLATE)
-    asyncio.run(migrate(url, clock="test"))
-    server.sql(FRESH.read_text(), CLOCKED_TEMPLATE)
-    server.sql(f"CREATE ROLE {LOGIN} LOGIN IN ROLE trellis_app")
-    server.seal_template(CLOCKED_TEMPLATE)
-    return server
+    with running_postgres(binaries.bin_dir, TEMPLATES, **IN_A_HURRY) as server:
+        yield server
 
 
 def _oldest() -> PostgresBinaries | None:

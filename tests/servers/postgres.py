@@ -19,9 +19,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import quote
@@ -30,7 +30,8 @@ from tests.servers.guard import Guard
 
 SUPERUSER = "postgres"
 SHARED_CLUSTERS = "TRELLIS_TEST_CLUSTERS"
-"""The variable that names a folder with a new cluster of each version. Copying one costs a tenth of what `initdb` does."""
+"""The variable that names a folder with clusters that servers begin with a copy of: per version an empty one, and one per `Contents`.
+Copying one costs a tenth of what `initdb` does, and much less than what fills it."""
 VERSION_MIN = 15
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
@@ -124,8 +125,8 @@ class PostgresServer:
         self._guard = Guard(folder, signal.SIGQUIT)
 
     @classmethod
-    def start(cls, bin_dir: Path | None = None, **settings: object) -> Self:
-        """Start a new, empty cluster. `settings` are server parameters, over `SETTINGS_DEFAULT`."""
+    def start(cls, bin_dir: Path | None = None, contents: "Contents | None" = None, **settings: object) -> Self:
+        """Start a new cluster, empty or with `contents`. `settings` are server parameters, over `SETTINGS_DEFAULT`."""
         binaries = _choose(bin_dir)
         user = unprivileged_user()
         folder = _private_folder(user)
@@ -136,8 +137,10 @@ class PostgresServer:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         try:
-            server._initialise()
+            filled = server._initialise(contents)
             server._launch()
+            if contents is not None and not filled:
+                contents.fill(server)
         except BaseException:
             server.stop("immediate")
             raise
@@ -190,20 +193,32 @@ class PostgresServer:
         self._end_process(mode)
         self._launch(port=self.port)
 
-    def _initialise(self) -> None:
+    def _initialise(self, contents: "Contents | None") -> bool:
+        """Make the files of the cluster. Returns whether it has its contents already."""
         shared = os.environ.get(SHARED_CLUSTERS)
         if shared is None:
             self._initdb(self.folder / "data")
-            return
-        made = Path(shared) / f"{self.binaries.name}-{'wheel' if self.binaries.from_wheel else 'system'}"
-        with (Path(shared) / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not made.exists():
-                unfinished = made.with_suffix(".new")
-                shutil.rmtree(unfinished, ignore_errors=True)
-                self._initdb(unfinished)
-                unfinished.rename(made)
-        _run(["cp", "-a", made, self.folder / "data"], user=self._user)
+            return False
+        name = f"{self.binaries.name}-{'wheel' if self.binaries.from_wheel else 'system'}"
+        if contents is None:
+            cluster = _made_once(Path(shared) / name, self._initdb)
+        else:
+            cluster = _made_once(Path(shared) / f"{name}-{contents.name}", partial(self._fill, contents))
+        self._copy(cluster, self.folder / "data")
+        return contents is not None
+
+    def _fill(self, contents: "Contents", data: Path) -> None:
+        """Make a cluster with its contents, by a server of its own that then stops in good order."""
+        server = type(self).start(self.binaries.bin_dir, fsync="off", full_page_writes="off")
+        try:
+            contents.fill(server)
+            server._end_process("fast")
+            self._copy(server.folder / "data", data)
+        finally:
+            server.stop()
+
+    def _copy(self, data: Path, to: Path) -> None:
+        _run(["cp", "-a", data, to], user=self._user)
 
     def _initdb(self, data: Path) -> None:
         options = ["--username", SUPERUSER, "--auth", "trust", "--encoding", "UTF8", "--no-locale", "--no-sync"]
@@ -271,9 +286,31 @@ class PostgresServer:
             process.wait()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """Databases and roles that a server begins with. They are made once for the whole suite, in a cluster that is then copied."""
+
+    name: str
+    fill: Callable[[PostgresServer], None]
+
+
+def _made_once(cluster: Path, make: Callable[[Path], None]) -> Path:
+    """A cluster that all processes of the suite share. The first that needs it makes it, and the others wait for that."""
+    with cluster.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not cluster.exists():
+            unfinished = cluster.with_suffix(".new")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            make(unfinished)
+            unfinished.rename(cluster)
+    return cluster
+
+
 @contextlib.contextmanager
-def running_postgres(bin_dir: Path | None = None, **settings: object) -> Iterator[PostgresServer]:
-    server = PostgresServer.start(bin_dir, **settings)
+def running_postgres(
+    bin_dir: Path | None = None, contents: Contents | None = None, **settings: object
+) -> Iterator[PostgresServer]:
+    server = PostgresServer.start(bin_dir, contents, **settings)
     try:
         yield server
     finally:
@@ -306,11 +343,14 @@ def unprivileged_user() -> str | None:
 def sharing_clusters() -> Iterator[None]:
     """Meanwhile, `initdb` runs once for this process and all that it starts."""
     folder = _private_folder(unprivileged_user())
+    outer = os.environ.get(SHARED_CLUSTERS)
     os.environ[SHARED_CLUSTERS] = str(folder)
     try:
         yield
     finally:
-        os.environ.pop(SHARED_CLUSTERS, None)
+        os.environ.pop(SHARED_CLUSTERS)
+        if outer is not None:
+            os.environ[SHARED_CLUSTERS] = outer
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -219,7 +219,10 @@ class SubmitOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submitted:
-    """The job is in the ledger; `created` is false when an earlier submit made it."""
+    """The job is in the ledger; `created` is false when an earlier submit made it.
+
+    A submit that the ledger sends again after a lost answer has created the job if the job has the id of this submit.
+    """
 
     job_id: JobId
     created: bool

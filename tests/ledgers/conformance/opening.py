@@ -10,10 +10,9 @@ import asyncpg
 from tests.ledgers.conformance.rig import Rig
 from tests.servers.pooler import pooling
 from tests.servers.postgres import PostgresServer
+from tests.servers.templates import CLOCKED_TEMPLATE, LOGIN
 from trellis.ledgers import open_ledger
 
-CLOCKED_TEMPLATE = "trellis_clocked"
-LOGIN = "trellis_app_login"
 SQLITE_START_S = 1_800_000_000.0
 REUSED_JOBS_MAX = 500
 """A database that held more is left behind: emptying it would cost more than a new one."""
