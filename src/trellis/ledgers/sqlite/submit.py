@@ -146,6 +146,7 @@ CALLER_SCOPE = "key:"
 
 
 SUBMIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/submit.sql")
+_NEW_NUMBER = SUBMIT_QUERIES.new_number.replace("{last_job}", SUBMIT_QUERIES.last_job)
 
 
 @dataclass(slots=True)
@@ -176,13 +177,13 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
     if len(jobs) == 1 and not _has_keys(jobs[0]) and (alone := _submit_alone(tx, actor, jobs[0])) is not None:
         return [alone]
-    steps = [_submit_step(actor, job) for job in jobs]
+    steps = {name: _submit_step(actor, name) for name in dict.fromkeys(job.lifecycle for job in jobs)}
     known = existing(tx, [job.job_id for job in jobs])
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     last = last_job(tx)
     new, declared = _NewRows(), DeclaredOptions(tx)
     answers: list[Submitted | Mismatch] = []
-    for job, step in zip(jobs, steps, strict=True):
+    for job in jobs:
         answer = _earlier(tx, job, known, new)
         if answer is None:
             check_new_id(job.job_id, job.lifecycle, actor.role)
@@ -196,7 +197,7 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
             _refuse_full(tx, job, new)
             last += 1
             delay = _delay_us(job, tx.now) if claimed is None else claimed.delay_us(job, tx.now)
-            _take_in(tx, new, job, options, step, who, last, delay)
+            _take_in(tx, new, job, options, steps[job.lifecycle], who, last, delay)
             if claimed is not None:
                 take_key(tx, job, last, claimed.claim, claimed.taken)
             answer = Submitted(job_id=job.job_id, created=True, replaced=claimed and claimed.taken.replaced)
@@ -221,13 +222,16 @@ def _submit_alone(tx: Transaction, actor: Actor, job: NewJob) -> Submitted | Non
 
     It needs more if its id exists, as after an unknown outcome, or if its type declares unique jobs.
     """
-    step = _submit_step(actor, job)
+    step = _submit_step(actor, job.lifecycle)
     of_type = None if job.chosen == ChosenOptions.ALL else declared(tx, step.lifecycle, job.type)
-    if (of_type is not None and of_type.unique is not None) or existing(tx, [job.job_id]):
+    if of_type is not None and of_type.unique is not None:
         return None
+    numbers = tx.db.execute(_NEW_NUMBER, (job.job_id,)).fetchall()
+    if not numbers:
+        return None
+    key: int = numbers[0][0]
     check_new_id(job.job_id, job.lifecycle, actor.role)
     options = resolve_options(job, of_type)
-    key = last_job(tx) + 1
     type_id = tx.names.type_id(step.lifecycle, job.type)
     length = _deadline_us(options)
     deadline = None if length is None else tx.now + length
@@ -271,13 +275,13 @@ def _claim_unique_key(
     return Submitted(job_id=taken, created=False)
 
 
-def _submit_step(actor: Actor, job: NewJob) -> StoredStep:
-    lifecycle = LIFECYCLES.get(job.lifecycle)
+def _submit_step(actor: Actor, name: str) -> StoredStep:
+    lifecycle = LIFECYCLES.get(name)
     if lifecycle is None:
-        raise UnknownLifecycle(name=job.lifecycle, known=", ".join(LIFECYCLES))
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
     step = STEPS[lifecycle.code, 0, Trigger.SUBMIT]
     if not step.allows(ROLE_CODES[actor.role]):
-        raise NotAllowed(role=actor.role.value, action=f"submit a {job.lifecycle}", reason="the lifecycle names others")
+        raise NotAllowed(role=actor.role.value, action=f"submit a {name}", reason="the lifecycle names others")
     return step
 
 
