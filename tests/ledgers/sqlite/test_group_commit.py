@@ -151,3 +151,16 @@ async def test_event_loops_in_other_threads_use_the_same_ledger(ledger: SqliteLe
     await submit(ledger, 3)
     assert await asyncio.gather(*there) == [3, 3, 3, 3]
     assert await ledger.feed_end() == f"{15:016d}"
+
+
+async def test_alike_jobs_of_which_one_exists_and_one_comes_twice_are_each_made_once(ledger: SqliteLedger):
+    first, second, third = (new_job(payload=b"1") for _ in range(3))
+    await ledger.submit(SUBMITTER, [first, second])
+    again = await ledger.submit(SUBMITTER, [third, third, first])
+    assert [(one.job_id, one.created) for one in again if isinstance(one, Submitted)] == [
+        (third.job_id, True),
+        (third.job_id, False),
+        (first.job_id, False),
+    ]
+    assert [len(await ledger.events(job.job_id)) for job in (first, second, third)] == [1, 1, 1]
+    assert [one.lease.job_id for one in await claim(ledger, 9)] == [first.job_id, second.job_id, third.job_id]

@@ -202,6 +202,11 @@ REFUSED = {
         "INSERT INTO trellis_job (lifecycle, type, prio, max_attempts, state, version, place) VALUES (4, 1, 0, 5, 1, 1, 1)",
         "begins without a state",
     ),
+    "a job born behind its events": (
+        "trellis_job_begins_unsubmitted",
+        "INSERT INTO trellis_job (lifecycle, type, prio, max_attempts, seq) VALUES (4, 1, 0, 5, -9)",
+        "begins without a state",
+    ),
     "a submission changed": (
         "trellis_submission_never_changes",
         "UPDATE trellis_submission SET payload = x'00'",

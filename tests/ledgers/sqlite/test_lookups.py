@@ -222,3 +222,12 @@ async def test_leased_jobs_are_counted_by_owner(ledger: SqliteLedger):
     await complete(ledger, held)
     (depth,) = await ledger.queues()
     assert (depth.ready, depth.held) == (1, 0)
+
+
+def test_no_index_has_a_list_of_values_as_its_condition(shell: Shell):
+    """SQLite builds a table of three or more values for each row that a trigger writes. That doubled the cost of an event."""
+    indexes = shell.db.execute(
+        "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql LIKE '% WHERE %'"
+    ).fetchall()
+    assert "trellis_job_listed" in dict(indexes)
+    assert [name for name, sql in indexes if re.search(r"\bIN \([^)]*,[^)]*,", sql)] == []

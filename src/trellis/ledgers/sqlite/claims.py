@@ -13,7 +13,17 @@ from trellis.engine.retry_policy import runs_alone
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.key_rates import any_rate, look_at, rated_jobs
 from trellis.ledgers.sqlite.lanes import Transaction
-from trellis.ledgers.sqlite.plan import HELD, PARKED, STATE_NAMES, STEPS, US, ActorRef, StepWrite, lease_length_us
+from trellis.ledgers.sqlite.plan import (
+    HELD,
+    PARKED,
+    STATE_NAMES,
+    STEPS,
+    US,
+    ActorRef,
+    StepWrite,
+    lease_length_us,
+    row_reader,
+)
 from trellis.ledgers.sqlite.steps import STEP_QUERIES, array, job_row, overtake, promote, promote_due, write_step
 from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
 
@@ -50,6 +60,9 @@ class _ReadyRow(NamedTuple):
         return self.deaths > 0 and runs_alone(
             deaths=self.deaths, max_deaths=self.max_deaths, attempt=self.attempt, max_attempts=self.max_attempts
         )
+
+
+_ready_row = row_reader(_ReadyRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +205,7 @@ def _within_rates(tx: Transaction, ids: list[int]) -> tuple[list[int], set[int]]
 
 
 def _load(tx: Transaction, ids: list[int]) -> list[_ReadyRow]:
-    return [_ReadyRow._make(row) for row in tx.db.execute(_CLAIM_QUERIES.to_claim, (array(ids),))]
+    return [_ready_row(row) for row in tx.db.execute(_CLAIM_QUERIES.to_claim, (array(ids),))]
 
 
 def _spend(tx: Transaction, by_type: dict[int, _TypeDemand], rows: list[_ReadyRow]) -> None:

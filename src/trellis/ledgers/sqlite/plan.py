@@ -4,8 +4,10 @@ Nothing in this module touches the database. The numbers are those of `migration
 """
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from trellis.engine.decide import NO_FACTS, Decision, Fact, Occasion, decision
 from trellis.engine.errors import UnknownLifecycle
@@ -34,6 +36,14 @@ US = 1_000_000
 def place_code(place: JobPlace | None) -> int | None:
     """The number of a place that a caller named. Ended jobs have two places; the lower number stands for both."""
     return None if place is None else PLACES.index(place)
+
+
+RowT = TypeVar("RowT", bound=tuple[Any, ...])
+
+
+def row_reader(kind: type[RowT]) -> Callable[[Sequence[Any]], RowT]:
+    """A function that makes rows of a query into named tuples. `_make` would also count the columns of each row."""
+    return partial(tuple[Any, ...].__new__, kind)
 
 
 class JobRow(NamedTuple):
@@ -183,6 +193,12 @@ STATE_CODES: dict[tuple[str, str], int] = {
     for lifecycle in BY_CODE.values()
     for state in lifecycle.states
 }
+NAMED_STEPS: dict[tuple[str, str, str], StoredStep] = {
+    (BY_CODE[code].name, STATE_NAMES[code, source], trigger): step
+    for (code, source, trigger), step in STEPS.items()
+    if (code, source) in STATE_NAMES
+}
+"""The steps by the names of lifecycle, source and trigger. Submits leave no state and are not here."""
 FINAL_STATES = frozenset(final_states())
 HOLDERS_STEPS: dict[int, str] = {
     code: json.dumps(

@@ -21,6 +21,7 @@ from trellis.ledgers.sqlite.plan import (
     JobRow,
     StepWrite,
     StoredStep,
+    row_reader,
     state_of,
     sweeping_role,
     target_place,
@@ -54,8 +55,12 @@ class StepRuns:
     runs: list[tuple[StepWrite, list[JobKey]]] = field(default_factory=list[tuple[StepWrite, list[JobKey]]])
     _open: dict[StepWrite, list[JobKey]] = field(default_factory=dict[StepWrite, list[JobKey]])
     _last_claimable: StepWrite | None = None
+    _last: tuple[StepWrite, list[JobKey]] | None = None
 
     def add(self, act: StepWrite, job: JobKey) -> None:
+        if self._last is not None and act == self._last[0]:
+            self._last[1].append(job)
+            return
         if act.place in {READY, PARKED} and act != self._last_claimable:
             if self._last_claimable is not None:
                 del self._open[self._last_claimable]
@@ -65,6 +70,7 @@ class StepRuns:
             jobs = self._open[act] = []
             self.runs.append((act, jobs))
         jobs.append(job)
+        self._last = (act, jobs)
 
     def write(self, tx: Transaction) -> None:
         for act, jobs in self.runs:
@@ -95,7 +101,8 @@ class StepBatch:
         """Add one decided step. A job may be in a batch once."""
         self.steps.add(act, row.id)
         step = act.step
-        check_death(state_of(step.lifecycle, step.target), death)
+        if death is not None or step.dead_letter:
+            check_death(state_of(step.lifecycle, step.target), death)
         if death is not None and step.ended and step.trigger != Trigger.DISCARD:
             self.deaths.append((row.id, death))
         if step.opens == Progress.GENERATION:
@@ -230,6 +237,9 @@ def write_step(tx: Transaction, act: StepWrite, jobs: Sequence[int]) -> None:
     tx.appended = True
 
 
+_job_row = row_reader(JobRow)
+
+
 def job_row(tx: Transaction, key: int) -> JobRow:
     """The row of one job. Its key must exist."""
     return JobRow._make(tx.db.execute(STEP_QUERIES.standing, (key,)).fetchall()[0])
@@ -238,7 +248,7 @@ def job_row(tx: Transaction, key: int) -> JobRow:
 def job_rows(tx: Transaction, keys: Iterable[int]) -> dict[int, JobRow]:
     """The rows of jobs, by key. Unknown keys are left out."""
     rows = tx.db.execute(STEP_QUERIES.standings, (array(keys),))
-    return {row[0]: JobRow._make(row) for row in rows}
+    return {row[0]: _job_row(row) for row in rows}
 
 
 def find_job_row(tx: Transaction, job_id: JobId) -> JobRow:

@@ -30,6 +30,7 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.key_rates import key_rate
 from trellis.engine.uniqueness import UniqueClaim, UniqueRule, merged, resolve, rule_from_text
+from trellis.ledgers.alike_jobs import are_alike
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_declared
 from trellis.ledgers.sqlite import control
@@ -49,7 +50,7 @@ from trellis.ledgers.sqlite.plan import (
     target_place,
 )
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
-from trellis.ledgers.sqlite.steps import StepRuns, array, promote
+from trellis.ledgers.sqlite.steps import StepRuns, array, promote, write_step
 from trellis.ledgers.sqlite.unique_jobs import FreedKey, debounced_delay_us, free_key, take_key
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
 
@@ -146,6 +147,7 @@ CALLER_SCOPE = "key:"
 
 
 SUBMIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/submit.sql")
+_NEW_NUMBER = SUBMIT_QUERIES.new_number.replace("{last_job}", SUBMIT_QUERIES.last_job)
 
 
 @dataclass(slots=True)
@@ -174,15 +176,15 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     """One answer per job, in order. If one job is refused, nothing is written."""
     if len(jobs) > SUBMIT_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
-    if len(jobs) == 1 and not _has_keys(jobs[0]) and (alone := _submit_alone(tx, actor, jobs[0])) is not None:
-        return [alone]
-    steps = [_submit_step(actor, job) for job in jobs]
+    if are_alike(jobs) and (alike := _submit_alike(tx, actor, jobs)) is not None:
+        return alike
+    steps = {name: _submit_step(actor, name) for name in dict.fromkeys(job.lifecycle for job in jobs)}
     known = existing(tx, [job.job_id for job in jobs])
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     last = last_job(tx)
     new, declared = _NewRows(), DeclaredOptions(tx)
     answers: list[Submitted | Mismatch] = []
-    for job, step in zip(jobs, steps, strict=True):
+    for job in jobs:
         answer = _earlier(tx, job, known, new)
         if answer is None:
             check_new_id(job.job_id, job.lifecycle, actor.role)
@@ -196,7 +198,7 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
             _refuse_full(tx, job, new)
             last += 1
             delay = _delay_us(job, tx.now) if claimed is None else claimed.delay_us(job, tx.now)
-            _take_in(tx, new, job, options, step, who, last, delay)
+            _take_in(tx, new, job, options, steps[job.lifecycle], who, last, delay)
             if claimed is not None:
                 take_key(tx, job, last, claimed.claim, claimed.taken)
             answer = Submitted(job_id=job.job_id, created=True, replaced=claimed and claimed.taken.replaced)
@@ -205,42 +207,52 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     return answers
 
 
-def _has_keys(job: NewJob) -> bool:
-    """Whether the job has a key of any kind, an id that its caller chose, or a job to undo."""
-    return (
-        job.idempotency_key is not None
-        or job.concurrency_key is not None
-        or job.id_is_given
-        or job.unique is not None
-        or job.compensates is not None
-    )
+def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch] | None:
+    """Submit jobs that differ only in id and payload. None, and nothing is written, where they need more.
 
-
-def _submit_alone(tx: Transaction, actor: Actor, job: NewJob) -> Submitted | None:
-    """Submit one job without keys, by statements for one row. None, and nothing is written, where it needs more.
-
-    It needs more if its id exists, as after an unknown outcome, or if its type declares unique jobs.
+    They need more if an id exists, as after an unknown outcome, or if their type declares unique jobs.
     """
-    step = _submit_step(actor, job)
-    of_type = None if job.chosen == ChosenOptions.ALL else declared(tx, step.lifecycle, job.type)
-    if (of_type is not None and of_type.unique is not None) or existing(tx, [job.job_id]):
+    first = jobs[0]
+    step = _submit_step(actor, first.lifecycle)
+    of_type = None if first.chosen == ChosenOptions.ALL else declared(tx, step.lifecycle, first.type)
+    number = None if of_type is not None and of_type.unique is not None else _first_number(tx, jobs)
+    if number is None:
         return None
-    check_new_id(job.job_id, job.lifecycle, actor.role)
-    options = resolve_options(job, of_type)
-    key = last_job(tx) + 1
-    type_id = tx.names.type_id(step.lifecycle, job.type)
+    check_new_id(first.job_id, first.lifecycle, actor.role)
+    options = resolve_options(first, of_type)
+    for job in jobs[1:]:
+        check_new_id(job.job_id, job.lifecycle, actor.role)
+    type_id = tx.names.type_id(step.lifecycle, first.type)
     length = _deadline_us(options)
     deadline = None if length is None else tx.now + length
-    place, wait = target_place(step, keyed=False, delay_us=_delay_us(job, tx.now) or step.timer_us)
-    row = (key, step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline)
-    tx.db.execute(SUBMIT_QUERIES.insert_job, row)
-    tx.db.execute(SUBMIT_QUERIES.insert_submission, _submission_row(job, options, key, tx.now, None))
-    role, number = ROLE_CODES[actor.role], tx.names.actor_id(actor.name)
-    event = (key, step.event, step.source, step.target, role, number, tx.now, place, wait)
-    tx.db.execute(SUBMIT_QUERIES.insert_first_event, event)
-    tx.woke |= place == READY
-    tx.appended = True
-    return Submitted(job_id=job.job_id, created=True)
+    place, wait = target_place(step, keyed=False, delay_us=step.timer_us)
+    who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
+    columns = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline)
+    if len(jobs) == 1:
+        tx.db.execute(SUBMIT_QUERIES.insert_job, (number, *columns))
+        tx.db.execute(SUBMIT_QUERIES.insert_submission, _submission_row(first, options, number, tx.now, None))
+        event = (number, step.event, step.source, step.target, *who, tx.now, place, wait)
+        tx.db.execute(SUBMIT_QUERIES.insert_first_event, event)
+        tx.woke |= place == READY
+        tx.appended = True
+    else:
+        keys = range(number, number + len(jobs))
+        tx.db.execute(SUBMIT_QUERIES.insert_jobs, (*columns, None, None, array(keys)))
+        rows = [_submission_row(job, options, key, tx.now, None) for key, job in zip(keys, jobs, strict=True)]
+        tx.db.executemany(SUBMIT_QUERIES.insert_submission, rows)
+        write_step(tx, StepWrite(step, who, place, wait), keys)
+    return [Submitted(job_id=job.job_id, created=True) for job in jobs]
+
+
+def _first_number(tx: Transaction, jobs: Sequence[NewJob]) -> int | None:
+    """The number of the first of these new jobs; None if one of their ids exists or occurs twice."""
+    if len(jobs) == 1:
+        numbers = tx.db.execute(_NEW_NUMBER, (jobs[0].job_id,)).fetchall()
+        return numbers[0][0] if numbers else None
+    ids = [job.job_id for job in jobs]
+    if len(set(ids)) < len(ids) or existing(tx, ids):
+        return None
+    return last_job(tx) + 1
 
 
 class _ClaimedKey(NamedTuple):
@@ -271,13 +283,13 @@ def _claim_unique_key(
     return Submitted(job_id=taken, created=False)
 
 
-def _submit_step(actor: Actor, job: NewJob) -> StoredStep:
-    lifecycle = LIFECYCLES.get(job.lifecycle)
+def _submit_step(actor: Actor, name: str) -> StoredStep:
+    lifecycle = LIFECYCLES.get(name)
     if lifecycle is None:
-        raise UnknownLifecycle(name=job.lifecycle, known=", ".join(LIFECYCLES))
+        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
     step = STEPS[lifecycle.code, 0, Trigger.SUBMIT]
     if not step.allows(ROLE_CODES[actor.role]):
-        raise NotAllowed(role=actor.role.value, action=f"submit a {job.lifecycle}", reason="the lifecycle names others")
+        raise NotAllowed(role=actor.role.value, action=f"submit a {name}", reason="the lifecycle names others")
     return step
 
 

@@ -38,8 +38,8 @@ from trellis.ledgers.sqlite.plan import (
     FINAL_STATES,
     HELD,
     HOLDERS_STEPS,
+    NAMED_STEPS,
     ROLE_CODES,
-    STATE_CODES,
     STATE_NAMES,
     STEPS,
     US,
@@ -53,7 +53,7 @@ from trellis.ledgers.sqlite.plan import (
 )
 from trellis.ledgers.sqlite.steps import STEP_QUERIES, WAIT_QUERIES, StepBatch, children_array, job_rows
 from trellis.ledgers.sqlite.submit import submit
-from trellis.lifecycles import LIFECYCLES, Trigger
+from trellis.lifecycles import Trigger
 
 # A holder's writes besides steps: heartbeats, checkpoints, journal entries, signals, all fenced. And remarks by others.
 
@@ -159,11 +159,7 @@ def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnRes
 def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
     """One outcome per advance, in order. Steps of one job in one turn see each other."""
     check_steps(actor.role, advances)
-    steps = [
-        STEPS[LIFECYCLES[name].code, STATE_CODES[name, advance.source], advance.trigger]
-        for advance in advances
-        for name in (advance.lease.lifecycle,)
-    ]
+    steps = [NAMED_STEPS[advance.lease.lifecycle, advance.source, advance.trigger] for advance in advances]
     outcomes: list[StepApplied | LeaseLost] = []
     batch, moved = StepBatch(), set[int]()
     rows = job_rows(tx, (advance.lease.key for advance in advances))
@@ -254,7 +250,7 @@ def _decide(tx: Transaction, batch: StepBatch, row: JobRow, step: StoredStep, wh
         place, wait = HELD, row.length
     else:
         place, wait = target_place(step, keyed=row.ckey is not None, delay_us=_delay_us(advance))
-    data = ended_otherwise(tx, row, step, advance.data)
+    data = advance.data if row.cancel_at is None else ended_otherwise(tx, row, step, advance.data)
     if data is None and step.trigger == STOP:
         data = cancel_request_data(tx, row)
     act = StepWrite(step, who, place, wait, cause=advance.cause, data=data)

@@ -27,8 +27,9 @@ SELECT id FROM (
     ON j.place = 2 AND j.lifecycle = w.value / 16 AND j.state = w.value % 16 WHERE :places >> 2 & 1
   UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_parked WHERE place = 3 AND :places >> 3 & 1
   UNION ALL SELECT id FROM trellis_job INDEXED BY trellis_job_held WHERE place = 4 AND :places >> 4 & 1
-  UNION ALL SELECT j.id FROM json_each(:types) t CROSS JOIN trellis_job j INDEXED BY trellis_job_unlucky
-    ON j.place = 6 AND j.type = t.value WHERE :places >> 6 & 1
+  UNION ALL SELECT j.id FROM json_each(:types) t CROSS JOIN json_each(:states) w CROSS JOIN trellis_job j INDEXED BY trellis_job_listed
+    ON j.place > 0 AND j.place <> 4 AND j.type = t.value AND j.state = w.value % 16 AND j.place = 6
+    WHERE :places >> 6 & 1 AND j.lifecycle = w.value / 16
 ) LIMIT :most;
 
 -- The next jobs of the whole ledger, in the order of their ids.

@@ -60,13 +60,13 @@ WITH wanted(type, state, place) AS (
 ), tops AS MATERIALIZED (
   SELECT w.type, w.state, w.place, (
     SELECT j.id FROM trellis_job j INDEXED BY trellis_job_listed
-    WHERE j.place IN (1, 2, 3, 5, 6) AND j.type = w.type AND j.state = w.state AND j.place = w.place AND j.id < :before
+    WHERE j.place > 0 AND j.place <> 4 AND j.type = w.type AND j.state = w.state AND j.place = w.place AND j.id < :before
     ORDER BY j.id DESC LIMIT 1) AS top
   FROM wanted w WHERE top IS NOT NULL ORDER BY top DESC LIMIT iif(:buried, -1, :limit)
 )
 SELECT h.id FROM tops w CROSS JOIN trellis_job h ON h.id IN (
   SELECT j.id FROM trellis_job j INDEXED BY trellis_job_listed
-  WHERE j.place IN (1, 2, 3, 5, 6) AND j.type = w.type AND j.state = w.state AND j.place = w.place AND j.id < :before
+  WHERE j.place > 0 AND j.place <> 4 AND j.type = w.type AND j.state = w.state AND j.place = w.place AND j.id < :before
     AND j.id >= (SELECT iif(count(*) = :limit AND NOT :buried, min(top), 0) FROM tops)
     AND (NOT :buried OR EXISTS (SELECT 1 FROM trellis_dead_letter d
       WHERE d.job = j.id AND d.version = j.version AND (:reason IS NULL OR d.reason = :reason)))
@@ -101,13 +101,13 @@ WITH wanted(type, state, place) AS (
 ), tops AS MATERIALIZED (
   SELECT w.type, w.state, w.place, (
     SELECT j.id FROM trellis_job j INDEXED BY trellis_job_listed
-    WHERE j.place IN (1, 2, 3, 5, 6) AND j.type = w.type AND j.state = w.state AND j.place = w.place AND j.id > :after
+    WHERE j.place > 0 AND j.place <> 4 AND j.type = w.type AND j.state = w.state AND j.place = w.place AND j.id > :after
     ORDER BY j.id LIMIT 1) AS top
   FROM wanted w WHERE top IS NOT NULL
 )
 SELECT h.id FROM tops w CROSS JOIN trellis_job h ON h.id IN (
   SELECT j.id FROM trellis_job j INDEXED BY trellis_job_listed
-  WHERE j.place IN (1, 2, 3, 5, 6) AND j.type = w.type AND j.state = w.state AND j.place = w.place AND j.id > :after AND {fits}
+  WHERE j.place > 0 AND j.place <> 4 AND j.type = w.type AND j.state = w.state AND j.place = w.place AND j.id > :after AND {fits}
   ORDER BY j.id LIMIT :limit)
 UNION ALL SELECT j.id FROM trellis_job j INDEXED BY trellis_job_held
 WHERE j.place = 4 AND (:place IS NULL OR :place = 4) AND j.id > :after AND {fits}

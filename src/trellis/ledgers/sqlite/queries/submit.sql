@@ -21,6 +21,10 @@ INSERT INTO trellis_idempotency (scope, key, job, fingerprint, at) VALUES (?, ?,
 SELECT max(coalesce((SELECT max(id) FROM trellis_job), 0),
   coalesce((SELECT value FROM trellis_meta WHERE key = 'last_purged'), 0));
 
+-- The number of one new job; no row if its id exists.
+-- name: new_number
+SELECT 1 + ({last_job}) WHERE NOT EXISTS (SELECT 1 FROM trellis_submission WHERE job_id = ?);
+
 -- name: insert_jobs
 INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, ckey, compensates)
 SELECT value, ?, ?, ?, ?, ?, ?, ? FROM json_each(?);

@@ -1,0 +1,31 @@
+"""Recognizes new jobs that differ only in id and payload, which ledgers submit with less work for each."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from operator import attrgetter
+
+from trellis.engine.jobs import NewJob
+
+_OWN_FIELDS = frozenset({"job_id", "payload", "fingerprint"})
+_common_fields = attrgetter(*(field.name for field in fields(NewJob) if field.name not in _OWN_FIELDS))
+_UNUSUAL = {
+    "idempotency_key": None,
+    "concurrency_key": None,
+    "compensates": None,
+    "unique": None,
+    "run_at": None,
+    "deadline_s": None,
+    "waiting_max": None,
+    "delay_s": 0.0,
+    "id_is_given": False,
+}
+"""The fields that few jobs set, with the value of those that do not."""
+_unusual_fields, _NOT_SET = attrgetter(*_UNUSUAL), tuple(_UNUSUAL.values())
+
+
+def are_alike(jobs: Sequence[NewJob]) -> bool:
+    """Whether jobs have no key of any kind and no time of their own, and differ only in id and payload."""
+    if not jobs or _unusual_fields(jobs[0]) != _NOT_SET:
+        return False
+    first = _common_fields(jobs[0])
+    return all(_common_fields(job) == first for job in jobs[1:])
