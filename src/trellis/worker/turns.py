@@ -227,7 +227,7 @@ class TurnLoop:
             return None
         del held_jobs.finished[:ADVANCES_MAX]
         claim = self._claim(wanted) if wanted.total else None
-        advances = (*(s.advance for s in settlements), *(start_advance(held) for held in starts))
+        advances = (*(advance for _, advance in settlements), *map(start_advance, starts))
         turn = Turn(actor=self._worker.actor, advances=advances, claim=claim)
         return PendingTurn(turn, settlements, starts, wanted, now)
 
@@ -304,8 +304,9 @@ class TurnLoop:
 
     def _release_quarantined(self, held: HeldJob) -> None:
         """Ends the quarantine of a job, and claims again: the ledger may have held back other jobs meanwhile."""
-        if held in self._held_jobs.quarantined:
-            self._held_jobs.quarantined.remove(held)
+        quarantined = self._held_jobs.quarantined
+        if quarantined and held in quarantined:
+            quarantined.remove(held)
             self._search = True
 
     async def _deliver(self, turn: Turn) -> TurnResult:
@@ -348,10 +349,10 @@ class TurnLoop:
 
     def _apply(self, order: PendingTurn, answer: TurnResult) -> None:
         outcomes = iter(answer.outcomes)
-        for settlement, outcome in zip(order.settlements, outcomes, strict=False):
+        for (held, advance), outcome in zip(order.settlements, outcomes, strict=False):
             if isinstance(outcome, LeaseLost):
-                _note_refused(settlement.held, settlement.advance.trigger)
-            self._drop(settlement.held)
+                _note_refused(held, advance.trigger)
+            self._drop(held)
         for held, outcome in zip(order.starts, outcomes, strict=True):
             if isinstance(outcome, LeaseLost):
                 _note_refused(held, "start")
