@@ -629,7 +629,7 @@ async def test_a_slice_that_is_over_wakes_one_runner_and_not_all_of_them(stand: 
     app, looks, jobs = App(), 0, 60
 
     @app.job("work")
-    async def work(ctx: Context) -> None:  # noqa: ARG001 - the shape of a handler
+    async def work(ctx: Context) -> None:
         stand.clock.advance(SLICE_S)
 
     def counted(runners: Runners, now: float) -> bool:
