@@ -5,8 +5,16 @@ from trellis.worker.turns import JobPace, PrefetchPolicy
 ROOM = PrefetchPolicy(concurrency=10, prefetch_max=40)
 
 
-def wanted(per_s: float, *, running: int = 0, ready: int = 0, assigned: int = 0) -> tuple[int, int]:
-    asked = ROOM.wanted(per_s, running=running, ready=ready, assigned=assigned)
+def paced(per_s: float, turn_s: float = 0.0) -> JobPace:
+    pace = JobPace()
+    pace.per_s, pace.turn_s = per_s, turn_s
+    return pace
+
+
+def wanted(
+    per_s: float, *, running: int = 0, ready: int = 0, assigned: int = 0, turn_s: float = 0.0
+) -> tuple[int, int]:
+    asked = ROOM.wanted(paced(per_s, turn_s), running=running, ready=ready, assigned=assigned)
     return asked.start, asked.prefetch
 
 
@@ -32,9 +40,24 @@ def test_jobs_that_begin_soon_but_not_at_once_are_claimed_and_not_started():
     assert wanted(20.0, running=10, assigned=10) == (0, 0)
 
 
+def test_jobs_that_begin_within_two_turns_are_started_in_the_claim():
+    assert wanted(200.0, running=10, turn_s=0.01) == (10, 30), "a quick turn changes nothing"
+    assert wanted(200.0, running=10, turn_s=0.05) == (20, 20)
+    assert wanted(20.0, running=10, turn_s=60.0) == (10, 0), "no more than is claimed"
+
+
+def test_the_time_of_a_turn_follows_what_turns_take():
+    pace = JobPace()
+    for _ in range(20):
+        pace.note_turn(0.1)
+    assert 0.099 < pace.turn_s < 0.1
+    pace.note_turn(0.0)
+    assert pace.turn_s < 0.051
+
+
 def test_without_prefetch_nothing_is_held_beyond_the_slots():
     none = PrefetchPolicy(concurrency=10, prefetch_max=0)
-    assert none.wanted(100_000.0, running=0, ready=0, assigned=0).total == 10
+    assert none.wanted(paced(100_000.0), running=0, ready=0, assigned=0).total == 10
 
 
 def test_idle_time_does_not_slow_the_pace():

@@ -23,6 +23,7 @@ from trellis.worker.app import App
 from trellis.worker.context import Context, Item, SyncContext
 from trellis.worker.options import WorkerOptions
 from trellis.worker.outcomes import Snooze
+from trellis.worker.runners import SLICE_S, Runners
 from trellis.worker.turns import WorkListener
 
 SUCCEEDED = ["job_queued", "job_claimed", "job_started", "job_succeeded"]
@@ -622,3 +623,22 @@ async def test_a_failing_handler_leaves_its_traceback_in_the_log(stand: Stand, c
     assert job.id in record.message
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
+
+
+async def test_a_slice_that_is_over_wakes_one_runner_and_not_all_of_them(stand: Stand, monkeypatch: pytest.MonkeyPatch):
+    app, looks, jobs = App(), 0, 60
+
+    @app.job("work")
+    async def work(ctx: Context) -> None:
+        stand.clock.advance(SLICE_S)
+
+    def counted(runners: Runners, now: float) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_over(runners, now)
+
+    is_over = Runners._slice_is_over
+    monkeypatch.setattr(Runners, "_slice_is_over", counted)
+    await stand.trellis.submit_many("work", [None] * jobs)
+    await stand.run_until_idle(app, concurrency=30)
+    assert jobs <= looks <= 4 * jobs, "each of the 30 runners looked in each slice"

@@ -10,25 +10,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
-if sys.platform == "linux":
+elapsed_s: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic
+)
+"""A monotonic clock that also counts while the machine sleeps.
 
-    def elapsed_s() -> float:
-        """Returns a monotonic clock that also counts while the machine sleeps.
-
-        Python's own clock stops during sleep on Linux, while leases continue to expire.
-        """
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-else:
-    elapsed_s = time.monotonic
+Python's own clock stops during sleep on Linux, while leases continue to expire. Workers read it for every job.
+"""
 
 
 class SystemClock:
     """The process's own clock."""
 
-    def monotonic(self) -> float:
-        """Seconds that never decrease. Includes time asleep where the system counts it."""
-        return elapsed_s()
+    monotonic = staticmethod(elapsed_s)
+    """Seconds that never decrease. Includes time asleep where the system counts it."""
 
     async def sleep(self, seconds: float) -> None:
         """Waits for `seconds`."""

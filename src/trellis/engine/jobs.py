@@ -19,7 +19,7 @@ from trellis.engine.admin_acts import rate_text
 from trellis.engine.errors import ConcurrencyKeyMissing, IdempotencyMismatch, IdReserved, OptionInvalid
 from trellis.engine.key_rates import KeyRate
 from trellis.engine.uniqueness import UniqueRule
-from trellis.lifecycles import Role
+from trellis.lifecycles import Role, Trigger
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.nlm_job import NLM_JOB
 
@@ -400,6 +400,19 @@ class Advance(NamedTuple):
     """For a step into an end state: refuse it when a cancel was requested of the holder."""
     wait: Wait | None = None
     """What the job waits for. Set exactly where the step suspends it."""
+
+
+def completion(
+    lease: Lease, source: str, data: bytes | None, result: bytes | None, result_ttl_s: float | None
+) -> Advance:
+    """The step of a holder whose work succeeded.
+
+    Every job ends with one. It is built from the tuple of all fields, which takes half the time of naming them.
+    """
+    return tuple.__new__(  # pyright: ignore[reportUnknownMemberType]
+        Advance,
+        (lease, source, Trigger.COMPLETE, 0.0, False, None, data, result, result_ttl_s, None, None, None, False, None),
+    )
 
 
 class HeldLease(NamedTuple):

@@ -258,7 +258,7 @@ def _around(parent: SpanContext | None) -> Context:
 
 def _passed_on(trace: str | None) -> Span:
     """The span when no SDK is configured: a no-op if there is neither an incoming nor a current trace."""
-    parent = _parent(trace)
+    parent = None if trace is None else _parent(trace)
     return _NO_SPAN if parent is None and not contexts.get_current() else _ForwardedSpan(parent)
 
 

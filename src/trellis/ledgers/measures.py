@@ -112,6 +112,7 @@ def _count_steps(
     equal values that are different objects only end a group early.
     """
     alike: tuple[Any, ...] = ()
+    started: dict[str, tuple[str, float]] = {}
     entry = source = trigger = death = None
     n = conflicts = 0
     entries = map(held.pop, [advance.lease.key for advance in advances], repeat(None))
@@ -128,8 +129,11 @@ def _count_steps(
             alike, n = (entry, advance.lease.lifecycle, source, trigger, death), 1
         else:
             alike, n = (), 0
-            type_, began = entry or (UNKNOWN_TYPE, now)
-            held[advance.lease.key] = (type_, now if trigger == Trigger.START else began)
+            entry = entry or (UNKNOWN_TYPE, now)
+            # Jobs that are started together share one entry, so that they are alike when they end.
+            held[advance.lease.key] = (
+                started.setdefault(entry[0], (entry[0], now)) if trigger == Trigger.START else entry
+            )
     _count_settled(alike, n, now)
     process_metrics.count(CLAIM_CONFLICTS, conflicts)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from trellis.engine.event_data import ArtifactPointer
 from trellis.engine.jobs import Advance, Claimed, JobKey, Lease, Wait, lease_length_s
@@ -243,14 +243,8 @@ class HeldJob:
             self.task.cancel(fate.value)
 
 
-class Settlement:
-    """One transition for the next turn, with its held job."""
-
-    __slots__ = ("advance", "held")
-
-    def __init__(self, held: HeldJob, advance: Advance) -> None:
-        self.held = held
-        self.advance = advance
+Settlement: TypeAlias = tuple[HeldJob, Advance]
+"""A held job with its transition for the next turn."""
 
 
 class HeldJobs:
@@ -272,7 +266,7 @@ class HeldJobs:
         """Queues a job's final transition for the next turn."""
         held.finished = True
         self.settled += 1
-        self.finished.append(Settlement(held, advance))
+        self.finished.append((held, advance))
         self.changed.set()
 
     def waiting(self) -> list[HeldJob]:

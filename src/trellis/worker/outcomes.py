@@ -24,6 +24,7 @@ from trellis.engine.jobs import (
     Stage,
     Wait,
     WaitMode,
+    completion,
 )
 from trellis.engine.option_values import SECONDS, check_within
 from trellis.engine.retry_policy import AttemptFacts, DeadLetterJob, Fail, Retry, error_text, on_error, storable
@@ -108,14 +109,8 @@ def complete_advance(held: HeldJob, value: Any) -> Advance:
         text = error_text(error)
         death = DeadLetterReason(reason_code=ReasonCode.VALIDATION_FAILED, stage=Stage.OUTPUT, last_error=text)
         return _reject(held, death, error)
-    return Advance(
-        held.lease,
-        held.state,
-        Trigger.COMPLETE,
-        data=artifacts_data(held.artifacts) if held.artifacts else None,
-        result=result,
-        result_ttl_s=held.spec.options.result_ttl_s,
-    )
+    data = artifacts_data(held.artifacts) if held.artifacts else None
+    return completion(held.lease, held.state, data, result, held.spec.options.result_ttl_s)
 
 
 def reject_uncommitted(completion: Advance, error: Exception) -> Advance:

@@ -134,7 +134,7 @@ class Runners:
                 continue
             now = self._clock.monotonic()
             if self._slice_is_over(now):
-                await asyncio.sleep(0)
+                await self._rest()  # the next slice wakes one runner, not all of them
                 continue
             held = ready.popleft()
             if ready:
@@ -164,6 +164,8 @@ class Runners:
 
     def _open_slice(self) -> None:
         self._slice_end = None
+        if self._held_jobs.ready:
+            self.wake()
 
     def _settled_unbegun(self, held: HeldJob, now: float) -> bool:
         """Settles a job whose handler must not begin: its lease is over, or it has a cancel request."""
@@ -330,7 +332,9 @@ class Runners:
             return suspend_advance(held, held.wait)
         if held.wait is not None and error is None:
             error = Suspended()  # it returned all the same: that is no result
-        step = complete_advance(held, value) if error is None else advance_on_error(held, error, self._draw)
+        if error is None:
+            return complete_advance(held, value)
+        step = advance_on_error(held, error, self._draw)
         if isinstance(error, Exception) and not isinstance(error, Snooze):
             _note_failure(held, step.trigger, error)
         return step

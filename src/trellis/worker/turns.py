@@ -43,9 +43,11 @@ from trellis.worker.runners import Runners
 # jobs thus come in large batches, and a worker with long jobs takes none that another worker could start now.
 
 AHEAD_S = 0.05
-"""Jobs that will start within this time are started in the claim itself, which saves one transition."""
+"""Jobs that will start within this time are started in the claim itself, which saves a second write of their lease."""
 LOOKAHEAD_S = 0.5
 """Jobs that will start within this time are claimed but not yet started."""
+TURNS_AHEAD = 2
+"""Jobs that will start within so many turns are started in the claim too: their slot would wait for a later start."""
 PACE_WINDOW_S = 0.002
 PACE_WEIGHT = 0.5
 
@@ -67,6 +69,8 @@ class JobPace:
 
     def __init__(self) -> None:
         self.per_s = 0.0
+        self.turn_s = 0.0
+        """How long a turn takes, as a moving average."""
         self._since: float | None = None
         self._count = 0
 
@@ -81,6 +85,10 @@ class JobPace:
         self.per_s += PACE_WEIGHT * (ended / elapsed - self.per_s)
         self._since, self._count = now, settled
 
+    def note_turn(self, seconds: float) -> None:
+        """Updates how long a turn takes."""
+        self.turn_s += PACE_WEIGHT * (seconds - self.turn_s)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefetchPolicy:
@@ -89,20 +97,21 @@ class PrefetchPolicy:
     concurrency: int
     prefetch_max: int
 
-    def ahead(self, per_s: float) -> int:
+    def ahead(self, pace: JobPace) -> int:
         """How many jobs beyond the slots may already be started."""
-        return min(self.prefetch_max, int(per_s * AHEAD_S))
+        ahead_s = min(LOOKAHEAD_S, max(AHEAD_S, TURNS_AHEAD * pace.turn_s))
+        return min(self.prefetch_max, int(pace.per_s * ahead_s))
 
-    def wanted(self, per_s: float, *, running: int, ready: int, assigned: int) -> ClaimSize:
-        reach = min(self.prefetch_max, int(per_s * LOOKAHEAD_S))
+    def wanted(self, pace: JobPace, *, running: int, ready: int, assigned: int) -> ClaimSize:
+        reach = min(self.prefetch_max, int(pace.per_s * LOOKAHEAD_S))
         room = min(CLAIM_MAX, self.concurrency + reach - running - ready - assigned)
         if room <= 0:
             return ClaimSize(0, 0)
-        start = min(room, max(0, self.concurrency + self.ahead(per_s) - running - ready - assigned))
+        start = min(room, max(0, self.concurrency + self.ahead(pace) - running - ready - assigned))
         return ClaimSize(start, room - start)
 
-    def startable(self, per_s: float, *, running: int, ready: int) -> int:
-        return max(0, self.concurrency + self.ahead(per_s) - running - ready)
+    def startable(self, pace: JobPace, *, running: int, ready: int) -> int:
+        return max(0, self.concurrency + self.ahead(pace) - running - ready)
 
 
 # Waiting for work. Hints only save time: a lost hint delays work by one poll interval at most.
@@ -210,6 +219,7 @@ class TurnLoop:
                     answer = await self._deliver(order.turn)
                 finally:
                     self._flying.remove(order)
+                self._pace.note_turn(self._worker.clock.monotonic() - order.sent_at)
                 self._apply(order, answer)
                 self._due.set()
             self._note_quiet()
@@ -227,7 +237,7 @@ class TurnLoop:
             return None
         del held_jobs.finished[:ADVANCES_MAX]
         claim = self._claim(wanted) if wanted.total else None
-        advances = (*(s.advance for s in settlements), *(start_advance(held) for held in starts))
+        advances = (*(advance for _, advance in settlements), *map(start_advance, starts))
         turn = Turn(actor=self._worker.actor, advances=advances, claim=claim)
         return PendingTurn(turn, settlements, starts, wanted, now)
 
@@ -242,7 +252,7 @@ class TurnLoop:
         if not self.claiming or held_jobs.quarantined:
             return ClaimSize(0, 0)
         return self._room.wanted(
-            self._pace.per_s,
+            self._pace,
             running=held_jobs.running,
             ready=len(held_jobs.ready) + self._starting(),
             assigned=len(held_jobs.assigned) + sum(order.wanted.prefetch for order in self._flying),
@@ -258,7 +268,7 @@ class TurnLoop:
         if held_jobs.quarantined and not held_jobs.assigned:
             return self._quarantined_to_start()
         ready = len(held_jobs.ready) + self._starting()
-        count = self._room.startable(self._pace.per_s, running=held_jobs.running, ready=ready)
+        count = self._room.startable(self._pace, running=held_jobs.running, ready=ready)
         chosen = [held_jobs.assigned.popleft() for _ in range(min(count, len(held_jobs.assigned)))]
         return [held for held in chosen if self._may_start(held)]
 
@@ -304,8 +314,9 @@ class TurnLoop:
 
     def _release_quarantined(self, held: HeldJob) -> None:
         """Ends the quarantine of a job, and claims again: the ledger may have held back other jobs meanwhile."""
-        if held in self._held_jobs.quarantined:
-            self._held_jobs.quarantined.remove(held)
+        quarantined = self._held_jobs.quarantined
+        if quarantined and held in quarantined:
+            quarantined.remove(held)
             self._search = True
 
     async def _deliver(self, turn: Turn) -> TurnResult:
@@ -348,10 +359,10 @@ class TurnLoop:
 
     def _apply(self, order: PendingTurn, answer: TurnResult) -> None:
         outcomes = iter(answer.outcomes)
-        for settlement, outcome in zip(order.settlements, outcomes, strict=False):
+        for (held, advance), outcome in zip(order.settlements, outcomes, strict=False):
             if isinstance(outcome, LeaseLost):
-                _note_refused(settlement.held, settlement.advance.trigger)
-            self._drop(settlement.held)
+                _note_refused(held, advance.trigger)
+            self._drop(held)
         for held, outcome in zip(order.starts, outcomes, strict=True):
             if isinstance(outcome, LeaseLost):
                 _note_refused(held, "start")

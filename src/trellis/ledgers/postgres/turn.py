@@ -64,7 +64,8 @@ def sort_steps(advances: Sequence[Advance], claim: Claim | None, role: Role) -> 
     name = claim.lifecycle if claim else ordered[0].lease.lifecycle if ordered else "leased-job"
     steps = SortedSteps(lifecycle=LIFECYCLES[name])
     done, starts, others = steps.done, steps.starts, steps.others
-    last_done = last_start = last_other = None
+    last_done = last_start = last_other = done_source = None
+    complete = Trigger.COMPLETE
     for n, advance in enumerate(ordered, start=1):
         (key, _, _, lifecycle), source, trigger, _, _, cause, data, _, _, death, version, finalizes, guarded, _ = (
             advance
@@ -75,8 +76,8 @@ def sort_steps(advances: Sequence[Advance], claim: Claim | None, role: Role) -> 
         if lifecycle != name or key == last_other or not plain:
             last_other = key
             others.append(advance)
-        elif trigger == Trigger.COMPLETE and steps.done_source in {None, source} and key != last_done:
-            steps.done_source, last_done = source, key
+        elif trigger == complete and (done_source is None or source == done_source) and key != last_done:
+            done_source, last_done = source, key
             done.append(advance)
         elif trigger == Trigger.START and key != last_start and (n == len(ordered) or ordered[n].lease.key != key):
             last_start = key
@@ -84,6 +85,7 @@ def sort_steps(advances: Sequence[Advance], claim: Claim | None, role: Role) -> 
         else:
             last_other = key
             others.append(advance)
+    steps.done_source = done_source
     return steps
 
 
