@@ -79,7 +79,7 @@ MOUNTS = """22 27 0:21 / /proc rw,relatime - proc proc rw
 
 
 @pytest.mark.parametrize(
-    ("path", "type_"),
+    "path, type_",
     [
         ("/srv", "ext4"),
         ("/srv/shared2", "ext4"),

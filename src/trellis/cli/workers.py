@@ -1,5 +1,6 @@
 """`trellis worker MODULE:APP` runs jobs; `trellis workers` lists worker processes."""
 
+import sys
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Annotated, Any, cast
@@ -27,6 +28,12 @@ from trellis.worker.worker import ExitCode, run_until_signalled
 
 SECTION = "Workers"
 LEDGER_ONLY = ("--prefetch", "--no-hints")
+SWITCH_S = 0.0005
+"""After how long a thread of a worker hands the interpreter on, in seconds.
+
+While handlers compute, the ledger's thread waits for the interpreter. Measured for workers (docs/benchmarks.md); a
+gateway on SQLite would need more processor time for each submit.
+"""
 BUS_ONLY = ("--pool", "--region", "--capability", "--label", "--heartbeat-s")
 
 ProcessesOption = Annotated[
@@ -122,6 +129,7 @@ def _refuse(options: tuple[str, ...], given: tuple[object, ...], expected: str) 
 def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
     log_only(cli.settings, cli.out)
     configure_tracing()
+    sys.setswitchinterval(SWITCH_S)
     return run_tuned(work)
 
 
