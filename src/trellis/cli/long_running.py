@@ -19,8 +19,8 @@ def run_tuned(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 def tune_process() -> None:
     """Tune garbage collection of a process that serves until it is stopped.
 
-    Many short-lived values trigger useless collections: without it, a status poll costs a gateway on PostgreSQL a sixth
-    more processor time.
+    Many short-lived values trigger useless collections. Measured for workers (docs/benchmarks.md); in a gateway and a
+    scheduler the gain was within the noise.
     """
     gc.collect()
     gc.freeze()

@@ -31,8 +31,8 @@ LEDGER_ONLY = ("--prefetch", "--no-hints")
 SWITCH_S = 0.0005
 """After how long a thread of a worker hands the interpreter on, in seconds.
 
-While handlers compute, the ledger's thread waits for the interpreter. Measured for workers (docs/benchmarks.md); a
-gateway on SQLite would need more processor time for each submit.
+While handlers compute, the ledger's thread waits for the interpreter. Measured for workers (docs/benchmarks.md). Other
+processes keep Python's own interval: no gain was measured there.
 """
 BUS_ONLY = ("--pool", "--region", "--capability", "--label", "--heartbeat-s")
 
