@@ -113,6 +113,42 @@ async def test_a_woken_scheduler_does_not_wait_for_its_next_pass(rig: Rig):
     assert len(set(worker.jobs)) == len(worker.orders) == 20
 
 
+async def test_new_jobs_are_validated_while_others_are_being_dispatched(rig: Rig):
+    worker = await rig.worker("w1", TOPIC)
+    asks, is_asked, may_answer = rig.kernel.check, asyncio.Event(), asyncio.Event()
+
+    async def think(request: JobRequest) -> SafetyDecision:
+        is_asked.set()
+        await may_answer.wait()
+        return await asks(request)
+
+    rig.kernel.check = think
+    (first,) = await rig.submit_many(1)
+    rig.scheduler.wake()
+    await is_asked.wait()
+    (second,) = await rig.submit_many(1)
+    rig.scheduler.wake()
+    async with asyncio.timeout(10):
+        while await rig.state(second) == "PENDING":
+            await quiet()
+    assert (await rig.state(first), worker.jobs) == ("SCHEDULED", [])
+    may_answer.set()
+    await worker.has(2)
+
+
+async def test_a_pass_is_repeated_at_once_only_if_it_left_jobs_unread(rig_of: Opens):
+    async with rig_of(SchedulerOptions(each=3)) as rig:
+        await rig.worker("w1", TOPIC)
+        await rig.submit_many(2)
+        report = await rig.scheduler.run_once()
+        assert (report.dispatched, report.again) == (2, False)
+        assert rig.scheduler.pause_s(report) == rig.scheduler.options.poll_s
+        await rig.submit_many(4)
+        report = await rig.scheduler.run_once()
+        assert (report.dispatched, report.again) == (3, True)
+        assert rig.scheduler.pause_s(report) == 0.0
+
+
 # --- who publishes ---------------------------------------------------------------------------------------------------
 
 

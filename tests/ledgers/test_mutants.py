@@ -132,8 +132,8 @@ class HidesCancels(Mutant):
 class LosesFeedEvents(Mutant):
     """Each page leaves out its last event but moves past it."""
 
-    async def feed(self, position, *, limit: int, lifecycle=None) -> FeedPage:
-        page = await self.real.feed(position, limit=limit, lifecycle=lifecycle)
+    async def feed(self, position, *, limit: int, **options) -> FeedPage:
+        page = await self.real.feed(position, limit=limit, **options)
         return dataclasses.replace(page, events=page.events[:-1]) if len(page.events) > 1 else page
 
 

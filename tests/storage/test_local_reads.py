@@ -1,7 +1,9 @@
 """Reading the store in a folder: whole objects or an error, and listings that cost what they show."""
 
+import asyncio
 import os
 import stat
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from tests.storage.test_local import opened
 from tests.storage.test_store import CLASHING, ODD_KEYS, fill, keys_of
-from trellis.storage.objects import folders, local
+from trellis.storage.objects import file_systems, folders, local
 from trellis.storage.objects.local import LocalObjects
 from trellis.storage.objects.open import random_name
 from trellis.storage.objects.store import ObjectTooLarge, StoreUnavailable
@@ -62,6 +64,73 @@ async def test_a_file_that_grows_over_the_bound_is_refused_and_not_cut(tmp_path:
     in_pieces(monkeypatch, lambda reads: reads or (tmp_path / "k.json").write_bytes(b"0123456789ab"))
     with pytest.raises(ObjectTooLarge):
         await store.get("k.json")
+    await store.close()
+
+
+# -- which thread opens files ------------------------------------------------------------------------------------
+
+MOUNTS = """22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+30 27 0:41 / /srv/shared rw,relatime shared:5 master:1 - nfs4 files:/export rw,vers=4.2
+31 30 8:1 / /srv/shared/my\\040disk rw - xfs /dev/sda1 rw
+32 27 0:42 / /data rw - ext4 /dev/vdb rw
+33 27 0:43 / /data rw - fuse.sshfs someone@files: rw
+"""
+
+
+@pytest.mark.parametrize(
+    "path, type_",
+    [
+        ("/srv", "ext4"),
+        ("/srv/shared2", "ext4"),
+        ("/srv/shared", "nfs4"),
+        ("/srv/shared/objects", "nfs4"),
+        ("/srv/shared/my disk/objects", "xfs"),
+        ("/data/objects", "fuse.sshfs"),
+    ],
+)
+def test_a_folder_is_on_the_file_system_mounted_last_and_nearest_above_it(path: str, type_: str):
+    assert file_systems.file_system_type(Path(path), MOUNTS) == type_
+
+
+def test_a_folder_is_not_taken_for_local_where_the_system_lists_no_mounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(file_systems, "MOUNTS", tmp_path / "none")
+    assert not file_systems.is_on_local_disk(tmp_path)
+
+
+async def test_a_network_folder_that_hangs_does_not_stop_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mounts = tmp_path / "mounts"
+    mounts.write_text("33 27 0:43 / / rw - nfs4 files:/export rw\n")
+    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    store = LocalObjects(tmp_path / "objects", new_name=random_name, now_ns=lambda: LATE_NS)
+    await store.put("k.json", b"{}")
+    hanging, answered = threading.Event(), threading.Event()
+    open_, stat_ = os.open, os.stat
+
+    def hang(call: Callable[..., Any]) -> Callable[..., Any]:
+        def hung(*given: Any, **named: Any) -> Any:
+            hanging.set()
+            assert answered.wait(5), "the event loop waits for the file"
+            return call(*given, **named)
+
+        return hung
+
+    for _ in range(2):  # the second read might look only at the file's status
+        hanging.clear()
+        answered.clear()
+        monkeypatch.setattr(local.os, "open", hang(open_))
+        monkeypatch.setattr(local.os, "stat", hang(stat_))
+        reading = asyncio.ensure_future(store.get("k.json"))
+        assert await asyncio.to_thread(hanging.wait, 10)
+        answered.set()
+        read = await reading
+        assert read is not None
+        assert read.body == b"{}"
+    monkeypatch.undo()
     await store.close()
 
 

@@ -100,7 +100,7 @@ class BusServices:
 
     def __init__(self, parts: BusDependencies, roles: frozenset[BusRole] = frozenset(BusRole)) -> None:
         self.parts, self.roles = parts, roles
-        self.workers = WorkerRegistry(clock=parts.clock, ledger=parts.ledger, appeared=self._wake)
+        self.workers = WorkerRegistry(clock=parts.clock, ledger=parts.ledger, appeared=self._has_room)
         attempts, stopping = AttemptCache(parts.ledger), StopNotifier(parts.bus)
         self.scheduler = Scheduler(
             ledger=parts.ledger,
@@ -191,6 +191,10 @@ class BusServices:
         if self._schedules:
             self.scheduler.wake()
 
+    def _has_room(self) -> None:
+        if self._schedules:
+            self.scheduler.wake_dispatch()
+
     def _ended(self) -> None:
-        self._wake()
+        self._has_room()
         self.publisher.wake()

@@ -21,6 +21,8 @@ class CoalescedTrigger(Generic[ReportT]):
     """Whether to run again directly after a pass with this report."""
     gap_s: float = 0.0
     """Shortest time from the start of a pass to the start of the next requested one, in seconds."""
+    then: Callable[[], None] | None = None
+    """Called after each requested pass."""
     _one_pass: asyncio.Lock = field(default_factory=asyncio.Lock)
     _woken: "asyncio.Task[None] | None" = None
     _again: bool = False
@@ -59,4 +61,6 @@ class CoalescedTrigger(Generic[ReportT]):
                 self._failures.failed(error, now=asyncio.get_running_loop().time())
                 return
             self._failures.succeeded(now=asyncio.get_running_loop().time())
+            if self.then is not None:
+                self.then()
             self._again = self._again or self.more(report)

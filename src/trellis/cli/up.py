@@ -13,6 +13,7 @@ from trellis.app.wiring import SystemClock, make_development_key, open_when_avai
 from trellis.cli import values
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
+from trellis.cli.long_running import run_tuned
 from trellis.cli.metrics_export import process_observed
 from trellis.cli.problems import without_password
 from trellis.cli.telemetry import configure_tracing, log_only
@@ -45,7 +46,7 @@ def add_to(program: typer.Typer) -> None:
     command(program, "up", section="Workers", json=False)(up)
 
 
-async def up(
+def up(
     cli: Cli,
     demo: Annotated[bool, typer.Option("--demo", help="Bring the two agents of the demonstration garden.")] = False,  # noqa: FBT002 - a flag
     roles: Annotated[
@@ -78,12 +79,16 @@ async def up(
     """
     log_only(cli.settings, cli.out)
     configure_tracing()
-    wanted, health = _wanted_roles(roles), ProcessHealth()
+    run_tuned(_up(cli, _wanted_roles(roles), UpOptions(host=host, port=port, demo=demo, app=app)))
+
+
+async def _up(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions) -> None:
+    health = ProcessHealth()
     async with process_observed(cli.settings, health) as address:
         if address is not None:
             cli.out.line(f"health    {address}/system/ready")
         if not await _served_alone(cli, wanted, health):
-            await _served(cli, wanted, UpOptions(host=host, port=port, demo=demo, app=app), health)
+            await _served(cli, wanted, choices, health)
 
 
 async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, health: ProcessHealth) -> None:

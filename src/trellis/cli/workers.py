@@ -1,10 +1,7 @@
 """`trellis worker MODULE:APP` runs jobs; `trellis workers` lists worker processes."""
 
-import asyncio
-import gc
-import importlib
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
@@ -16,6 +13,7 @@ from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
+from trellis.cli.long_running import run_tuned
 from trellis.cli.metrics_export import process_observed
 from trellis.cli.output import ListingColumn, brief
 from trellis.cli.telemetry import configure_tracing, log_only
@@ -30,6 +28,12 @@ from trellis.worker.worker import ExitCode, run_until_signalled
 
 SECTION = "Workers"
 LEDGER_ONLY = ("--prefetch", "--no-hints")
+SWITCH_S = 0.0005
+"""After how long a thread of a worker hands the interpreter on, in seconds.
+
+While handlers compute, the ledger's thread waits for the interpreter. Measured for workers (docs/benchmarks.md). Other
+processes keep Python's own interval: no gain was measured there.
+"""
 BUS_ONLY = ("--pool", "--region", "--capability", "--label", "--heartbeat-s")
 
 ProcessesOption = Annotated[
@@ -125,9 +129,8 @@ def _refuse(options: tuple[str, ...], given: tuple[object, ...], expected: str) 
 def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
     log_only(cli.settings, cli.out)
     configure_tracing()
-    _tune_process()
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        return runner.run(work)
+    sys.setswitchinterval(SWITCH_S)
+    return run_tuned(work)
 
 
 async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
@@ -147,27 +150,6 @@ async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
             return await run_until_signalled(make_worker(app, ledger, options), on_stop=health.stopping)
         finally:
             await ledger.close()
-
-
-def _tune_process() -> None:
-    """Tune garbage collection and thread switching for a process that only runs jobs.
-
-    Many short-lived values trigger useless collections, and the ledger's thread waits for the interpreter while
-    handlers spin. Both effects were measured (docs/benchmarks.md).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-    sys.setswitchinterval(0.0005)
-
-
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The uvloop event loop, if the `fast` extra is installed."""
-    try:
-        module = importlib.import_module("uvloop")
-    except ImportError:
-        return None
-    return cast("Callable[[], asyncio.AbstractEventLoop]", module.new_event_loop)
 
 
 async def list_workers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:

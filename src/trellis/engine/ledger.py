@@ -548,11 +548,17 @@ class Ledger(Protocol):
         ...
 
     async def feed(
-        self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
+        self,
+        position: str | None,
+        *,
+        limit: int,
+        lifecycle: str | frozenset[str] | None = None,
+        types: frozenset[str] | None = None,
     ) -> FeedPage:
         """Every event once, in an order that no late commit can change. `position` None is the beginning.
 
-        `lifecycle` selects one or several lifecycles. A page's position is then after all events it skipped.
+        `lifecycle` selects one or several lifecycles, `types` event types. A page's position is then after all events
+        it skipped.
         """
         ...
 

@@ -82,6 +82,8 @@ class FeedSubscriber(Generic[OptionsT]):
     """The name under which the ledger elects one process and stores its position."""
     lifecycle: str | frozenset[str] | None = None
     """The lifecycles whose events it reads; None for all."""
+    types: frozenset[str] | None = None
+    """The event types that it reads; None for all."""
     waits_for_events = True
     begun: int = 0
     """How often this process took the subscription. State cached before may be outdated after each time."""
@@ -118,9 +120,11 @@ class FeedSubscriber(Generic[OptionsT]):
         """The events after the saved position; None while another process holds the subscription."""
         if self._following is None and not await self.begin():
             return None
-        page = await self.ledger.feed(self._read_up_to, limit=self.options.batch, lifecycle=self.lifecycle)
+        page = await self.ledger.feed(
+            self._read_up_to, limit=self.options.batch, lifecycle=self.lifecycle, types=self.types
+        )
         if not page.events:
-            self._read_up_to = page.position  # events in between belong to other lifecycles
+            self._read_up_to = page.position  # events in between belong to other lifecycles, or have other types
         return page
 
     async def take(self, handle: Callable[[Sequence[Event]], Awaitable[None]]) -> FeedReport:

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, WORKER, Rig, claimed_ids
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Advance, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
@@ -80,6 +81,24 @@ async def test_a_filter_narrows_the_feed_to_a_lifecycle(rig: Rig):
     await rig.submit(3)
     events = await _read(rig.ledger, limit=2, lifecycle="run")
     assert [event.job_id for event in events] == [run]
+
+
+async def test_a_filter_narrows_the_feed_to_event_types(rig: Rig):
+    await _some_work(rig, 3)
+    run = await rig.submit_one(lifecycle="run")
+    whole = await _read(rig.ledger, limit=2)
+    ends = frozenset({"job_succeeded", "job_accepted"})
+    assert await _read(rig.ledger, limit=2, types=ends) == [event for event in whole if event.type in ends]
+    runs = await _read(rig.ledger, limit=2, types=frozenset({"run.requested", "job_accepted"}), lifecycle="run")
+    assert [event.job_id for event in runs] == [run]
+    assert await _read(rig.ledger, limit=2, types=frozenset()) == []
+    nothing = await rig.ledger.feed(None, limit=2, types=frozenset({"job_denied"}))
+    assert (nothing.events, nothing.position) == ((), await rig.ledger.feed_end()), "the skipped ones are behind it"
+
+
+async def test_a_filter_by_an_unknown_event_type_is_refused(rig: Rig):
+    with pytest.raises(OptionInvalid, match="job_ended"):
+        await rig.ledger.feed(None, limit=2, types=frozenset({"job_ended"}))
 
 
 async def test_a_filter_narrows_the_feed_to_several_lifecycles(rig: Rig):

@@ -99,6 +99,7 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
     lifecycle: str | frozenset[str] | None = BUS_JOB.name
+    types: frozenset[str] | None = PUBLISHED_EVENTS
     _sent: set[str] = field(default_factory=set[str])
     """Message ids that the bus has taken, of events after the position up to which everything is done."""
     _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])
@@ -156,11 +157,10 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
         sent = 0
         for start in range(0, len(events), CONCURRENCY):
             group = events[start : start + CONCURRENCY]
-            noted = [number for number, event in enumerate(group, start) if event.type in PUBLISHED_EVENTS]
-            answers = await asyncio.gather(*(self._publish_event(events[number]) for number in noted))
+            answers = await asyncio.gather(*map(self._publish_event, group))
             sent += sum(answer or 0 for answer in answers)
             if None in answers:
-                return sent, noted[answers.index(None)]
+                return sent, start + answers.index(None)
             await self.keep()
         return sent, len(events)
 

@@ -42,6 +42,9 @@ TREE_MAX = 100_000
 ANCESTORS_MAX = 16
 """Maximum number of ended ancestors of a new job that are checked for a cancel."""
 
+RECONCILED_EVENTS = END_EVENTS | {"job_accepted"}
+"""Events that may have consequences: ends, and the first event of a job, which may be a step or a child."""
+
 _log = log_of("trellis.bus.outcomes.reconciler")
 
 
@@ -64,6 +67,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     name: str = SUBSCRIBER_NAME
     follows_as: str = SUBSCRIBER_NAME
     lifecycle: str | frozenset[str] | None = BUS_JOB.name
+    types: frozenset[str] | None = RECONCILED_EVENTS
     _tree: JobTree = field(init=False)
     _workflows: WorkflowReader = field(init=False)
     _above: dict[tuple[str, str], str | None] = field(default_factory=dict[tuple[str, str], str | None])
@@ -100,11 +104,10 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
                 self._tree.learn(record.event.job_id, record.submission.payload)
         by_family: dict[str, list[tuple[Event, JobRequest]]] = {}
         for event in events:
-            if event.source is None or event.type in END_EVENTS:
-                request = await self._tree.request(event.job_id)
-                if request is not None and _has_consequences(event, request):
-                    by_family.setdefault(await self._family(event, request), []).append((event, request))
-                await self.keep()
+            request = await self._tree.request(event.job_id)
+            if request is not None and _has_consequences(event, request):
+                by_family.setdefault(await self._family(event, request), []).append((event, request))
+            await self.keep()
         room = asyncio.Semaphore(CONCURRENCY)
         await gather_all(self._reconcile_family(family, room) for family in by_family.values())
 

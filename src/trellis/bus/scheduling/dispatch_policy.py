@@ -79,6 +79,8 @@ class SchedulerReport:
 
     did: Counter[DispatchOutcome]
     bus_away: bool = False
+    left: bool = False
+    """Whether jobs may wait that the pass did not read, or did not reach in its time."""
 
     @property
     def dispatched(self) -> int:
@@ -93,6 +95,19 @@ class SchedulerReport:
     def moved(self) -> bool:
         """Whether the pass made progress, so that there may be more work."""
         return any(count for what, count in self.did.items() if what not in _NO_PROGRESS_OUTCOMES) and not self.bus_away
+
+    @property
+    def again(self) -> bool:
+        """Whether another pass directly after this one may find work.
+
+        Not if all jobs were read, and those that moved wait for nothing from a scheduler.
+        """
+        gone = {DispatchOutcome.VALIDATED, DispatchOutcome.DISPATCHED}
+        return self.moved and (self.left or any(count for what, count in self.did.items() if what not in gone))
+
+    def followed_by(self, later: "SchedulerReport") -> "SchedulerReport":
+        """Both passes as one."""
+        return SchedulerReport(did=self.did + later.did, bus_away=later.bus_away, left=self.left or later.left)
 
 
 # Delays of jobs that cannot be dispatched now. Pure.

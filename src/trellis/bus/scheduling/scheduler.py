@@ -177,7 +177,11 @@ class _ReadyJob:
 
 @dataclass(kw_only=True)
 class Scheduler:
-    """The service. One pass validates pending jobs, then dispatches ready jobs in order, as far as there is room."""
+    """The service. One pass validates pending jobs, then dispatches ready jobs in order, as far as there is room.
+
+    On request, both go on side by side: new jobs are validated while others are dispatched. That is as safe as two
+    processes, because every transition applies only to the version of the job that was read.
+    """
 
     ledger: Ledger
     actor: Actor
@@ -197,7 +201,10 @@ class Scheduler:
     """By lane: how many jobs were dispatched. Decides when a job goes by age."""
     _behind: frozenset[str] = frozenset()
     """Lanes that passes had no time for since all were reached. The next pass starts with them."""
-    _trigger: CoalescedTrigger[SchedulerReport] = field(init=False)
+    _validation: CoalescedTrigger[SchedulerReport] = field(init=False)
+    _dispatching: CoalescedTrigger[SchedulerReport] = field(init=False)
+    _pending_left: bool = False
+    """Whether the last validation read only a part of the pending jobs."""
     _checks: KernelChecks = field(default_factory=KernelChecks)
     _alerts: AlertSender = field(init=False)
 
@@ -207,29 +214,41 @@ class Scheduler:
         self._kernel_actor = replace(self.actor, role=Role.SAFETY_KERNEL)
         self._reconciler = replace(self.actor, role=Role.RECONCILER)
         self._tenants = TenantLimits(ledger=self.ledger, topics=self.topics, name=self.actor.name)
-        self._trigger = CoalescedTrigger(run=self._pass, more=lambda report: report.moved)
+        self._dispatching = CoalescedTrigger(run=self._dispatch_pass, more=lambda report: report.again)
+        self._validation = CoalescedTrigger(
+            run=self._validation_pass, more=lambda report: report.again, then=self.wake_dispatch
+        )
 
     async def run_once(self) -> SchedulerReport:
         """Validate, then dispatch. Raises LedgerError when the ledger does not answer."""
-        return await self._trigger.once()
+        validated = await self._validation.once()
+        return validated.followed_by(await self._dispatching.once())
 
-    async def _pass(self) -> SchedulerReport:
-        did: Counter[DispatchOutcome] = Counter(await self._validate())
+    async def _validation_pass(self) -> SchedulerReport:
+        did = Counter(await self._validate())
+        return SchedulerReport(did=did, left=self._pending_left)
+
+    async def _dispatch_pass(self) -> SchedulerReport:
         if not self.bus.connected:
-            return SchedulerReport(did=did, bus_away=True)
-        return await self._dispatch_ready(did)
+            return SchedulerReport(did=Counter(), bus_away=True)
+        return await self._dispatch_ready()
 
     def pause_s(self, report: SchedulerReport) -> float:
         """No pause while there may be more work."""
-        return 0.0 if report.moved else self.options.poll_s
+        return 0.0 if report.again else self.options.poll_s
 
     def wake(self) -> None:
-        """Request a pass now, because something has changed."""
-        self._trigger.wake()
+        """Request a pass now, because there may be new jobs."""
+        self._validation.wake()
+
+    def wake_dispatch(self) -> None:
+        """Request a dispatch of ready jobs now, because a worker may have room or a job is ready again."""
+        self._dispatching.wake()
 
     async def drain(self) -> None:
         """Finish the requested passes and accept no more requests."""
-        await self._trigger.drain()
+        await self._validation.drain()
+        await self._dispatching.drain()
 
     # --- validation -----------------------------------------------------------------------------------------------
 
@@ -238,6 +257,7 @@ class Scheduler:
         where = JobFilter(lifecycle=BUS_JOB.name, state=PENDING)
         page = await self.ledger.jobs(where, limit=self.options.validate_max, oldest_first=True)
         jobs, done = self._elsewhere(page.jobs), list[DispatchOutcome]()
+        self._pending_left = page.cursor is not None
         if page.cursor is not None:
             newest = (await self.ledger.jobs(where, limit=self.options.newest_max)).jobs
             jobs = urgent_first(newest, jobs, self.options.validate_max // 2)
@@ -261,13 +281,14 @@ class Scheduler:
 
     # --- dispatch -------------------------------------------------------------------------------------------------
 
-    async def _dispatch_ready(self, did: Counter[DispatchOutcome]) -> SchedulerReport:
+    async def _dispatch_ready(self) -> SchedulerReport:
+        did = Counter[DispatchOutcome]()
         await self._tenants.write_limits()
         now = await self.ledger.now()
         heads = await self.ledger.peek_ready(BUS_JOB.name, each=self.options.each)
         waiting, until = self._in_order(heads, now), self.clock.monotonic() + self.options.pass_s
-        kinds = len({(job.type, job.priority) for job in heads})
-        room = _PassState(StepOrder(tree=self._tree), crowded=kinds >= HEADS_MAX)
+        kinds = Counter((job.type, job.priority) for job in heads)
+        room = _PassState(StepOrder(tree=self._tree), crowded=len(kinds) >= HEADS_MAX)
         bus_away = kernel_away = False
         while waiting and not (bus_away or kernel_away) and self.clock.monotonic() < until:
             group, waiting, left = await self._next_group(waiting, room, now)
@@ -283,7 +304,8 @@ class Scheduler:
         self._behind = (unseen & self._behind) or unseen
         await self._let_go(await room.turns.missed())
         self._checks.passed(away=did[DispatchOutcome.UNASKED] > 0)
-        return SchedulerReport(did=did, bus_away=bus_away)
+        unread = room.crowded or max(kinds.values(), default=0) >= self.options.each
+        return SchedulerReport(did=did, bus_away=bus_away, left=unread or bool(waiting))
 
     def _in_order(self, jobs: Sequence[Job], now: datetime) -> list[Job]:
         """Interleaves the lanes, each in its own order. Jobs of different lanes do not compete for the same workers."""

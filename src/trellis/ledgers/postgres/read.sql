@@ -303,7 +303,7 @@ select pos, batch from feed_places($1, $2)
 select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
   from event e join feed f on f.batch = e.batch join job j on j.id = e.id join actor a on a.id = e.actor
  where e.batch between $1 and $2 and e.batch = any($10::bigint[]) and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7)
-   and ($8::smallint[] is null or e.lifecycle = any($8))
+   and ($8::smallint[] is null or e.lifecycle = any($8)) and ($11::smallint[] is null or e.type = any($11))
  order by f.pos, e.id, e.version limit $9
 
 -- name: feed_infrequent_events
@@ -312,6 +312,7 @@ select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation
   from event e join feed f on f.batch = e.batch join job j on j.id = e.id join actor a on a.id = e.actor
  where e.lifecycle not in (4, 5) and e.batch between $1 and $2 and e.batch = any($10::bigint[])
    and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7) and e.lifecycle = any($8::smallint[])
+   and ($11::smallint[] is null or e.type = any($11))
  order by f.pos, e.id, e.version limit $9
 
 -- name: feed_end

@@ -54,6 +54,7 @@ from trellis.engine.request_keys import StoredRequest
 from trellis.engine.restoration import may_have_letter
 from trellis.engine.schedules import DUE_MAX, SCHEDULES_MAX, DueSchedules, ScheduleRecord
 from trellis.ledgers.children import ChildMark, children_after
+from trellis.ledgers.event_types import event_codes, known_event_code
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import job_selection, request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow, is_pooled
@@ -385,7 +386,7 @@ class PostgresReads:
     async def find_events(
         self, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
     ) -> list[Event]:
-        code = event_code(type_) if type_ else None
+        code = known_event_code(type_) if type_ else None
         if correlation_id is not None:
             stored = await self.fetch(READ_QUERIES.events_by_correlation, correlation_id, since, limit, code)
         elif code is None:
@@ -410,7 +411,7 @@ class PostgresReads:
     async def count_events(
         self, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
     ) -> dict[str, int]:
-        codes = {event_code(type_): type_ for type_ in types}
+        codes = {known_event_code(type_): type_ for type_ in types}
         if lifecycle is None:
             counts = await self._fetch_by_index(READ_QUERIES.count_events, list(codes), since)
         elif (code := lifecycle_named(lifecycle).code) in FREQUENT:
@@ -424,13 +425,19 @@ class PostgresReads:
         self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
     ) -> list[SampledEvent]:
         check_sample(lifecycle, limit)
-        of, codes = LIFECYCLES[lifecycle], [event_code(type_) for type_ in dict.fromkeys(types)]
+        of, codes = LIFECYCLES[lifecycle], [known_event_code(type_) for type_ in dict.fromkeys(types)]
         sampled = await self.fetch(READ_QUERIES.sample_events, codes, since, of.code, limit)
         return [rows.sampled_event(row, of) for row in sampled]
 
     async def feed(
-        self, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
+        self,
+        position: str | None,
+        *,
+        limit: int,
+        lifecycle: str | frozenset[str] | None = None,
+        types: frozenset[str] | None = None,
     ) -> FeedPage:
+        type_codes = event_codes(types)
         after = _position(await self._position_here(position))
         names = frozenset({lifecycle}) if isinstance(lifecycle, str) else lifecycle
         codes = None if names is None else sorted(lifecycle_named(name).code for name in names)
@@ -460,6 +467,7 @@ class PostgresReads:
                 codes,
                 limit - len(events),
                 numbers,
+                type_codes,
             )
             if feed_rows and not is_narrowed:
                 # A short page of long batches then reads no more of them than it needs.

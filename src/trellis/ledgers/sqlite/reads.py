@@ -36,6 +36,7 @@ from trellis.engine.records import (
 )
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
+from trellis.ledgers.event_types import event_codes, known_event_code
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
 from trellis.ledgers.sqlite import rows
@@ -50,9 +51,8 @@ from trellis.ledgers.sqlite.plan import (
     lifecycle_bits,
     lifecycle_code,
 )
-from trellis.lifecycles import BY_CODE, LIFECYCLES, event_code
+from trellis.lifecycles import BY_CODE, LIFECYCLES
 from trellis.lifecycles.contract import completed_states, final_states
-from trellis.lifecycles.events import EVENT_TYPES
 from trellis.lifecycles.queue_job import QUEUE_JOB
 
 # Reads: short transactions on the reader's own connection.
@@ -132,17 +132,28 @@ def contents_of(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, JobCon
 
 
 def feed(
-    tx: Transaction, position: str | None, *, limit: int, lifecycle: str | frozenset[str] | None = None
+    tx: Transaction,
+    position: str | None,
+    *,
+    limit: int,
+    lifecycle: str | frozenset[str] | None = None,
+    types: frozenset[str] | None = None,
 ) -> FeedPage:
     """A page of the feed.
 
     With a filter its position is after all events it examined, so that rare lifecycles advance.
     """
-    after = _position(position)
+    after, codes = _position(position), event_codes(types)
     end: int = tx.db.execute(_READ_QUERIES.feed_end).fetchall()[0][0]
     if end <= after:
         return FeedPage(events=(), positions=(), position=of_sqlite(after))
-    values = {"after": after, "end": end, "lifecycles": lifecycle_bits(lifecycle), "limit": page_size(limit)}
+    values: dict[str, str | int | None] = {
+        "after": after,
+        "end": end,
+        "lifecycles": lifecycle_bits(lifecycle),
+        "types": None if codes is None else json.dumps(codes),
+        "limit": page_size(limit),
+    }
     stored = tx.db.execute(_READ_QUERIES.feed, values).fetchall()
     reached = stored[-1][15] if len(stored) == limit else max(end, after)
     positions = tuple(of_sqlite(row[15]) for row in stored)
@@ -157,7 +168,7 @@ def find_events(
     tx: Transaction, *, type_: str | None, correlation_id: str | None, since: datetime | None, limit: int
 ) -> list[Event]:
     values = {
-        "type": None if type_ is None else event_code(_known_type(type_)),
+        "type": None if type_ is None else known_event_code(type_),
         "correlation": correlation_id,
         "since": 0 if since is None else rows.microseconds(since),
         "limit": page_size(limit),
@@ -173,7 +184,7 @@ def find_events(
 def count_events(
     tx: Transaction, types: Sequence[str], *, since: datetime, lifecycle: str | None = None
 ) -> dict[str, int]:
-    codes = {event_code(_known_type(type_)): type_ for type_ in types}
+    codes = {known_event_code(type_): type_ for type_ in types}
     values: dict[str, str | int | None] = {"types": json.dumps(list(codes)), "since": rows.microseconds(since)}
     if lifecycle is None or _is_sole_user(lifecycle, types):
         counted = dict(tx.db.execute(_READ_QUERIES.count_events, values).fetchall())
@@ -197,18 +208,12 @@ def sample_events(
 ) -> list[SampledEvent]:
     of, sampled = LIFECYCLES[lifecycle], list[SampledEvent]()
     for type_ in dict.fromkeys(types):
-        values = {"type": event_code(_known_type(type_)), "since": rows.microseconds(since), "limit": limit}
+        values = {"type": known_event_code(type_), "since": rows.microseconds(since), "limit": limit}
         query = _READ_QUERIES.sample_failed_queue_jobs
         if lifecycle != QUEUE_JOB.name or type_ not in QUEUE_JOB_FAILURES:
             query, values["lifecycle"] = _READ_QUERIES.sample_events, of.code
         sampled += [rows.sampled_event(row, of) for row in tx.db.execute(query, values)]
     return sampled
-
-
-def _known_type(type_: str) -> str:
-    if type_ not in EVENT_TYPES:
-        raise OptionInvalid(option="type", value=type_, expected="an event type of a lifecycle")
-    return type_
 
 
 def signals(tx: Transaction, job_id: JobId, *, limit: int) -> list[Signal]:

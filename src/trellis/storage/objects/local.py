@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trellis.engine.recent_entries import LruCache
+from trellis.storage.objects.file_systems import is_on_local_disk
 from trellis.storage.objects.folders import FOLDER_SETTLED_NS, Folders, FolderWalk, WalkEntry
 from trellis.storage.objects.group_puts import READ_FLAGS, GroupPuts, digest, store_error
 from trellis.storage.objects.keys import checked_key, checked_page, file_path, is_key
@@ -76,6 +77,8 @@ class LocalObjects:
         self._etags = _Etags(now_ns)
         self._walk = FolderWalk(self._folders, now_ns)
         self._root = os.fsencode(path.absolute())
+        self._is_on_local_disk = is_on_local_disk(path)
+        """Whether files may be opened on the event loop. On a network file system every call may hang."""
         self._recent = LruCache[str, _RecentObject](RECENT_MAX)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="objects")
         self._puts = GroupPuts(self._folders, self._etag, object_bytes_max, self._threads.submit)
@@ -86,6 +89,9 @@ class LocalObjects:
         return self._url
 
     async def get(self, key: str) -> StoredObject | None:
+        if not self._is_on_local_disk:
+            read = await self._run("get", checked_key(key), partial(self._get, key, _read))
+            return None if read is None else read[0]
         kept = self._recent.get(key)
         if kept is not None and kept.is_unchanged():
             return kept.stored

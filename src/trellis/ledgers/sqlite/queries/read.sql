@@ -53,6 +53,7 @@ SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.ty
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
 JOIN trellis_actor a ON a.id = e.actor
 WHERE e.seq > :after AND e.seq <= :end AND (:lifecycles IS NULL OR (:lifecycles >> j.lifecycle) & 1)
+  AND (:types IS NULL OR e.type IN (SELECT value FROM json_each(:types)))
 ORDER BY e.seq LIMIT :limit;
 
 -- name: feed_end
