@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from trellis.app.roles import role_of
-from trellis.app.wiring import SystemClock, make_development_key, open_when_available, process_name
+from trellis.app.system import SystemClock, process_name, tune_process
+from trellis.app.wiring import make_development_key, open_when_available
 from trellis.cli import values
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
@@ -78,6 +79,7 @@ async def up(
     """
     log_only(cli.settings, cli.out)
     configure_tracing()
+    tune_process()
     wanted, health = _wanted_roles(roles), ProcessHealth()
     async with process_observed(cli.settings, health) as address:
         if address is not None:

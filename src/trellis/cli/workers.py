@@ -1,9 +1,7 @@
 """`trellis worker MODULE:APP` runs jobs; `trellis workers` lists worker processes."""
 
 import asyncio
-import gc
 import importlib
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Annotated, Any, cast
@@ -11,7 +9,8 @@ from typing import Annotated, Any, cast
 import typer
 from rich.text import Text
 
-from trellis.app.wiring import make_worker, open_when_available, process_name
+from trellis.app.system import process_name, tune_process
+from trellis.app.wiring import make_worker, open_when_available
 from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
@@ -125,7 +124,7 @@ def _refuse(options: tuple[str, ...], given: tuple[object, ...], expected: str) 
 def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
     log_only(cli.settings, cli.out)
     configure_tracing()
-    _tune_process()
+    tune_process()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         return runner.run(work)
 
@@ -147,18 +146,6 @@ async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
             return await run_until_signalled(make_worker(app, ledger, options), on_stop=health.stopping)
         finally:
             await ledger.close()
-
-
-def _tune_process() -> None:
-    """Tune garbage collection and thread switching for a process that only runs jobs.
-
-    Many short-lived values trigger useless collections, and the ledger's thread waits for the interpreter while
-    handlers spin. Both effects were measured (docs/benchmarks.md).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-    sys.setswitchinterval(0.0005)
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
