@@ -39,7 +39,7 @@ UNSETTLED_IN_FILE = {
     "peer_dbos": "select exists (select 1 from workflow_status where status in ('ENQUEUED', 'PENDING'))",
 }
 UNSETTLED_IN_FILE["ledger"] = UNSETTLED_IN_FILE["trellis"]
-SETTLED_POLL_S = 0.001
+SETTLED_POLL_S = 0.005
 SETTLED_POLL_S_DBOS = 0.02
 """Its file has a rollback journal, where a reader keeps the writer waiting."""
 MADE_BEFOREHAND = frozenset({"floor_sqlite", "peer_dbos"})
@@ -148,6 +148,7 @@ async def _drained(
         deadline = _deadline(workers[0].name)
         while await connection.fetchval(unsettled):
             deadline.check()
+            await asyncio.sleep(SETTLED_POLL_S)
         if shown is not None:
             shown()
         ended_ns = time.time_ns()

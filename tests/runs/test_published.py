@@ -9,7 +9,7 @@ import pytest
 
 from tests.stopped_tasks import stopped
 from trellis.documents import ids
-from trellis.documents.publisher import WAIT_S_FIRST, WAIT_S_HEARING, DocumentPublisher, PublishedRuns
+from trellis.documents.publisher import WAIT_S_FIRST, WAIT_S_HEARING, WAIT_S_MAX, DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import Publication
 from trellis.storage.objects.canonical_json import encode
 from trellis.storage.objects.open import open_objects
@@ -139,3 +139,28 @@ async def test_a_first_version_is_put_without_a_look_and_never_over_a_later_one(
     found = await desk.asked.objects.get(KEY)
     assert found is not None
     assert found.body == status(2).body
+
+
+async def reads_until_found(desk: Desk, version: int, took_s: float) -> tuple[int, float]:
+    """Another process publishes a version after `took_s`: how often the store was read, and how late that was seen."""
+    gets, waited_s, waiting = desk.asked.gets, 0.0, desk.waiting(version)
+    await desk.asleep()
+    while not waiting.done():
+        if waited_s <= took_s < waited_s + WAIT_S_FIRST:
+            await desk.other.publish([status(version)])
+        desk.clock.advance(WAIT_S_FIRST)
+        waited_s += WAIT_S_FIRST
+        async with asyncio.timeout(PATIENCE_S):
+            while not (waiting.done() or desk.clock.sleeping):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+    return desk.asked.gets - gets, waited_s - took_s
+
+
+async def test_slow_publications_are_polled_at_the_pace_of_the_last_ones_and_fast_ones_again_soon(desk: Desk):
+    versions = iter(range(1, 100))
+    slow = [await reads_until_found(desk, next(versions), 0.3) for _ in range(30)]
+    assert slow[0][0] >= 5, "nothing is known about the first wait"
+    assert max(reads for reads, _ in slow[-5:]) <= 4
+    assert max(late_s for _, late_s in slow[-5:]) <= WAIT_S_MAX
+    fast = [await reads_until_found(desk, next(versions), 0.0) for _ in range(20)]
+    assert fast[-1][1] <= 2 * WAIT_S_FIRST

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from trellis.app.roles import role_of
-from trellis.app.wiring import SystemClock, make_development_key, open_when_available, process_name
+from trellis.app.system import SystemClock, process_name
+from trellis.app.wiring import make_development_key, open_when_available
 from trellis.cli import values
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path

@@ -8,7 +8,8 @@ from typing import Annotated, Any, cast
 import typer
 from rich.text import Text
 
-from trellis.app.wiring import make_worker, open_when_available, process_name
+from trellis.app.system import process_name
+from trellis.app.wiring import make_worker, open_when_available
 from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trellis.documents import run_documents as documents
+from trellis.documents.run_documents import RunRequest
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.recent_entries import LruCache
@@ -40,7 +41,16 @@ class JobPasts:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._payloads = LruCache[JobId, bytes](JOBS_KEPT)
+        self._requests = LruCache[JobId, RunRequest](JOBS_KEPT)
         self._events = LruCache[JobId, tuple[Event, ...]](JOBS_KEPT)
+
+    async def request(self, record: RecordedEvent) -> RunRequest:
+        """The request of the run of this event, parsed once: a job's payload never changes."""
+        job_id = record.event.job_id
+        request = None if record.submission is not None else self._requests.get(job_id)
+        if request is None:
+            request = self._requests[job_id] = RunRequest.read(await self.payload(record))
+        return request
 
     async def payload(self, record: RecordedEvent) -> bytes:
         """The payload of the job of this event; empty if the ledger has none."""

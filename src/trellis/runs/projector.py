@@ -16,7 +16,7 @@ from trellis.documents.audit_chain import AuditSealer, SealedRecord, sealed_line
 from trellis.documents.audit_log import ActRecorder, SegmentLine, SegmentWriter, line_of
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
-from trellis.documents.run_documents import Publication, RunFacts, RunRequest
+from trellis.documents.run_documents import Publication, RunFacts
 from trellis.engine.errors import LedgerError, TrellisError
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
@@ -396,10 +396,10 @@ class EventRecorder:
             return await finalization.publications(self._ledger, self._publisher.objects, row), []
         if event.lifecycle not in DOCUMENTED:
             return [], []
-        events, payload = past.until(event), await self._pasts.payload(record)
+        events = past.until(event)
         if event.lifecycle == PROPOSAL.name:
-            return [], [proposal.publication(payload, events)]
-        facts = RunFacts(event.job_id, RunRequest.read(payload), events)
+            return [], [proposal.publication(await self._pasts.payload(record), events)]
+        facts = RunFacts(event.job_id, await self._pasts.request(record), events)
         return documents.step_publications(facts, past.journal), documents.state_publications(facts)
 
     async def _before(self, record: RecordedEvent) -> Sequence[RecordedEvent]:

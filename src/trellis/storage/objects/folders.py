@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
 from trellis.storage.objects.keys import NameKind, read_name
+from trellis.storage.objects.open_below import OPEN_FOLDER, open_below
 from trellis.storage.objects.parallel_sync import sync_all
 from trellis.storage.objects.store import PAGE_MAX
 
@@ -43,7 +44,6 @@ SYNCED_MAX = 10_000
 ABOVE_AT_ONCE = 64
 """Most folders that are opened to sync what leads to others."""
 
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -110,16 +110,12 @@ class Folders:
         finally:
             os.close(fd)
 
+    def open_file(self, names: Sequence[bytes], flags: int) -> int:
+        """Open a file by its path; raises FileNotFoundError."""
+        return open_below(self._root, names, flags)
+
     def _open(self, names: Sequence[bytes]) -> int:
-        # Opened anew: a duplicated descriptor would share its directory position.
-        fd = os.open(names[0] if names else b".", _OPEN_FOLDER, dir_fd=self._root)
-        for name in names[1:]:
-            above = fd
-            try:
-                fd = os.open(name, _OPEN_FOLDER, dir_fd=above)
-            finally:
-                os.close(above)
-        return fd
+        return open_below(self._root, names, OPEN_FOLDER)
 
     def open_to_write(self, names: tuple[bytes, ...], *, make: bool) -> "FolderToWrite":
         """Open a subfolder for writes. Raises FileNotFoundError if it does not exist and `make` is False."""
@@ -149,7 +145,7 @@ class Folders:
     def _step(self, above: int, names: tuple[bytes, ...], *, make: bool) -> int:
         """Open the next folder down."""
         try:
-            return os.open(names[-1], _OPEN_FOLDER, dir_fd=above)
+            return os.open(names[-1], OPEN_FOLDER, dir_fd=above)
         except FileNotFoundError:
             if not make:
                 raise
@@ -190,8 +186,8 @@ class Folders:
         try:
             os.mkdir(name, self._folder_mode, dir_fd=above)
         except FileExistsError:
-            return os.open(name, _OPEN_FOLDER, dir_fd=above)
-        fd = os.open(name, _OPEN_FOLDER, dir_fd=above)
+            return os.open(name, OPEN_FOLDER, dir_fd=above)
+        fd = os.open(name, OPEN_FOLDER, dir_fd=above)
         share(fd, self._folder_mode)
         return fd
 

@@ -3,6 +3,7 @@
 import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from trellis.engine.errors import OptionInvalid
 from trellis.storage.objects.store import PAGE_MAX, KeyInvalid
@@ -103,6 +104,10 @@ def _shown(key: str) -> str:
 
 CUT_BYTES = 236
 """A part ends with the character that reaches this length: at most 239 bytes, or 244 with `%more`, of the usual 255."""
+CUT_WEIGHT_MAX = 4
+"""The most bytes that a character adds to a name."""
+FOLDERS_KEPT = 4_096
+"""How many segments of folders are kept with their names."""
 
 
 class NameKind(StrEnum):
@@ -129,8 +134,14 @@ class StoredName:
 def file_path(key: str) -> tuple[bytes, ...]:
     """The folder names and the file name of a validated key, from the store's folder down."""
     *folders, last = key.split("/")
-    names = [name for folder in folders for name in _segment(folder, NameKind.FOLDER)]
+    names = [name for folder in folders for name in _folder_names(folder)]
     return (*names, *_segment(last, NameKind.FILE))
+
+
+@lru_cache(FOLDERS_KEPT)
+def _folder_names(segment: str) -> tuple[bytes, ...]:
+    """The names of a folder's segment, kept because the keys of a run share theirs."""
+    return tuple(_segment(segment, NameKind.FOLDER))
 
 
 def read_name(name: bytes) -> StoredName | None:
@@ -161,6 +172,8 @@ def _segment(segment: str, kind: NameKind) -> list[bytes]:
 
 def _cut(segment: str) -> int | None:
     """Where the part that fills a name ends; None if the whole segment fits."""
+    if len(segment) * CUT_WEIGHT_MAX < CUT_BYTES:  # fast path for nearly every segment
+        return None
     size = 0
     for index, character in enumerate(segment):
         size += 3 if character == "%" or (character == "." and not index) else len(character.encode())

@@ -154,8 +154,7 @@ class LocalObjects:
         """An object, its bytes read by `read` from an open file with this size and limit; None if there is none."""
         path = file_path(key)
         try:
-            with self._folders.folder(path[:-1]) as folder:
-                fd, file_status = _open(folder, path[-1])
+            fd, file_status = _checked_file(self._folders.open_file(path, READ_FLAGS))
         except FileNotFoundError:
             return None
         try:
@@ -171,13 +170,16 @@ class LocalObjects:
 
     def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
         try:
-            with self._folders.folder(path[:-1]) as folder:
-                return self._look(folder, path[-1], key)
+            return self._look_at_open(self._folders.open_file(path, READ_FLAGS), key)
         except FileNotFoundError:
             return None
 
     def _look(self, folder: int, name: bytes, key: str) -> ObjectInfo:
-        fd, file_status = _open(folder, name)
+        return self._look_at_open(os.open(name, READ_FLAGS, dir_fd=folder), key)
+
+    def _look_at_open(self, fd: int, key: str) -> ObjectInfo:
+        """The metadata of the object whose file is open. Closes it."""
+        fd, file_status = _checked_file(fd)
         try:
             etag = self._etags.of(fd, file_status)
         finally:
@@ -282,8 +284,8 @@ class _Etags:
         return etag
 
 
-def _open(folder: int, name: bytes) -> tuple[int, os.stat_result]:
-    fd = os.open(name, READ_FLAGS, dir_fd=folder)
+def _checked_file(fd: int) -> tuple[int, os.stat_result]:
+    """An open file and its metadata. If it is something else, it is closed; raises OSError."""
     file_status = os.fstat(fd)
     if not stat.S_ISREG(file_status.st_mode):
         os.close(fd)
