@@ -176,16 +176,17 @@ begin
       return;
     end if;
   end if;
-  if _id_is_reserved(p_job_id, p_lifecycle, p_role) and not exists (select from job j where j.job_id = p_job_id) then
-    perform _refuse_reserved(p_job_id);
+  -- A condition with a query in it costs a query even where its other half decides, so such conditions are nested here.
+  if _id_is_reserved(p_job_id, p_lifecycle, p_role) then
+    if not exists (select from job j where j.job_id = p_job_id) then perform _refuse_reserved(p_job_id); end if;
   end if;
   select c.initial, c.initial_event, c.initial_claimable, c.initial_timer_s, o.type, o.prio, o.max_attempts, o.max_deaths, o.deadline_s,
          o.concurrency_limit, o.keyed, o.unique_rule
     into l from lifecycle c left join type_options o on o.lifecycle = c.lifecycle and o.type = p_type and p_chosen <> 63
    where c.lifecycle = p_lifecycle;
   if l.type is not null then
-    if l.keyed and p_chosen & 16 = 0 and not exists (select from job j where j.job_id = p_job_id) then
-      perform _refuse_unkeyed(p_type);
+    if l.keyed and p_chosen & 16 = 0 then
+      if not exists (select from job j where j.job_id = p_job_id) then perform _refuse_unkeyed(p_type); end if;
     end if;
     p_prio := case when p_chosen & 1 > 0 then p_prio else l.prio end;
     p_max_attempts := case when p_chosen & 2 > 0 then p_max_attempts else l.max_attempts end;
@@ -193,8 +194,10 @@ begin
     p_deadline := case when p_chosen & 8 > 0 then p_deadline else l.deadline_s end;
     p_cap := case when p_chosen & 32 > 0 then p_cap else l.concurrency_limit end;
   end if;
-  if (p_rule is not null or l.unique_rule is not null) and not exists (select from job j where j.job_id = p_job_id) then
-    has_key := true;
+  if p_rule is not null or l.unique_rule is not null then
+    has_key := not exists (select from job j where j.job_id = p_job_id);
+  end if;
+  if has_key then
     r := _resolve_rule(p_rule, l.unique_rule::jsonb, p_type, p_payload);
     taken := _take_unique_key(p_actor, p_now, p_batch, new_id, p_job_id, p_type, p_unique_scope, r.key, r.on_conflict, r.unfinished,
                               r.window_s);
@@ -216,8 +219,8 @@ begin
       p_delay := extract(epoch from least(r.debounce_s * interval '1 s', taken.first_at + r.debounce_max_s * interval '1 s' - p_now));
     end if;
   end if;
-  if p_waiting_max is not null and not exists (select from job j where j.job_id = p_job_id) then
-    perform _refuse_full(p_ckey, p_waiting_max);
+  if p_waiting_max is not null then
+    if not exists (select from job j where j.job_id = p_job_id) then perform _refuse_full(p_ckey, p_waiting_max); end if;
   end if;
   due := greatest(p_run_at, p_now + p_delay * interval '1 s');
   due := case when not (l.initial_claimable or _is_timed(p_lifecycle, l.initial)) then null when due > p_now then due
@@ -333,9 +336,38 @@ create or replace function submit_one(
   p_waiting_max int, p_chosen smallint, p_rule text, p_unique_scope text) returns text[]
 language plpgsql security definer set search_path from current as $$
 declare
-  a record := _actor(p_actor);
+  a record;
   new record;
 begin
+  -- Most jobs: no key, no time and no unusual type, from the application. One statement, because each costs as much to begin as an
+  -- insert. It inserts nothing if anything is unusual or to be refused, and the job is then submitted as any other.
+  if not p_given and coalesce(p_key, p_ckey, p_compensates, p_rule) is null and coalesce(p_waiting_max, p_delay, p_deadline) is null
+     and p_run_at is null then
+    with i as materialized (
+      select nextval('job_id_seq') as id, trellis.now() as at, c.role, l.initial, l.initial_event,
+             case when o.type is null or p_chosen & 1 > 0 then p_prio else o.prio end as prio,
+             case when o.type is null or p_chosen & 2 > 0 then p_max_attempts else o.max_attempts end as max_attempts,
+             case when o.type is null or p_chosen & 4 > 0 then p_max_deaths else o.max_deaths end as max_deaths
+        from actor c join lifecycle l on l.lifecycle = p_lifecycle
+             left join type_options o on o.lifecycle = p_lifecycle and o.type = p_type and p_chosen <> 63
+       where c.id = p_actor and c.db_role = session_user and not _is_limited() and not _id_is_reserved(p_job_id, p_lifecycle, c.role)
+         and l.initial_claimable and l.initial_timer_s is null and o.unique_rule is null
+         and (o.keyed is not true or p_chosen & 16 > 0) and (o.deadline_s is null or p_chosen & 8 > 0)
+    ), j as (
+      insert into job (id, created_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace, parent_id, payload)
+      select id, at, p_type, max_attempts, max_deaths, p_lifecycle, prio, p_job_id, p_correlation, p_trace, p_parent, p_payload from i
+      on conflict on constraint job_job_id_key do nothing returning id
+    ), b as (
+      insert into batch (xid) select pg_current_xact_id()::text::bigint from j returning no
+    ), r as (
+      insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
+      select id, p_type, 1, 0, 0, 0, max_attempts, 0, initial, p_lifecycle, prio, 0 from i cross join b
+    )
+    insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+    select id, no, at, 1, p_actor, 0, initial_event, p_lifecycle, 0, initial, 0, 0, role from i cross join b;
+    if found then return null; end if;
+  end if;
+  a := _actor(p_actor);
   if p_waiting_max is not null then perform lock_waiting(array[p_ckey]); end if;
   if _is_limited() then
     perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, array[p_parent, p_compensates]);
