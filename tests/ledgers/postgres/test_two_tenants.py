@@ -349,6 +349,7 @@ CALLABLE = {
         "submit_plain",
         "submit_keyed",
         "submit_one",
+        "submit_one_plain",
         "cancel",
         "moves",
         "send_signal",

@@ -27,6 +27,7 @@ from trellis.lifecycles import LIFECYCLES
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
 SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
 SUBMIT_ONE = f"select submit_one({', '.join(f'${number}' for number in range(1, 27))})"
+SUBMIT_ONE_PLAIN = f"select submit_one_plain({', '.join(f'${number}' for number in range(1, 15))})"
 BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.entry = '@batch' where j.job_id = $1"
 PLAIN_REFUSED = "TR013"
 GIVEN_ID_SCOPE = "job_id"
@@ -47,6 +48,21 @@ def are_plain(jobs: Sequence[NewJob], unique_types: AbstractSet[str]) -> bool:
         or job.unique is not None
         or job.type in unique_types
         for job in jobs
+    )
+
+
+def is_plainest(job: NewJob) -> bool:
+    """Whether a job has no key of any kind, no deadline, and may start at once, as most do."""
+    return (
+        job.idempotency_key is None
+        and job.concurrency_key is None
+        and job.unique is None
+        and job.compensates is None
+        and job.deadline_s is None
+        and job.run_at is None
+        and not job.delay_s
+        and not job.id_is_given
+        and job.waiting_max is None
     )
 
 
@@ -96,8 +112,35 @@ async def submit_one(
     connection: PostgresConnection, actor: int, job: NewJob, types: dict[str, int], *, repeat: bool
 ) -> Submitted | Mismatch:
     """Submit one job, with keys or without, by one statement."""
+    if is_plainest(job):
+        answer = await connection.fetchval(
+            SUBMIT_ONE_PLAIN,
+            actor,
+            LIFECYCLES[job.lifecycle].code,
+            repeat,
+            job.job_id,
+            types[job.type],
+            job.priority,
+            job.payload,
+            job.max_attempts,
+            job.max_deaths,
+            job.correlation_id,
+            job.trace,
+            job.parent_id,
+            job.chosen,
+            job.unique_scope,
+        )
+    else:
+        answer = await _submit_one_of_any_kind(connection, actor, job, types, repeat=repeat)
+    return Submitted(job_id=job.job_id, created=True) if answer is None else _answer(job, *answer)
+
+
+async def _submit_one_of_any_kind(
+    connection: PostgresConnection, actor: int, job: NewJob, types: dict[str, int], *, repeat: bool
+) -> tuple[str, JobId, JobId | None] | None:
+    """The outcome, the job's id and the job that it replaced; None if the job was created and replaced no other."""
     scope, key = _key(job)
-    answer = await connection.fetchval(
+    return await connection.fetchval(
         SUBMIT_ONE,
         actor,
         LIFECYCLES[job.lifecycle].code,
@@ -126,7 +169,6 @@ async def submit_one(
         None if job.unique is None else job.unique.text(),
         job.unique_scope,
     )
-    return Submitted(job_id=job.job_id, created=True) if answer is None else _answer(job, *answer)
 
 
 def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tuple[Any, ...]:
