@@ -3,7 +3,9 @@
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import fields
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from trellis.engine.errors import ChildExists, NotABatch
@@ -25,9 +27,9 @@ from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+SUBMIT_ALIKE = "select submit_alike($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
 SUBMIT_ONE = f"select submit_one({', '.join(f'${number}' for number in range(1, 27))})"
-SUBMIT_ONE_PLAIN = f"select submit_one_plain({', '.join(f'${number}' for number in range(1, 15))})"
 BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.entry = '@batch' where j.job_id = $1"
 PLAIN_REFUSED = "TR013"
 GIVEN_ID_SCOPE = "job_id"
@@ -35,11 +37,38 @@ CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
 
 
+_OWN_FIELDS = frozenset({"job_id", "payload", "fingerprint"})
+_common_fields = attrgetter(*(field.name for field in fields(NewJob) if field.name not in _OWN_FIELDS))
+_UNUSUAL = {
+    "idempotency_key": None,
+    "concurrency_key": None,
+    "compensates": None,
+    "unique": None,
+    "run_at": None,
+    "deadline_s": None,
+    "waiting_max": None,
+    "delay_s": 0.0,
+    "id_is_given": False,
+}
+"""The fields that few jobs set, with the value of those that do not."""
+_unusual_fields, _NOT_SET = attrgetter(*_UNUSUAL), tuple(_UNUSUAL.values())
+
+
+def are_alike(jobs: Sequence[NewJob]) -> bool:
+    """Whether jobs have no key of any kind and no time of their own, and differ only in id and payload."""
+    if not jobs or _unusual_fields(jobs[0]) != _NOT_SET:
+        return False
+    first = _common_fields(jobs[0])
+    return all(_common_fields(job) == first for job in jobs[1:])
+
+
 def are_plain(jobs: Sequence[NewJob], unique_types: AbstractSet[str]) -> bool:
     """Whether the jobs of a call have no key of any kind, and one lifecycle. Such jobs are inserted set-wise.
 
     If only some are plain, none is: jobs of one call become claimable in the order of the call.
     """
+    if are_alike(jobs):
+        return jobs[0].type not in unique_types
     return len({job.lifecycle for job in jobs}) <= 1 and not any(
         job.idempotency_key
         or job.concurrency_key
@@ -48,21 +77,6 @@ def are_plain(jobs: Sequence[NewJob], unique_types: AbstractSet[str]) -> bool:
         or job.unique is not None
         or job.type in unique_types
         for job in jobs
-    )
-
-
-def is_plainest(job: NewJob) -> bool:
-    """Whether a job has no key of any kind, no deadline, and may start at once, as most do."""
-    return (
-        job.idempotency_key is None
-        and job.concurrency_key is None
-        and job.unique is None
-        and job.compensates is None
-        and job.deadline_s is None
-        and job.run_at is None
-        and not job.delay_s
-        and not job.id_is_given
-        and job.waiting_max is None
     )
 
 
@@ -87,6 +101,9 @@ async def submit_plain(
     """Submit jobs without keys, one statement per lifecycle."""
     for lifecycle, group in groupby(sorted(jobs, key=lambda j: j.lifecycle), key=lambda j: j.lifecycle):
         same = list(group)
+        if not repeat and are_alike(same):
+            await submit_alike(connection, actor, same, types)
+            continue
         await connection.execute(
             SUBMIT_PLAIN,
             actor,
@@ -108,39 +125,34 @@ async def submit_plain(
         )
 
 
+async def submit_alike(
+    connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int]
+) -> None:
+    """Submit jobs that differ only in id and payload, for the first time."""
+    first = jobs[0]
+    await connection.execute(
+        SUBMIT_ALIKE,
+        actor,
+        LIFECYCLES[first.lifecycle].code,
+        types[first.type],
+        first.priority,
+        first.max_attempts,
+        first.max_deaths,
+        first.correlation_id,
+        first.trace,
+        first.parent_id,
+        first.chosen,
+        [job.job_id for job in jobs],
+        [job.payload for job in jobs],
+    )
+
+
 async def submit_one(
     connection: PostgresConnection, actor: int, job: NewJob, types: dict[str, int], *, repeat: bool
 ) -> Submitted | Mismatch:
     """Submit one job, with keys or without, by one statement."""
-    if is_plainest(job):
-        answer = await connection.fetchval(
-            SUBMIT_ONE_PLAIN,
-            actor,
-            LIFECYCLES[job.lifecycle].code,
-            repeat,
-            job.job_id,
-            types[job.type],
-            job.priority,
-            job.payload,
-            job.max_attempts,
-            job.max_deaths,
-            job.correlation_id,
-            job.trace,
-            job.parent_id,
-            job.chosen,
-            job.unique_scope,
-        )
-    else:
-        answer = await _submit_one_of_any_kind(connection, actor, job, types, repeat=repeat)
-    return Submitted(job_id=job.job_id, created=True) if answer is None else _answer(job, *answer)
-
-
-async def _submit_one_of_any_kind(
-    connection: PostgresConnection, actor: int, job: NewJob, types: dict[str, int], *, repeat: bool
-) -> tuple[str, JobId, JobId | None] | None:
-    """The outcome, the job's id and the job that it replaced; None if the job was created and replaced no other."""
     scope, key = _key(job)
-    return await connection.fetchval(
+    answer = await connection.fetchval(
         SUBMIT_ONE,
         actor,
         LIFECYCLES[job.lifecycle].code,
@@ -169,6 +181,7 @@ async def _submit_one_of_any_kind(
         None if job.unique is None else job.unique.text(),
         job.unique_scope,
     )
+    return Submitted(job_id=job.job_id, created=True) if answer is None else _answer(job, *answer)
 
 
 def declaring(actor: int, types: Sequence[TypeOptions], *, only_new: bool) -> tuple[Any, ...]:
