@@ -48,6 +48,7 @@ class _Sender:
             self._again = True
 
     async def _send_one(self) -> None:
+        self._again = False  # this hint tells of all that was committed before it
         try:
             await self._send()
         finally:
@@ -57,7 +58,6 @@ class _Sender:
     def _end_gap(self) -> None:
         self._gap = None
         if self._again:
-            self._again = False
             self.hint()
 
     async def close(self) -> None:
