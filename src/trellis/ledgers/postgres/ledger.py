@@ -147,7 +147,7 @@ class PostgresLedger(PostgresReads):
         self._unique_types: set[str] = set()
         """Types that declare unique jobs, as far as this process was told. Their jobs are submitted one by one."""
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
-            self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX
+            self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX, alone=True
         )
         self._journals: Batcher[tuple[Lease, str, bytes], bytes | LeaseLost] = Batcher(
             self._journal_batch, lambda _: 1, JOURNAL_BATCH_MAX
