@@ -27,7 +27,7 @@ NOTIFY_WORK: LiteralString = f"select pg_notify('{CHANNEL}', ''), pg_notify('{EV
 NOTIFY_EVENTS: LiteralString = f"select pg_notify('{EVENTS_CHANNEL}', '')"
 
 
-class _Sender:
+class HintSender:
     """Sends hints of one kind: one at a time, and after each none for `gap_s`. Hints in that time are merged into one.
 
     A timer ends the gap, not a task that sleeps: a task with a time-out costs the sender as much as the hint itself.
@@ -86,8 +86,8 @@ class PostgresNotifier:
         self._connecting = asyncio.Lock()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         """The latest attempt to listen, by channel."""
-        self._work_hints = _Sender(partial(self._send, NOTIFY_WORK), WORK_GAP_S)
-        self._event_hints = _Sender(partial(self._send, NOTIFY_EVENTS), EVENTS_GAP_S)
+        self._work_hints = HintSender(partial(self._send, NOTIFY_WORK), WORK_GAP_S)
+        self._event_hints = HintSender(partial(self._send, NOTIFY_EVENTS), EVENTS_GAP_S)
         self._events = 0
         self._next_event = asyncio.Event()
 
