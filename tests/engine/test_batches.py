@@ -117,3 +117,52 @@ async def test_concurrent_calls_with_the_same_key_share_one_call_and_its_error()
     await flight.close()
     assert await flight.call("a") == "A", "nothing is kept: the next call is made"
     assert calls.count("a") == 2
+
+
+async def test_the_only_caller_makes_its_call_itself_and_those_who_come_meanwhile_share_the_next():
+    ledger = Ledger()
+    batcher = Batcher(ledger.run, lambda _: 1, 10, alone=True)
+    (first,) = await _sent(batcher, 1)
+    later = await _sent(batcher, 2, 3)
+    assert ledger.batches == [[1]]
+    ledger.gate.set()
+    assert await asyncio.gather(first, *later) == [10, 20, 30]
+    together = await _sent(batcher, 4, 5)
+    assert await asyncio.gather(*together) == [40, 50]
+    assert ledger.batches == [
+        [1],
+        [2, 3],
+        [4, 5],
+    ]  # after a batch of several, the first of the next waits for the others
+
+
+async def test_a_cancelled_caller_that_called_itself_leaves_the_others_their_answers():
+    ledger = Ledger()
+    batcher = Batcher(ledger.run, lambda _: 1, 10, alone=True)
+    (gone,) = await _sent(batcher, 1)
+    (stays,) = await _sent(batcher, 2)
+    gone.cancel()
+    ledger.gate.set()
+    assert await stays == 20
+    assert gone.cancelled()
+    ledger.gate.clear()
+    (next_gone,) = await _sent(batcher, 3)
+    next_gone.cancel()  # soon after, a call is not its caller's: it goes on
+    ledger.gate.set()
+    await batcher.close()
+    assert ledger.batches == [[1], [2], [3]]
+    assert await batcher.put(4) == 40
+
+
+async def test_closing_waits_for_the_caller_that_makes_its_call_itself_and_for_those_behind_it():
+    ledger = Ledger()
+    batcher = Batcher(ledger.run, lambda _: 1, 10, alone=True)
+    calls = await _sent(batcher, 1)
+    calls += await _sent(batcher, 2)
+    closing = asyncio.create_task(batcher.close())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    ledger.gate.set()
+    await closing
+    assert [call.done() for call in calls] == [True, True]

@@ -7,7 +7,6 @@ event loop is loaded by what waits: a help text does not.
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -41,32 +40,34 @@ VARIANT_DIGITS = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
 
 
 class RandomIds:
-    """Random UUIDs (version 4), cut from a page of random bytes.
+    """Random UUIDs (version 4), made in advance from a page of random bytes.
 
-    Reading each id from the kernel is far slower, because every such call releases the interpreter lock.
+    Reading each id from the kernel is far slower, because every such call releases the interpreter lock. Taking the last
+    id of a list needs no lock of its own.
     """
 
     PAGE_BYTES = 4096
 
     def __init__(self, read: Callable[[int], bytes] = os.urandom) -> None:
         self._read = read
-        self._lock = threading.Lock()
-        self._page, self._at = "", 0
+        self._ids: list[str] = []
         os.register_at_fork(after_in_child=self._forget)
 
     def __call__(self) -> str:
-        with self._lock:
-            at = self._at
-            if at >= len(self._page):
-                self._page, at = self._read(self.PAGE_BYTES).hex(), 0
-            self._at = at + ID_DIGITS
-            text = self._page[at : at + ID_DIGITS]
-        return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{VARIANT_DIGITS[text[16]]}{text[17:20]}-{text[20:]}"
+        while True:
+            try:
+                return self._ids.pop()
+            except IndexError:
+                self._ids = self._page()
+
+    def _page(self) -> list[str]:
+        digits = self._read(self.PAGE_BYTES).hex()
+        texts = [digits[at : at + ID_DIGITS] for at in range(0, len(digits), ID_DIGITS)]
+        return [f"{t[:8]}-{t[8:12]}-4{t[13:16]}-{VARIANT_DIGITS[t[16]]}{t[17:20]}-{t[20:]}" for t in texts]
 
     def _forget(self) -> None:
-        """Drops the page in a forked child, which must not repeat its parent's ids."""
-        self._lock = threading.Lock()
-        self._page, self._at = "", 0
+        """Drops the ids in a forked child, which must not repeat its parent's."""
+        self._ids = []
 
 
 new_id = RandomIds()

@@ -1,6 +1,6 @@
 """Group commit for ledger calls: calls that arrive while a batch is in progress go together in the next one.
 
-There is no timer: an idle batcher sends at once. A call whose caller is gone before it was sent is not sent. When one
+There is no timer: an idle batcher sends at once. A caller that is the only one makes its call itself. A call whose caller is gone before it was sent is not sent. When one
 call of a batch is refused, the others are made again without it. Identical calls share one answer (`SingleFlight`).
 """
 
@@ -16,34 +16,73 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+CANCELLED_S = 10.0
+"""How long no caller makes its call itself after one was cancelled that did: its connection was dropped."""
+
+
 class Batcher(Generic[Item, Answer]):
-    """Collects calls that arrive while a batch is in progress into the next batch. When idle, sends at once."""
+    """Collects calls that arrive while a batch is in progress into the next batch. When idle, sends at once.
+
+    With `alone`, a caller makes its call itself, without a task in between, as long as callers come one by one. If it is
+    cancelled, the call is cancelled with it; calls made by the batcher's task go on without their callers.
+    """
 
     def __init__(
-        self, run: Callable[[Sequence[Item]], Awaitable[list[Answer]]], weigh: Callable[[Item], int], limit: int
+        self,
+        run: Callable[[Sequence[Item]], Awaitable[list[Answer]]],
+        weigh: Callable[[Item], int],
+        limit: int,
+        *,
+        alone: bool = False,
     ) -> None:
         self._run = run
         self._weigh = weigh
         self._limit = limit
         self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._alone = alone
+        self._alone_from = 0.0
+        self._last_batch = 1
+        self._caller: asyncio.Future[None] | None = None
+        """Set while a caller makes its call itself."""
 
     async def put(self, item: Item) -> Answer:
         """The answer to this item, after the transaction that carried it has committed."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        is_idle = self._caller is None and (self._task is None or self._task.done())
+        if self._alone and is_idle and self._last_batch == 1 and loop.time() >= self._alone_from:
+            return await self._put_alone(item, loop)
+        future: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((item, future))
-        if self._task is None or self._task.done():
+        if is_idle:
             self._task = asyncio.create_task(self._drain())
         return await future
 
+    async def _put_alone(self, item: Item, loop: asyncio.AbstractEventLoop) -> Answer:
+        """Make the call in the caller's own task. Calls that came meanwhile are a batch afterwards."""
+        self._caller = loop.create_future()
+        try:
+            return (await self._run([item]))[0]
+        except asyncio.CancelledError:
+            self._alone_from = loop.time() + CANCELLED_S
+            raise
+        finally:
+            self._caller.set_result(None)
+            self._caller = None
+            if self._waiting:
+                self._task = asyncio.create_task(self._drain())
+
     async def close(self) -> None:
-        """Wait for the batches in progress."""
+        """Wait for the calls and batches in progress."""
+        if self._caller is not None:
+            await asyncio.wait([self._caller])
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _drain(self) -> None:
         while self._waiting:
             batch = self._take()
+            self._last_batch = len(batch) or 1
             if batch:
                 await self._settle(batch)
 

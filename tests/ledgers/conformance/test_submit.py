@@ -447,3 +447,9 @@ async def test_roles_of_other_lifecycles_submit_through_the_same_verb(rig: Rig):
     run = await rig.submit_one(lifecycle="run", by=actor(Role.GATEWAY), type="agent.run")
     job = await rig.job(run)
     assert (job.state, job.place, job.due_at) == ("requested", JobPlace.SCHEDULED, None)
+
+
+async def test_a_deadline_of_no_seconds_is_a_deadline_for_every_job_of_a_call(rig: Rig):
+    for job_id in await rig.submit(2, deadline_s=0.0):
+        job = await rig.job(job_id)
+        assert job.deadline_at == job.created_at

@@ -35,6 +35,24 @@ def seconds(job: Job) -> float | None:
     return None if job.deadline_at is None else (job.deadline_at - job.created_at).total_seconds()
 
 
+@pytest.mark.requirement("D66")
+async def test_declared_options_hold_for_every_job_of_a_call(rig: Rig):
+    await rig.ledger.declare_types(WORKER, [replace(FETCH, deadline_s=None)])
+    for chosen, attempts in ((0, 4), (ChosenOptions.MAX_ATTEMPTS, 9)):
+        for job_id in await rig.submit(3, type="http.fetch", chosen=chosen, max_attempts=9):
+            job = await rig.job(job_id)
+            assert (job.priority, job.max_attempts, job.deadline_at) == (Priority.CRITICAL, attempts, None)
+
+
+@pytest.mark.requirement("D66")
+async def test_jobs_of_a_call_keep_their_links_when_their_type_declares_a_deadline(rig: Rig):
+    await rig.ledger.declare_types(WORKER, [FETCH])
+    links = {"correlation_id": "order-7", "trace": "00-1", "parent_id": JobId("cause")}
+    for job_id in await rig.submit(2, type="http.fetch", chosen=0, **links):
+        job = await rig.job(job_id)
+        assert (job.correlation_id, job.trace, job.parent_id, seconds(job)) == (*links.values(), 3600.0)
+
+
 @WAYS
 @pytest.mark.requirement("D66")
 async def test_missing_submit_options_come_from_the_declared_type(rig: Rig, key: str | None):

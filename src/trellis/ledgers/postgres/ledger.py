@@ -147,7 +147,7 @@ class PostgresLedger(PostgresReads):
         self._unique_types: set[str] = set()
         """Types that declare unique jobs, as far as this process was told. Their jobs are submitted one by one."""
         self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
-            self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX
+            self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX, alone=True
         )
         self._journals: Batcher[tuple[Lease, str, bytes], bytes | LeaseLost] = Batcher(
             self._journal_batch, lambda _: 1, JOURNAL_BATCH_MAX
@@ -328,8 +328,12 @@ class PostgresLedger(PostgresReads):
         self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
         """Submit each actor's calls of plain jobs set-wise, and calls with a key in them one by one, in their order."""
-        if len(calls) == 1 and len(calls[0][1]) == 1:
-            actor, (job,) = calls[0]
+        actor, jobs = calls[0]
+        if len(calls) == 1 and not repeat and submit.are_alike(jobs) and jobs[0].type not in self._unique_types:
+            await submit.submit_alike(connection, actor, jobs, self._types)
+            return [[Submitted(job_id=job.job_id, created=True) for job in jobs]]
+        if len(calls) == 1 and len(jobs) == 1:
+            (job,) = jobs
             return [[await submit.submit_one(connection, actor, job, self._types, repeat=repeat)]]
         plain: dict[int, list[NewJob]] = {}
         keyed: dict[int, list[NewJob]] = {}

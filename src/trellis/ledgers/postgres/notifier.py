@@ -8,8 +8,9 @@ hint costs half as much as a submit, and the claim that follows it finds all wor
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import LiteralString
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, LiteralString
 
 from trellis.engine.errors import TrellisError
 from trellis.ledgers.postgres.connection import CONNECTION_LOST_ERRORS, PostgresConnection, connect, listens
@@ -24,6 +25,49 @@ NOTIFIER_CONNECTIONS = 2
 
 NOTIFY_WORK: LiteralString = f"select pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
 NOTIFY_EVENTS: LiteralString = f"select pg_notify('{EVENTS_CHANNEL}', '')"
+
+
+class HintSender:
+    """Sends hints of one kind: one at a time, and after each none for `gap_s`. Hints in that time are merged into one.
+
+    A timer ends the gap, not a task that sleeps: a task with a time-out costs the sender as much as the hint itself.
+    """
+
+    def __init__(self, send: Callable[[], Coroutine[Any, Any, None]], gap_s: float) -> None:
+        self._send = send
+        self._gap_s = gap_s
+        self._sending: asyncio.Task[None] | None = None
+        self._gap: asyncio.TimerHandle | None = None
+        self._again = False
+
+    def hint(self) -> None:
+        """Send a hint now, or when the gap after the last one has ended."""
+        if self._sending is None and self._gap is None:
+            self._sending = asyncio.create_task(self._send_one())
+        else:
+            self._again = True
+
+    async def _send_one(self) -> None:
+        self._again = False  # this hint tells of all that was committed before it
+        try:
+            await self._send()
+        finally:
+            self._sending = None
+            self._gap = asyncio.get_running_loop().call_later(self._gap_s, self._end_gap)
+
+    def _end_gap(self) -> None:
+        self._gap = None
+        if self._again:
+            self.hint()
+
+    async def close(self) -> None:
+        """Send the hints that wait, without a gap."""
+        while self._sending is not None or self._gap is not None:
+            if self._sending is not None:
+                await asyncio.wait([self._sending])
+            if self._gap is not None:
+                self._gap.cancel()
+                self._end_gap()
 
 
 class PostgresNotifier:
@@ -42,13 +86,10 @@ class PostgresNotifier:
         self._connecting = asyncio.Lock()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         """The latest attempt to listen, by channel."""
-        self._ringing: asyncio.Task[None] | None = None
-        self._work_again = False
+        self._work_hints = HintSender(partial(self._send, NOTIFY_WORK), WORK_GAP_S)
+        self._event_hints = HintSender(partial(self._send, NOTIFY_EVENTS), EVENTS_GAP_S)
         self._events = 0
         self._next_event = asyncio.Event()
-        self._ringing_events: asyncio.Task[None] | None = None
-        self._events_again = False
-        self._closing = asyncio.Event()
 
     @property
     def events(self) -> int:
@@ -59,38 +100,14 @@ class PostgresNotifier:
         """Notify waiters for work or events. Calls that follow soon are merged into one more notification."""
         self._heard.set()
         self._hear_events()
-        if not self._on:
-            return
-        self._work_again = True
-        if self._ringing is None or self._ringing.done():
-            self._ringing = asyncio.create_task(self._notify())
-
-    async def _notify(self) -> None:
-        while self._work_again:
-            self._work_again = False
-            await self._send(NOTIFY_WORK)
-            await self._pause(WORK_GAP_S)
+        if self._on:
+            self._work_hints.hint()
 
     def notify_events(self) -> None:
         """Notify waiters for events only. Calls that follow soon are merged into one more notification."""
         self._hear_events()
-        if not self._on:
-            return
-        self._events_again = True
-        if self._ringing_events is None or self._ringing_events.done():
-            self._ringing_events = asyncio.create_task(self._notify_events())
-
-    async def _notify_events(self) -> None:
-        while self._events_again:
-            self._events_again = False
-            await self._send(NOTIFY_EVENTS)
-            await self._pause(EVENTS_GAP_S)
-
-    async def _pause(self, gap_s: float) -> None:
-        """Wait until the next hint may be sent. Ends at once when the notifier closes."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(gap_s):
-                await self._closing.wait()
+        if self._on:
+            self._event_hints.hint()
 
     async def _send(self, ring: LiteralString) -> None:
         with contextlib.suppress(TrellisError):
@@ -163,10 +180,8 @@ class PostgresNotifier:
 
     async def close(self) -> None:
         """Finish notifications in progress and close the connections."""
-        self._closing.set()
-        ringing = [task for task in (self._ringing, self._ringing_events) if task is not None]
-        if ringing:
-            await asyncio.wait(ringing)
+        await self._work_hints.close()
+        await self._event_hints.close()
         for attempt in self._attempts.values():
             attempt.cancel()
         await asyncio.gather(*self._attempts.values(), return_exceptions=True)

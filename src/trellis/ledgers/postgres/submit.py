@@ -3,7 +3,9 @@
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import fields
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from trellis.engine.errors import ChildExists, NotABatch
@@ -25,6 +27,7 @@ from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+SUBMIT_ALIKE = "select submit_alike($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
 SUBMIT_ONE = f"select submit_one({', '.join(f'${number}' for number in range(1, 27))})"
 BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.entry = '@batch' where j.job_id = $1"
@@ -34,11 +37,38 @@ CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
 
 
+_OWN_FIELDS = frozenset({"job_id", "payload", "fingerprint"})
+_common_fields = attrgetter(*(field.name for field in fields(NewJob) if field.name not in _OWN_FIELDS))
+_UNUSUAL = {
+    "idempotency_key": None,
+    "concurrency_key": None,
+    "compensates": None,
+    "unique": None,
+    "run_at": None,
+    "deadline_s": None,
+    "waiting_max": None,
+    "delay_s": 0.0,
+    "id_is_given": False,
+}
+"""The fields that few jobs set, with the value of those that do not."""
+_unusual_fields, _NOT_SET = attrgetter(*_UNUSUAL), tuple(_UNUSUAL.values())
+
+
+def are_alike(jobs: Sequence[NewJob]) -> bool:
+    """Whether jobs have no key of any kind and no time of their own, and differ only in id and payload."""
+    if not jobs or _unusual_fields(jobs[0]) != _NOT_SET:
+        return False
+    first = _common_fields(jobs[0])
+    return all(_common_fields(job) == first for job in jobs[1:])
+
+
 def are_plain(jobs: Sequence[NewJob], unique_types: AbstractSet[str]) -> bool:
     """Whether the jobs of a call have no key of any kind, and one lifecycle. Such jobs are inserted set-wise.
 
     If only some are plain, none is: jobs of one call become claimable in the order of the call.
     """
+    if are_alike(jobs):
+        return jobs[0].type not in unique_types
     return len({job.lifecycle for job in jobs}) <= 1 and not any(
         job.idempotency_key
         or job.concurrency_key
@@ -71,6 +101,9 @@ async def submit_plain(
     """Submit jobs without keys, one statement per lifecycle."""
     for lifecycle, group in groupby(sorted(jobs, key=lambda j: j.lifecycle), key=lambda j: j.lifecycle):
         same = list(group)
+        if not repeat and are_alike(same):
+            await submit_alike(connection, actor, same, types)
+            continue
         await connection.execute(
             SUBMIT_PLAIN,
             actor,
@@ -90,6 +123,28 @@ async def submit_plain(
             _some([job.parent_id for job in same]),
             _shared([job.chosen for job in same]),
         )
+
+
+async def submit_alike(
+    connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int]
+) -> None:
+    """Submit jobs that differ only in id and payload, for the first time."""
+    first = jobs[0]
+    await connection.execute(
+        SUBMIT_ALIKE,
+        actor,
+        LIFECYCLES[first.lifecycle].code,
+        types[first.type],
+        first.priority,
+        first.max_attempts,
+        first.max_deaths,
+        first.correlation_id,
+        first.trace,
+        first.parent_id,
+        first.chosen,
+        [job.job_id for job in jobs],
+        [job.payload for job in jobs],
+    )
 
 
 async def submit_one(

@@ -1,7 +1,8 @@
--- Submit. `submit_plain` takes jobs without keys of any kind, set-wise. `submit_keyed` takes jobs one by one, with
--- idempotency keys, given ids, concurrency keys, unique keys and compensations. `submit_one` takes one job of either kind:
--- arrays and a statement for sets cost more than one job does. `submit_job` and `submit_unique_job` are for SQL callers
--- inside their own transaction. A second submit with the same idempotency key returns the first job.
+-- Submit. `submit_plain` takes jobs without keys of any kind, set-wise; `submit_alike` those that differ only in id and payload.
+-- `submit_keyed` takes jobs one by one, with idempotency keys, given ids, concurrency keys, unique keys and compensations.
+-- `submit_one` takes one job of either kind: arrays and a statement for sets cost more than one job does. `submit_job` and
+-- `submit_unique_job` are for SQL callers inside their own transaction. A second submit with the same idempotency key returns the
+-- first job.
 
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin
@@ -76,6 +77,45 @@ begin
   perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, p_parents);
   perform _submit_set(p_actor, a.role, trellis.now(), _open_batch(), p_lifecycle, p_repeat, p_job_ids, p_types, p_prios, p_payloads,
                       p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines, p_correlations, p_traces, p_parents, p_chosen);
+end $$;
+
+-- Jobs without keys and times that differ only in id and payload, as one call submits many, or one. They are inserted by one statement,
+-- because a statement costs as much to begin as an insert. It inserts nothing if the login is limited, if the type or the lifecycle asks
+-- for more, and if anything is to be refused: then `submit_plain` has the jobs.
+create or replace function submit_alike(
+  p_actor int, p_lifecycle smallint, p_type int, p_prio smallint, p_max_attempts smallint, p_max_deaths smallint, p_correlation text,
+  p_trace text, p_parent text, p_chosen smallint, p_job_ids text[], p_payloads bytea[]) returns void
+language plpgsql security definer set search_path from current as $$
+begin
+  with c as materialized (
+    select trellis.now() as at, a.role, l.initial, l.initial_event,
+           case when o.type is null or p_chosen & 1 > 0 then p_prio else o.prio end as prio,
+           case when o.type is null or p_chosen & 2 > 0 then p_max_attempts else o.max_attempts end as max_attempts,
+           case when o.type is null or p_chosen & 4 > 0 then p_max_deaths else o.max_deaths end as max_deaths
+      from actor a join lifecycle l on l.lifecycle = p_lifecycle
+           left join type_options o on o.lifecycle = p_lifecycle and o.type = p_type and p_chosen <> 63
+     where a.id = p_actor and a.db_role = session_user and not _is_limited() and l.initial_claimable and l.initial_timer_s is null
+       and o.unique_rule is null and (o.keyed is not true or p_chosen & 16 > 0) and (o.deadline_s is null or p_chosen & 8 > 0)
+       and not exists (select from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role))
+  ), i as materialized (
+    select nextval('job_id_seq') as id, u.job_id, u.payload, c.* from c cross join unnest(p_job_ids, p_payloads) u(job_id, payload)
+  ), b as (
+    insert into batch (xid) select pg_current_xact_id()::text::bigint from c returning no
+  ), j as (
+    insert into job (id, created_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace, parent_id, payload)
+    select id, at, p_type, max_attempts, max_deaths, p_lifecycle, prio, job_id, p_correlation, p_trace, p_parent, payload from i
+  ), r as (
+    insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
+    select id, p_type, 1, 0, 0, 0, max_attempts, 0, initial, p_lifecycle, prio, 0 from i
+  )
+  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+  select id, (select no from b), at, 1, p_actor, 0, initial_event, p_lifecycle, 0, initial, 0, 0, role from i;
+  if not found then
+    perform submit_plain(p_actor, p_lifecycle, false, p_job_ids, array[p_type], array[p_prio], p_payloads, array[p_max_attempts],
+                         array[p_max_deaths], null, null, null, array_fill(p_correlation, array[cardinality(p_job_ids)]),
+                         array_fill(p_trace, array[cardinality(p_job_ids)]), array_fill(p_parent, array[cardinality(p_job_ids)]),
+                         array[p_chosen]);
+  end if;
 end $$;
 
 -- The stored form of an idempotency key's scope. Compensations are not scoped by login: each is made once, for a job that is
@@ -176,16 +216,17 @@ begin
       return;
     end if;
   end if;
-  if _id_is_reserved(p_job_id, p_lifecycle, p_role) and not exists (select from job j where j.job_id = p_job_id) then
-    perform _refuse_reserved(p_job_id);
+  -- A condition with a query in it costs a query even where its other half decides, so such conditions are nested here.
+  if _id_is_reserved(p_job_id, p_lifecycle, p_role) then
+    if not exists (select from job j where j.job_id = p_job_id) then perform _refuse_reserved(p_job_id); end if;
   end if;
   select c.initial, c.initial_event, c.initial_claimable, c.initial_timer_s, o.type, o.prio, o.max_attempts, o.max_deaths, o.deadline_s,
          o.concurrency_limit, o.keyed, o.unique_rule
     into l from lifecycle c left join type_options o on o.lifecycle = c.lifecycle and o.type = p_type and p_chosen <> 63
    where c.lifecycle = p_lifecycle;
   if l.type is not null then
-    if l.keyed and p_chosen & 16 = 0 and not exists (select from job j where j.job_id = p_job_id) then
-      perform _refuse_unkeyed(p_type);
+    if l.keyed and p_chosen & 16 = 0 then
+      if not exists (select from job j where j.job_id = p_job_id) then perform _refuse_unkeyed(p_type); end if;
     end if;
     p_prio := case when p_chosen & 1 > 0 then p_prio else l.prio end;
     p_max_attempts := case when p_chosen & 2 > 0 then p_max_attempts else l.max_attempts end;
@@ -193,8 +234,10 @@ begin
     p_deadline := case when p_chosen & 8 > 0 then p_deadline else l.deadline_s end;
     p_cap := case when p_chosen & 32 > 0 then p_cap else l.concurrency_limit end;
   end if;
-  if (p_rule is not null or l.unique_rule is not null) and not exists (select from job j where j.job_id = p_job_id) then
-    has_key := true;
+  if p_rule is not null or l.unique_rule is not null then
+    has_key := not exists (select from job j where j.job_id = p_job_id);
+  end if;
+  if has_key then
     r := _resolve_rule(p_rule, l.unique_rule::jsonb, p_type, p_payload);
     taken := _take_unique_key(p_actor, p_now, p_batch, new_id, p_job_id, p_type, p_unique_scope, r.key, r.on_conflict, r.unfinished,
                               r.window_s);
@@ -216,8 +259,8 @@ begin
       p_delay := extract(epoch from least(r.debounce_s * interval '1 s', taken.first_at + r.debounce_max_s * interval '1 s' - p_now));
     end if;
   end if;
-  if p_waiting_max is not null and not exists (select from job j where j.job_id = p_job_id) then
-    perform _refuse_full(p_ckey, p_waiting_max);
+  if p_waiting_max is not null then
+    if not exists (select from job j where j.job_id = p_job_id) then perform _refuse_full(p_ckey, p_waiting_max); end if;
   end if;
   due := greatest(p_run_at, p_now + p_delay * interval '1 s');
   due := case when not (l.initial_claimable or _is_timed(p_lifecycle, l.initial)) then null when due > p_now then due
