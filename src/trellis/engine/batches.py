@@ -1,7 +1,8 @@
 """Group commit for ledger calls: calls that arrive while a batch is in progress go together in the next one.
 
-There is no timer: an idle batcher sends at once. A caller that is the only one makes its call itself. A call whose caller is gone before it was sent is not sent. When one
-call of a batch is refused, the others are made again without it. Identical calls share one answer (`SingleFlight`).
+There is no timer: an idle batcher sends at once. A caller that is the only one makes its call itself. A call whose
+caller is gone before it was sent is not sent. When one call of a batch is refused, the others are made again without it.
+Identical calls share one answer (`SingleFlight`).
 """
 
 import asyncio

@@ -67,6 +67,7 @@ from trellis.engine.records import (
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SIGNAL_ANSWERS, SUBMIT_ANSWERS
 from trellis.engine.schedules import ScheduleRecord
 from trellis.engine.text import storable
+from trellis.ledgers.alike_jobs import are_alike
 from trellis.ledgers.measures import measured
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import job_changes, moves, request_keys, restore, rows, submit
@@ -329,7 +330,7 @@ class PostgresLedger(PostgresReads):
     ) -> list[list[Submitted | Mismatch]]:
         """Submit each actor's calls of plain jobs set-wise, and calls with a key in them one by one, in their order."""
         actor, jobs = calls[0]
-        if len(calls) == 1 and not repeat and submit.are_alike(jobs) and jobs[0].type not in self._unique_types:
+        if len(calls) == 1 and not repeat and are_alike(jobs) and jobs[0].type not in self._unique_types:
             await submit.submit_alike(connection, actor, jobs, self._types)
             return [[Submitted(job_id=job.job_id, created=True) for job in jobs]]
         if len(calls) == 1 and len(jobs) == 1:

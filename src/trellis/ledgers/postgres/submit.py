@@ -3,9 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import fields
 from itertools import groupby
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from trellis.engine.errors import ChildExists, NotABatch
@@ -22,6 +20,7 @@ from trellis.engine.jobs import (
     TypeOptions,
     accepted,
 )
+from trellis.ledgers.alike_jobs import are_alike
 from trellis.ledgers.postgres.connection import PostgresConnection
 from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
@@ -35,31 +34,6 @@ PLAIN_REFUSED = "TR013"
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
-
-
-_OWN_FIELDS = frozenset({"job_id", "payload", "fingerprint"})
-_common_fields = attrgetter(*(field.name for field in fields(NewJob) if field.name not in _OWN_FIELDS))
-_UNUSUAL = {
-    "idempotency_key": None,
-    "concurrency_key": None,
-    "compensates": None,
-    "unique": None,
-    "run_at": None,
-    "deadline_s": None,
-    "waiting_max": None,
-    "delay_s": 0.0,
-    "id_is_given": False,
-}
-"""The fields that few jobs set, with the value of those that do not."""
-_unusual_fields, _NOT_SET = attrgetter(*_UNUSUAL), tuple(_UNUSUAL.values())
-
-
-def are_alike(jobs: Sequence[NewJob]) -> bool:
-    """Whether jobs have no key of any kind and no time of their own, and differ only in id and payload."""
-    if not jobs or _unusual_fields(jobs[0]) != _NOT_SET:
-        return False
-    first = _common_fields(jobs[0])
-    return all(_common_fields(job) == first for job in jobs[1:])
 
 
 def are_plain(jobs: Sequence[NewJob], unique_types: AbstractSet[str]) -> bool:
