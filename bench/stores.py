@@ -142,7 +142,7 @@ def open_stores(**settings: str | int) -> Iterator[Stores]:
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / "build"))
     marks = Path(tempfile.mkdtemp(prefix="bench-", dir=MEMORY if MEMORY.is_dir() else folder))
     try:
-        server = PostgresServer.start(None, **settings)
+        server = PostgresServer.start(None, None, **settings)
         try:
             yield Stores(server, folder, marks)
         finally:

@@ -98,7 +98,7 @@ async def test_an_sqlite_file_of_schema_2_is_upgraded(tmp_path: Path):
     for kind, name in sorted(made(connection) - made(fresh), reverse=True):
         connection.execute(f"DROP {kind} IF EXISTS {name}")  # an index goes with its table
     for _, name in made(fresh) - made(connection):  # what a later migration removed
-        connection.execute(fresh.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchall()[0][0])
+        connection.execute(str(fresh.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).get))
     connection.execute("UPDATE trellis_meta SET value = 2 WHERE key = 'schema_version'")
     assert (made(connection), columns(connection)) == (made(fresh), columns(fresh)), "as migration 2 left it"
     connection.close()
