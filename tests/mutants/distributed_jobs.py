@@ -34,8 +34,8 @@ DISTRIBUTED_JOBS: dict[str, Mutant] = {
     # The feed gives events in another order than that of the transitions.
     "DJ-4": Mutant(
         file="ledgers/sqlite/queries/read.sql",
-        old="& 1)\nORDER BY e.seq LIMIT :limit;",
-        new="& 1)\nORDER BY e.seq DESC LIMIT :limit;",
+        old="json_each(:types)))\nORDER BY e.seq LIMIT :limit;",
+        new="json_each(:types)))\nORDER BY e.seq DESC LIMIT :limit;",
         tests=(f"{LEDGER}/test_feed.py::test_the_feed_yields_every_event_once_in_order[sqlite]",),
     ),
     # A key answers with its first job whatever is asked under it.

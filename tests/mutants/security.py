@@ -92,8 +92,8 @@ HIGH: dict[str, Mutant] = {
     ),
     "H2-sql": Mutant(
         file="ledgers/postgres/functions/40_submit.sql",
-        old="  if _id_is_reserved(p_job_id, p_lifecycle, p_role) and not exists",
-        new="  if false and not exists",
+        old="  if _id_is_reserved(p_job_id, p_lifecycle, p_role) then",
+        new="  if false then",
         tests=(f"{RESERVED}::test_sql_cannot_take_a_derived_id_either",),
     ),
     "H3-budget": Mutant(

@@ -109,7 +109,7 @@ async def test_a_network_folder_that_hangs_does_not_stop_the_event_loop(
     store = LocalObjects(tmp_path / "objects", new_name=random_name, now_ns=lambda: LATE_NS)
     await store.put("k.json", b"{}")
     hanging, answered = threading.Event(), threading.Event()
-    open_, stat_ = os.open, os.stat
+    open_below_, stat_ = folders.open_below, local._RecentObject.is_unchanged
 
     def hang(call: Callable[..., Any]) -> Callable[..., Any]:
         def hung(*given: Any, **named: Any) -> Any:
@@ -122,8 +122,8 @@ async def test_a_network_folder_that_hangs_does_not_stop_the_event_loop(
     for _ in range(2):  # the second read might look only at the file's status
         hanging.clear()
         answered.clear()
-        monkeypatch.setattr(local.os, "open", hang(open_))
-        monkeypatch.setattr(local.os, "stat", hang(stat_))
+        monkeypatch.setattr(folders, "open_below", hang(open_below_))
+        monkeypatch.setattr(local._RecentObject, "is_unchanged", hang(stat_))
         reading = asyncio.ensure_future(store.get("k.json"))
         assert await asyncio.to_thread(hanging.wait, 10)
         answered.set()

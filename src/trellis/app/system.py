@@ -9,15 +9,17 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 
-elapsed_s: Callable[[], float] = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic
-)
-"""A monotonic clock that also counts while the machine sleeps.
+if sys.platform == "linux":
 
-Python's own clock stops during sleep on Linux, while leases continue to expire. Workers read it for every job.
-"""
+    def elapsed_s() -> float:
+        """Returns a monotonic clock that also counts while the machine sleeps.
+
+        Python's own clock stops during sleep on Linux, while leases continue to expire.
+        """
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+else:
+    elapsed_s = time.monotonic
 
 
 class SystemClock:

@@ -21,6 +21,7 @@ PROBE_S = 0.8
 """Timeout of one probe in seconds. Probes run concurrently, so this also bounds the whole answer."""
 HEAD_BYTES_MAX = 8 * 1024
 HEAD_S = 2.0
+PORT_MAX = 65_535
 CONNECTIONS_MAX = 50
 OK = "ok"
 INSTANCE_HEADER = "X-Trellis-Instance"
@@ -149,9 +150,12 @@ async def health_listener(address: str | None, health: ProcessHealth) -> AsyncGe
         return
     host, _, port = address.rpartition(":")
     listener = _HealthServer(health)
+    if int(port) > PORT_MAX:  # uvloop would listen on the rest of a division
+        detail = f"nobody can listen on {address}: a port is at most {PORT_MAX}"
+        raise SettingsInvalid(source="TRELLIS_HEALTH_ADDRESS", detail=detail)
     try:
         server = await asyncio.start_server(listener.serve, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         detail = f"nobody can listen on {address}: {getattr(error, 'strerror', None) or error}"
         raise SettingsInvalid(source="TRELLIS_HEALTH_ADDRESS", detail=detail) from error
     async with server:

@@ -144,7 +144,7 @@ async def test_events_are_found_by_correlation_through_an_index(rig: Rig):
 async def test_a_feed_without_plain_jobs_reads_no_event_of_one(rig: Rig):
     await rig.submit(3)
     await rig.submit(3, lifecycle="run")
-    arguments = (1, 100, 1, 100, 0, 0, 0, [1, 2], 10, [1, 2, 3])
+    arguments = (1, 100, 1, 100, 0, 0, 0, [1, 2], 10, [1, 2, 3], None)
     plan = await _plan(rig, READ_QUERIES.feed_infrequent_events, *arguments)
     assert "event_0_batch_idx" in re.findall(r'"Index Name": "(\w+)"', plan)
 

@@ -88,6 +88,7 @@ def test_no_lookup_reads_a_whole_table(shell: Shell, name: str):
             "end",
             "lifecycle",
             "lifecycles",
+            "types",
             "before",
             "states",
             "key",
