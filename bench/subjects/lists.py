@@ -49,7 +49,7 @@ IN_FILE = """select s.job_id, t.name, a.name, j.state, j.version, j.epoch, j.att
 FILE_BY_HAND = {
     "succeeded": IN_FILE.format(where="place = 5", order="id desc"),
     "queued": IN_FILE.format(where="place = 1 and type = 1", order="prio desc, pos desc"),
-    "dead_lettered": IN_FILE.format(where="place = 6 and type = 1", order="id desc"),
+    "dead_lettered": IN_FILE.format(where="place = 6 and place > 0 and place <> 4 and type = 1", order="id desc"),
 }
 """All jobs have one type, so that the indexes of those that wait and of those that died begin where the page does."""
 READY_BY_HAND = """select j.job_id, t.name, n.state, n.version, n.epoch, n.attempt, n.max_attempts, j.created_at

@@ -115,14 +115,21 @@ async def test_a_disk_that_hangs_takes_one_thread_however_many_ask(tmp_path: Pat
     pipe = tmp_path / "policy.toml"
     os.mkfifo(pipe)
     kernel = FileKernel(pipe, monotonic=FakeClock().monotonic)
+    look, looks = kernel._look, list[str]()
+
+    def noted() -> None:
+        looks.append(threading.current_thread().name)
+        look()
+
+    kernel._look = noted
     for _ in range(5):
         asked = asyncio.ensure_future(kernel.check(request()))
         await quiet()
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-    taken = [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
-    with pipe.open("wb", buffering=0) as writer:
+    with pipe.open("wb", buffering=0) as writer:  # waits for the reader
+        taken = list(looks)
         writer.write(ALLOW.encode())
     assert (await kernel.check(request())).lets_go
     assert len(taken) == 1
