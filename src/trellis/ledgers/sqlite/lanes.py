@@ -210,8 +210,11 @@ class SqliteLane:
             batch, stop = self._gather()
             if batch:
                 self._run_batch(batch)
+                is_period_over = self._count_commit()
+                # Callers hear last: a caller's thread that wakes while this one runs has to wait for the interpreter.
                 _answer_callers(batch)
-                self._fold_back_when_quiet()
+                if is_period_over:
+                    self._fold_back_when_quiet()
             if stop is not None:
                 self._finish(stop)
                 return
@@ -327,21 +330,25 @@ class SqliteLane:
         for call in batch:
             call.error = to_ledger_error(error, self._url, committing=committing)
 
+    def _count_commit(self) -> bool:
+        """Count a commit that changed something. True if it is the last one of a period of `QUIET_S`."""
+        if self._room is None:
+            return False
+        changes = self._connection.total_changes()
+        if changes == self._changes:
+            return False
+        self._changes = changes
+        self._commits += 1
+        return not 0 <= self._clock() - self._quiet_since < QUIET_S
+
     def _fold_back_when_quiet(self) -> None:
         """Checkpoint the write-ahead log when the writer is quiet, so that later commits reuse it from its beginning.
 
         A passive checkpoint neither waits for nor blocks readers and writers of other connections.
         """
-        changes = self._connection.total_changes()
-        if self._room is None or changes == self._changes:
-            return
-        self._changes = changes
-        self._commits += 1
-        now = self._clock()
-        if 0 <= now - self._quiet_since < QUIET_S:
-            return
+        assert self._room is not None
         quiet = self._commits <= QUIET_COMMITS_MAX
-        self._quiet_since, self._commits = now, 0
+        self._quiet_since, self._commits = self._clock(), 0
         # When the log restarts it is truncated to this size. A busy writer would only have to extend it again.
         limit = QUIET_PAGES_MAX * PAGE_BYTES if quiet else -1
         self._connection.set_busy_handler(None)
