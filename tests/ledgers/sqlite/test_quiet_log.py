@@ -69,3 +69,18 @@ async def test_long_reader_does_not_block_writers_and_the_log_shrinks_afterwards
     reader.close()
     await quiet_hours(ledger, clock, commits=20)
     assert wal_bytes(path) <= WAL_BYTES_MAX
+
+
+async def test_a_burst_overwrites_its_log_instead_of_truncating_and_extending_it(
+    ledger_of: tuple[SqliteLedger, FakeClock, Path],
+):
+    ledger, clock, path = ledger_of
+    for _ in range(QUIET_COMMITS_MAX + 1):
+        await submit(ledger)
+        clock.advance(0.001)
+    ledger.writer._connection.wal_autocheckpoint(1)  # every commit checkpoints, so the next one restarts the log
+    await submit(ledger)
+    length = wal_bytes(path)
+    for _ in range(3):
+        await submit(ledger)
+    assert wal_bytes(path) == length > WAL_BYTES_MAX

@@ -87,6 +87,7 @@ QUIET_COMMITS_MAX = 50
 """A writer with at most this many commits within `QUIET_S` is quiet."""
 PAGE_BYTES = 4096 + 24
 """The size of a page in the log, with its header."""
+NO_LIMIT = -1
 QUIET_PAGES_MAX = 64
 """Pages of the write-ahead log that a quiet writer leaves unmerged."""
 
@@ -339,6 +340,8 @@ class SqliteLane:
             return False
         self._changes = changes
         self._commits += 1
+        if self._commits == QUIET_COMMITS_MAX + 1:
+            self._limit_log(NO_LIMIT)
         return not 0 <= self._clock() - self._quiet_since < QUIET_S
 
     def _fold_back_when_quiet(self) -> None:
@@ -349,13 +352,11 @@ class SqliteLane:
         assert self._room is not None
         quiet = self._commits <= QUIET_COMMITS_MAX
         self._quiet_since, self._commits = self._clock(), 0
-        # When the log restarts it is truncated to this size. A busy writer would only have to extend it again.
-        limit = QUIET_PAGES_MAX * PAGE_BYTES if quiet else -1
+        if not quiet:
+            return
+        self._limit_log(QUIET_PAGES_MAX * PAGE_BYTES)
         self._connection.set_busy_handler(None)
         try:
-            self._db.execute(f"PRAGMA journal_size_limit = {limit}")
-            if not quiet:
-                return
             pages, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             if pages > QUIET_PAGES_MAX:
                 self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
@@ -363,6 +364,15 @@ class SqliteLane:
             pass
         finally:
             self._connection.set_busy_handler(self._room.wait)
+
+    def _limit_log(self, size: int) -> None:
+        """Set the size to which the log is truncated when it restarts.
+
+        A busy writer would only have to extend it again, and a commit that extends a file takes the disk two to four
+        times as long as one that overwrites it.
+        """
+        with contextlib.suppress(apsw.Error):  # only the size of the log depends on it
+            self._db.execute(f"PRAGMA journal_size_limit = {size}")
 
     # --- reading -------------------------------------------------------------------------------------------------
 
