@@ -27,5 +27,7 @@ def are_alike(jobs: Sequence[NewJob]) -> bool:
     """Whether jobs have no key of any kind and no time of their own, and differ only in id and payload."""
     if not jobs or _unusual_fields(jobs[0]) != _NOT_SET:
         return False
+    if len(jobs) == 1:
+        return True
     first = _common_fields(jobs[0])
     return all(_common_fields(job) == first for job in jobs[1:])

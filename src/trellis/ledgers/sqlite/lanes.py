@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import apsw
@@ -99,6 +99,11 @@ class Transaction:
     db: Database
     names: NameNumbers
     now: int
+    cursor: Database
+    """Like `db`, but each statement ends the one before it, whose rows must have been fetched.
+
+    A connection makes a new cursor for each statement, which takes longer than many a statement itself.
+    """
     woke: bool = False
     """A job became claimable: waiters for work are notified after the commit."""
     appended: bool = False
@@ -156,6 +161,7 @@ class SqliteLane:
     ) -> None:
         self._connection = connection
         self._db: Database = connection
+        self._cursor: Database = connection.cursor()
         self._url = url
         self._clock = clock
         self._names = NameNumbers(connection, node)
@@ -229,12 +235,10 @@ class SqliteLane:
                 return batch, item
             if not item.future.cancelled():
                 batch.append(item)
-            if len(batch) >= CALLS_MAX:
+            # Only this thread takes calls, so a queue that is not empty has one.
+            if len(batch) >= CALLS_MAX or self._calls.empty():
                 return batch, None
-            try:
-                item = self._calls.get_nowait()
-            except Empty:
-                return batch, None
+            item = self._calls.get_nowait()
 
     def _finish(self, stop: _Stop) -> None:
         late, _ = self._late()
@@ -263,7 +267,7 @@ class SqliteLane:
 
     def _begin(self) -> None:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
+            self._cursor.execute("BEGIN IMMEDIATE")
         finally:
             if self._room is not None:
                 self._room.enter()
@@ -272,7 +276,7 @@ class SqliteLane:
         committing = False
         try:
             self._begin()
-            transaction = Transaction(self._db, self._names, int(self._clock() * US))
+            transaction = Transaction(self._db, self._names, int(self._clock() * US), self._cursor)
             for calls in _units(batch):
                 if len(calls) == 1:
                     self._one(calls[0], transaction, alone=len(batch) == 1)
@@ -280,7 +284,7 @@ class SqliteLane:
                     self._together(calls, transaction)
             committing = True
             if self._connection.in_transaction:
-                self._db.execute("COMMIT")
+                self._cursor.execute("COMMIT")
         except apsw.Error as error:
             self._spoil(batch, error, committing=committing)
             return
@@ -379,15 +383,15 @@ class SqliteLane:
     def _read(self, batch: list[_LaneCall]) -> None:
         for call in batch:
             try:
-                self._db.execute("BEGIN")
-                call.answer = call.work(Transaction(self._db, self._names, int(self._clock() * US)))
+                self._cursor.execute("BEGIN")
+                call.answer = call.work(Transaction(self._db, self._names, int(self._clock() * US), self._cursor))
             except apsw.Error as error:
                 call.error = to_ledger_error(error, self._url)
             except BaseException as error:  # noqa: BLE001 - as above
                 call.error = error
             finally:
                 if self._connection.in_transaction:
-                    self._db.execute("COMMIT")
+                    self._cursor.execute("COMMIT")
 
 
 def _error_for_caller(error: BaseException, url: str) -> BaseException:
@@ -399,6 +403,8 @@ def _error_for_caller(error: BaseException, url: str) -> BaseException:
 
 def _units(batch: list[_LaneCall]) -> list[list[_LaneCall]]:
     """Groups of calls that run as one, up to a bound. Every other call is a group of its own."""
+    if len(batch) == 1:
+        return [batch]
     units: list[list[_LaneCall]] = []
     open_units: dict[Hashable, tuple[list[_LaneCall], int]] = {}
     for call in batch:

@@ -188,7 +188,7 @@ def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> 
 
 
 def _record(connection: Database, by: MigratedBy, before: int) -> None:
-    tx = Transaction(connection, NameNumbers(connection, by.node), int(by.at * US))
+    tx = Transaction(connection, NameNumbers(connection, by.node), int(by.at * US), connection)
     control.record(tx, by.actor, migration_act(by, before, SCHEMA_VERSION))
 
 

@@ -79,7 +79,7 @@ def declare(tx: Transaction, actor: Actor, types: Sequence[TypeOptions], *, only
 
 
 def declared(tx: Transaction, lifecycle: int, type_: str) -> TypeOptions | None:
-    rows = tx.db.execute(_TYPE_OPTION_QUERIES.declared, (lifecycle, type_)).fetchall()
+    rows = tx.cursor.execute(_TYPE_OPTION_QUERIES.declared, (lifecycle, type_)).fetchall()
     return _options(rows[0]) if rows else None
 
 
@@ -229,10 +229,10 @@ def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     columns = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline)
     if len(jobs) == 1:
-        tx.db.execute(SUBMIT_QUERIES.insert_job, (number, *columns))
-        tx.db.execute(SUBMIT_QUERIES.insert_submission, _submission_row(first, options, number, tx.now, None))
+        tx.cursor.execute(SUBMIT_QUERIES.insert_job, (number, *columns))
+        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, _submission_row(first, options, number, tx.now, None))
         event = (number, step.event, step.source, step.target, *who, tx.now, place, wait)
-        tx.db.execute(SUBMIT_QUERIES.insert_first_event, event)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, event)
         tx.woke |= place == READY
         tx.appended = True
     else:
@@ -247,7 +247,7 @@ def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list
 def _first_number(tx: Transaction, jobs: Sequence[NewJob]) -> int | None:
     """The number of the first of these new jobs; None if one of their ids exists or occurs twice."""
     if len(jobs) == 1:
-        numbers = tx.db.execute(_NEW_NUMBER, (jobs[0].job_id,)).fetchall()
+        numbers = tx.cursor.execute(_NEW_NUMBER, (jobs[0].job_id,)).fetchall()
         return numbers[0][0] if numbers else None
     ids = [job.job_id for job in jobs]
     if len(set(ids)) < len(ids) or existing(tx, ids):
@@ -499,7 +499,8 @@ def submit_on(
     connection.execute("SAVEPOINT trellis_submit")
     submitted = False
     try:
-        answers = submit(Transaction(connection, NameNumbers(connection, this_node()), now), actor, jobs)
+        transaction = Transaction(connection, NameNumbers(connection, this_node()), now, connection)
+        answers = submit(transaction, actor, jobs)
         submitted = True
     finally:
         if not submitted:  # a part may have been written: a waiting job may have been replaced
