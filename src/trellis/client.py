@@ -234,11 +234,12 @@ class Trellis:
         All payloads are checked before the first job is written.
         """
         check_listed("payloads", payloads, "it must be a list of payloads, one for each job")
-        for option in ("idempotency_key", "job_id"):
-            if len(payloads) != 1 and settings.get(option) is not None:
+        for option in ("idempotency_key", "job_id") if len(payloads) != 1 else ():
+            if settings.get(option) is not None:
                 raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
         actor = self._submitter()
-        await self._declare_new()
+        if self._app is not None:
+            await self._declare_new()
         about = {"trellis.type": type_, "trellis.jobs": len(payloads)}
         with tracing.span("job.submit", about, kind=tracing.PRODUCER) as span:
             jobs = new_jobs(type_, payloads, settings, app=self._app, new_id=self._new_id)

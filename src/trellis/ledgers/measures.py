@@ -155,6 +155,10 @@ def _count_settled(alike: tuple[Any, ...], n: int, now: float) -> None:
 
 
 def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters
+    if len(answer) == 1:
+        if isinstance(answer[0], Submitted) and answer[0].created:
+            process_metrics.count(SUBMITTED, 1, type_label(args[1][0].type, args[1][0].lifecycle))
+        return
     created: dict[tuple[str, str], int] = {}
     for job, outcome in zip(args[1], answer, strict=True):
         if isinstance(outcome, Submitted) and outcome.created:

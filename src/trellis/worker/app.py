@@ -422,10 +422,13 @@ def refuse_unknown(values: Mapping[str, Any], known: Sequence[str]) -> None:
         raise OptionInvalid(option=name, value=values[name], expected=f"there is no such option ({hint})")
 
 
+_is_type = re.compile(TYPE_PATTERN).fullmatch
+
+
 def checked_type(type_: str) -> str:
     """Returns the name unchanged. Raises OptionInvalid if it is no valid job type."""
     check_text("job type", type_)
-    if not re.fullmatch(TYPE_PATTERN, type_):
+    if not _is_type(type_):
         raise OptionInvalid(option="job type", value=type_, expected=f"it must match {TYPE_PATTERN}")
     return type_
 
