@@ -625,6 +625,23 @@ async def test_a_failing_handler_leaves_its_traceback_in_the_log(stand: Stand, c
     assert record.exc_info[0] is ZeroDivisionError
 
 
+async def test_a_handler_that_cancels_its_own_task_costs_no_later_job_its_runner(stand: Stand):
+    app, ran = App(), list[int]()
+
+    @app.job("work")
+    async def work(ctx: Context, n: int) -> None:
+        ran.append(n)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()  # no await follows, so the runner gets it when it rests
+
+    async with stand.running(app, concurrency=2):
+        for n in range(3):
+            job = await stand.submit("work", n)
+            await stand.in_state(job, "succeeded", step_s=0.2)
+    assert ran == [0, 1, 2]
+
+
 async def test_a_slice_that_is_over_wakes_one_runner_and_not_all_of_them(stand: Stand, monkeypatch: pytest.MonkeyPatch):
     app, looks, jobs = App(), 0, 60
 

@@ -152,7 +152,15 @@ class Runners:
     async def _rest(self) -> None:
         waiting = self._worker.loop.create_future()
         self._idle.append(waiting)
-        await waiting
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            # A handler cancelled its own task and did not wait afterwards. This runner ends, and another takes over.
+            if waiting in self._idle:
+                self._idle.remove(waiting)
+            else:
+                self._waking = False
+            raise
         self._waking = False
 
     def _slice_is_over(self, now: float) -> bool:
