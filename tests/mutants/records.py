@@ -318,6 +318,13 @@ RECORDS: dict[str, Mutant] = {
         new="null, convert_to(p.start_data, 'UTF8') from plain p",
         tests=(f"{TOGETHER}[postgres]",),
     ),
+    # A search for a type of which there are few events does not keep to its time.
+    "DJ-13 postgres rare": Mutant(
+        file="ledgers/postgres/read.sql",
+        old="and e.type = $1 and e.at >= coalesce($2::timestamptz, '-infinity')\n order by e.at, e.id, e.version limit $3",
+        new="and e.type = $1 and ($2::timestamptz is null or true)\n order by e.at, e.id, e.version limit $3",
+        tests=(f"{LEDGER}/test_feed.py::test_events_are_found_by_type_correlation_and_time[postgres]",),
+    ),
     # A job that is submitted by the statement for alike jobs loses its correlation.
     "DJ-13 postgres alike": Mutant(
         file=f"{SQL}/40_submit.sql",
