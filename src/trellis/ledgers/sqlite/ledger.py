@@ -32,6 +32,7 @@ from trellis.engine.jobs import (
     Subscription,
     Turn,
     TurnResult,
+    check_own_ids,
 )
 from trellis.engine.ledger import RETENTION
 from trellis.engine.records import (
@@ -257,6 +258,7 @@ class SqliteLedger:
     async def submit(
         self, actor: Actor, jobs: Sequence[NewJob], *, key: RequestKey | None = None
     ) -> list[Submitted | Mismatch]:
+        check_own_ids(jobs)
         if key is not None and jobs:
             return await self.writer.run(
                 lambda tx: request_keys.answer_once(tx, key, SUBMIT_ANSWERS, lambda: submits.submit(tx, actor, jobs))
@@ -344,6 +346,7 @@ class SqliteLedger:
         self, connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob]
     ) -> list[Submitted | Mismatch]:
         """Submit inside the caller's own open transaction, on a connection to this ledger's file."""
+        check_own_ids(jobs)
         return submit_on(connection, actor, jobs, self.writer.now())
 
     # --- wait ----------------------------------------------------------------------------------------------------
