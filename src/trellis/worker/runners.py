@@ -271,8 +271,9 @@ class Runners:
             except BaseException as problem:  # noqa: BLE001
                 error = problem
                 _describe_failure(span, problem)
-        for held, item in zip(batch, items, strict=True):
+        for held in batch:  # of all, before the first wait: a time-out of one must not cancel what ends the others
             self._handler_ended(held, error)
+        for held, item in zip(batch, items, strict=True):
             await self._flush(held)
             if item.marked:
                 held.heard = item.heard
