@@ -68,7 +68,7 @@ def test_an_empty_list_of_jobs_is_noted_on_stderr_and_not_in_the_answer(trellis:
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--state", "runing"], "perhaps you mean running"),
+        (["--state", "runing"], "--state) is 'runing': perhaps you mean running"),
         (["--state", "nonsense"], "leased-job has queued, assigned, running, succeeded"),
         (["--state", "nonsense", "--lifecycle", "run"], "run has requested, queued, running, completed, failed"),
         (["--state", "complete"], "perhaps you mean COMPLETE"),

@@ -182,7 +182,7 @@ def test_events_are_found_by_type_and_correlation(trellis: Terminal, work):
 @pytest.mark.parametrize(
     "arguments, code, says",
     [
-        (["--type", "job_dead"], 2, "perhaps you mean job_"),
+        (["--type", "job_dead"], 2, "--type is 'job_dead': perhaps you mean job_"),
         (["no-such-job"], 1, "There is no job"),
         (["some-job", "--follow"], 2, "feed is of all jobs"),
         (["--since", "2026-01-01T00:00:00Z"], 2, "goes with --type"),

@@ -165,7 +165,9 @@ POSTGRES: dict[str, Mutant] = {
         file=f"{SQL}/30_steps.sql",
         old="p_role, p_cause, p_request, p_data, case when",
         new="p_role, null, p_request, p_data, case when",
-        tests=(f"{LEDGER}/test_move.py::test_a_move_is_one_transition_with_its_event[postgres]",),
+        tests=(
+            f"{LEDGER}/test_cancel.py::test_hard_cancel_records_its_own_actor_after_a_soft_cancel_by_another[postgres]",
+        ),
     ),
     # A compensation that succeeds leaves no record on the job that it undid.
     "DJ-17 postgres": Mutant(

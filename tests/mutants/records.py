@@ -23,6 +23,10 @@ REJECTED = f"{LEDGER}/test_advance.py::test_a_rejected_job_leaves_a_complete_dea
 COMPENSATION = f"{LEDGER}/test_compensation.py"
 ONE_REQUEST = f"{LEDGER}/test_request_keys.py::test_concurrent_different_requests_with_one_key_have_one_effect"
 ONLY = f"{LEDGER}/test_claim.py::test_a_claim_that_names_a_job_takes_the_slot_of_an_unclaimed_job_of_its_key"
+MOVED = f"{LEDGER}/test_move.py::test_a_move_is_one_transition_with_its_event"
+ADVANCED = f"{LEDGER}/test_advance.py::test_each_advance_is_one_transition_with_one_event"
+TOGETHER = f"{LEDGER}/test_bus_steps.py::test_results_of_many_jobs_together_leave_each_as_if_it_came_alone"
+SUBMITTED = f"{LEDGER}/test_submit.py::test_a_submitted_job_is_in_its_first_state_with_one_event"
 STORIES = f"{LEDGER}/test_differential.py::test_both_ledgers_agree_on_random_stories"
 
 MEANWHILE = f"{LEDGER}/test_job_changes.py::test_a_job_that_changed_after_it_was_selected_is_skipped_and_counted"
@@ -280,6 +284,53 @@ RECORDS: dict[str, Mutant] = {
         old="t.attempt, p_role, o.cause, convert_to(o.data, 'UTF8'));",
         new="t.attempt, p_role, null, convert_to(o.data, 'UTF8'));",
         tests=(STORIES,),
+    ),
+    # A move loses its cause. On PostgreSQL, one of those that are made together in one statement.
+    "DJ-15 sqlite moved": Mutant(
+        file="ledgers/sqlite/moves.py",
+        old="StepWrite(step, who, place, wait, revokes, cause, event_data, request_id)",
+        new="StepWrite(step, who, place, wait, revokes, None, event_data, request_id)",
+        tests=(f"{MOVED}[sqlite]",),
+    ),
+    "DJ-15 postgres moved": Mutant(
+        file=f"{SQL}/70_moves.sql",
+        old="p.role, p.cause, p.request, p.data from plain p",
+        new="p.role, null, p.request, p.data from plain p",
+        tests=(f"{MOVED}[postgres]",),
+    ),
+    # A completion loses its cause. On PostgreSQL, one of those that are made together in one statement.
+    "DJ-15 sqlite completed": Mutant(
+        file="ledgers/sqlite/turn.py",
+        old="act = StepWrite(step, who, place, wait, cause=advance.cause, data=data)",
+        new="act = StepWrite(step, who, place, wait, cause=None if step.ended else advance.cause, data=data)",
+        tests=(f"{ADVANCED}[sqlite-leased-job]",),
+    ),
+    "DJ-15 postgres completed": Mutant(
+        file=f"{SQL}/50_turn.sql",
+        old="p.role, p.cause, convert_to(p.data, 'UTF8') from plain p",
+        new="p.role, null, convert_to(p.data, 'UTF8') from plain p",
+        tests=(f"{ADVANCED}[postgres-leased-job]",),
+    ),
+    # A start that is reported with its completion loses its cause.
+    "DJ-15 postgres started": Mutant(
+        file=f"{SQL}/50_turn.sql",
+        old="p.start_cause, convert_to(p.start_data, 'UTF8') from plain p",
+        new="null, convert_to(p.start_data, 'UTF8') from plain p",
+        tests=(f"{TOGETHER}[postgres]",),
+    ),
+    # A search for a type of which there are few events does not keep to its time.
+    "DJ-13 postgres rare": Mutant(
+        file="ledgers/postgres/read.sql",
+        old="and e.type = $1 and e.at >= coalesce($2::timestamptz, '-infinity')\n order by e.at, e.id, e.version limit $3",
+        new="and e.type = $1 and ($2::timestamptz is null or true)\n order by e.at, e.id, e.version limit $3",
+        tests=(f"{LEDGER}/test_feed.py::test_events_are_found_by_type_correlation_and_time[postgres]",),
+    ),
+    # A job that is submitted by the statement for alike jobs loses its correlation.
+    "DJ-13 postgres alike": Mutant(
+        file=f"{SQL}/40_submit.sql",
+        old="prio, job_id, p_correlation, p_trace, p_parent, payload from i",
+        new="prio, job_id, null, p_trace, p_parent, payload from i",
+        tests=(f"{SUBMITTED}[postgres]",),
     ),
     # A dead letter has another stage or reason than its writer gave.
     "DJ-12 sqlite stage": Mutant(

@@ -236,6 +236,35 @@ async def test_a_batch_handler_that_raises_fails_those_it_had_not_decided(stand:
     assert [(await job.status()).state for job in jobs] == ["succeeded", "dead_lettered"]
 
 
+async def test_a_time_out_while_the_logs_of_a_finished_batch_are_written_costs_none_of_its_jobs(stand: Stand):
+    app, entered, answers = App(), asyncio.Event(), asyncio.Event()
+    write = stand.ledger.signal
+
+    async def slow(*args: Any) -> Any:
+        entered.set()
+        await answers.wait()
+        return await write(*args)
+
+    stand.faults.signal = slow
+
+    @app.job("batch", batch=3, timeout_s=5)
+    async def handler(items: list[Item[int]]) -> None:
+        for item in items:
+            item.ctx.logger.info("done")
+            item.done(item.payload)
+
+    jobs = await stand.trellis.submit_many("batch", [0, 1, 2])
+    async with stand.running(app) as worker:
+        await entered.wait()
+        for _ in range(4):
+            await stand.until(lambda: True)
+            stand.clock.advance(2.0)
+        answers.set()
+        for job in jobs:
+            await stand.in_state(job, "succeeded")
+        assert (worker.held_jobs.running, worker.held_jobs.jobs) == (0, {})
+
+
 @pytest.mark.requirement("DJ-9", "DJ-10", "DJ-16", "D38")
 async def test_a_failing_job_is_retried_with_backoff_and_then_dead_lettered(stand: Stand):
     app = App()
@@ -623,6 +652,23 @@ async def test_a_failing_handler_leaves_its_traceback_in_the_log(stand: Stand, c
     assert job.id in record.message
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
+
+
+async def test_a_handler_that_cancels_its_own_task_costs_no_later_job_its_runner(stand: Stand):
+    app, ran = App(), list[int]()
+
+    @app.job("work")
+    async def work(ctx: Context, n: int) -> None:
+        ran.append(n)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()  # no await follows, so the runner gets it when it rests
+
+    async with stand.running(app, concurrency=2):
+        for n in range(3):
+            job = await stand.submit("work", n)
+            await stand.in_state(job, "succeeded", step_s=0.2)
+    assert ran == [0, 1, 2]
 
 
 async def test_a_slice_that_is_over_wakes_one_runner_and_not_all_of_them(stand: Stand, monkeypatch: pytest.MonkeyPatch):

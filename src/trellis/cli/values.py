@@ -13,6 +13,8 @@ from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, ReasonCode
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES
 
+STATUS_OPTIONS = "--status (or --state)"
+"""Both names of the option: whoever typed the second one must find it in the error."""
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 UNIQUE_OPTIONS = {
     "unique": "--unique",
@@ -89,10 +91,12 @@ def state(name: str | None, of: str | None) -> tuple[str | None, str | None]:
         return name, owners[0]
     known = list(LIFECYCLES[of].by_name) if of else [s for one in LIFECYCLES.values() for s in one.by_name]
     if hint := did_you_mean(name, known).removeprefix("; "):
-        raise OptionInvalid(option="--status", value=name, expected=f"{hint}; `trellis lifecycles` lists all there are")
+        raise OptionInvalid(
+            option=STATUS_OPTIONS, value=name, expected=f"{hint}; `trellis lifecycles` lists all there are"
+        )
     lifecycles = [of] if of else ["leased-job", *(one for one in LIFECYCLES if one != "leased-job")]
     says = "; ".join(f"{one} has {', '.join(LIFECYCLES[one].by_name)}" for one in lifecycles)
-    raise OptionInvalid(option="--status", value=name, expected=says)
+    raise OptionInvalid(option=STATUS_OPTIONS, value=name, expected=says)
 
 
 def reason(name: str | None) -> ReasonCode | None:
@@ -125,7 +129,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def _one_of(option: str, name: str, known: list[str]) -> str:
     if name not in known:
-        expected = f"choose one of {', '.join(known)}{did_you_mean(name, known)}"
+        near = nearest(name, known)
+        hint = "" if near is None else f"perhaps you mean {near}; "
+        expected = f"{hint}choose one of {', '.join(known)}"
         raise OptionInvalid(option=option, value=name, expected=expected)
     return name
 

@@ -34,7 +34,8 @@ TrellisError
 │   ├── PoolerUnfit
 │   ├── LedgerMissing
 │   ├── LedgerNotMigrated
-│   │   └── LedgerNewer
+│   │   ├── LedgerNewer
+│   │   └── LedgerUpgraded
 │   ├── LedgerReadOnly
 │   ├── LedgerFull
 │   ├── LedgerUnavailable
@@ -289,6 +290,10 @@ class LedgerNotMigrated(LedgerError):
 
 class LedgerNewer(LedgerNotMigrated):
     """The ledger has schema version {found}, for programs of version {oldest} or later; this one is of {version}. Install a newer program."""
+
+
+class LedgerUpgraded(LedgerNotMigrated):
+    """Another version of Trellis changed the ledger's schema while this process used it ({reason}); restart this process with that version."""
 
 
 class LedgerReadOnly(LedgerError):

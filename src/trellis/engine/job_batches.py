@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import JobId, NewJob, Submitted
+from trellis.engine.jobs import JobId, NewJob, Submitted, check_own_ids
 from trellis.lifecycles.leased_job import LEASED_JOB
 
 BATCH_MAX = 10_000
@@ -65,6 +65,7 @@ def check_batch_jobs(completion: NewJob, members: Sequence[NewJob]) -> None:
     if completion.delay_s or completion.run_at is not None:
         expected = "leave it out: a completion job starts when the jobs of its batch have ended"
         raise OptionInvalid(option="delay_s" if completion.delay_s else "run_at", value="set", expected=expected)
+    check_own_ids((completion, *members))
     for job in (completion, *members):
         if job.lifecycle != LEASED_JOB.name:
             expected = f"only jobs of the lifecycle {LEASED_JOB.name} can be in a batch"

@@ -8,7 +8,7 @@
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
@@ -232,6 +232,20 @@ class Mismatch:
 
     key: str
     job_id: JobId
+
+
+def check_own_ids(jobs: Sequence[NewJob]) -> None:
+    """Check that no two jobs of a call have the same id. Raises OptionInvalid.
+
+    An id that the caller chose, and that of a job with an idempotency key, may come again: it is the same request.
+    """
+    if len(jobs) == 1 or len({job.job_id for job in jobs}) == len(jobs):
+        return
+    seen: set[str] = set()
+    for job in jobs:
+        if job.job_id in seen and not job.id_is_given and job.idempotency_key is None:
+            raise OptionInvalid(option="job_id", value=job.job_id, expected="another id for each job of a call")
+        seen.add(job.job_id)
 
 
 def accepted(answer: Submitted | Mismatch) -> Submitted:

@@ -111,7 +111,8 @@ class Ledger(Protocol):
         A delayed job is scheduled until due. A job with a concurrency key takes a free slot of its key or is parked
         behind it. A known idempotency key (or given id) is answered with the existing job, or with `Mismatch` when the
         fingerprint differs. With both, the key is checked first. A free key with a known id of the same request returns
-        the existing job and binds the key to it. Raises QueueFull, also when many submits arrive at once.
+        the existing job and binds the key to it. Raises QueueFull, also when many submits arrive at once, and
+        OptionInvalid when a generated id comes twice.
 
         `key` is stored with the jobs, and the same request again gets the same jobs; raises IdempotencyMismatch.
         """

@@ -152,7 +152,15 @@ class Runners:
     async def _rest(self) -> None:
         waiting = self._worker.loop.create_future()
         self._idle.append(waiting)
-        await waiting
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            # A handler cancelled its own task and did not wait afterwards. This runner ends, and another takes over.
+            if waiting in self._idle:
+                self._idle.remove(waiting)
+            else:
+                self._waking = False
+            raise
         self._waking = False
 
     def _slice_is_over(self, now: float) -> bool:
@@ -263,8 +271,9 @@ class Runners:
             except BaseException as problem:  # noqa: BLE001
                 error = problem
                 _describe_failure(span, problem)
-        for held, item in zip(batch, items, strict=True):
+        for held in batch:  # of all, before the first wait: a time-out of one must not cancel what ends the others
             self._handler_ended(held, error)
+        for held, item in zip(batch, items, strict=True):
             await self._flush(held)
             if item.marked:
                 held.heard = item.heard

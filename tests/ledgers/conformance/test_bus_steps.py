@@ -399,7 +399,7 @@ async def test_moves_of_many_jobs_together_leave_each_as_if_it_came_alone(rig: R
 
 
 @pytest.mark.oldest_server
-@pytest.mark.requirement("BUS-1", "D29", "D36")
+@pytest.mark.requirement("BUS-1", "D29", "D36", "DJ-15")
 async def test_results_of_many_jobs_together_leave_each_as_if_it_came_alone(rig: Rig):
     rig.key_limits[KEY] = 1
     other, plain, running, asked, stale = [await dispatched(rig) for _ in range(5)]
@@ -410,12 +410,17 @@ async def test_results_of_many_jobs_together_leave_each_as_if_it_came_alone(rig:
     await report(rig, start(running))
     assert isinstance(await rig.cancel(asked.job_id, CancelMode.SOFT), CancelRequested)
     lost = stale._replace(epoch=Epoch(stale.epoch + 1))
-    turns = [(start(one), complete(one, result=b"[1]")) for one in (other, plain, asked, keyed, undone, lost)]
+    turns = [
+        (start(one)._replace(cause="begins"), complete(one, result=b"[1]")._replace(cause="ends"))
+        for one in (other, plain, asked, keyed, undone, lost)
+    ]
     answers = await asyncio.gather(report(rig, complete(running)), *(report(rig, *turn) for turn in turns))
     applied = [StepApplied(4), StepApplied(5)]
     assert [answer.outcomes for answer in answers] == [[StepApplied(5)], *[applied] * 5, [LeaseLost(lost)] * 2]
     for lease in (other, plain, running, asked, keyed, undone):
         assert (await rig.event_types(lease.job_id))[2:] == ["job_dispatched", "job_started", "job_succeeded"]
+    for lease in (other, plain, asked, keyed, undone):
+        assert [event.cause for event in (await rig.ledger.events(lease.job_id))[-2:]] == ["begins", "ends"]
     assert [await rig.ledger.result(one.job_id) for one in (plain, running, stale)] == [b"[1]", None, None]
     assert "cancel_requested" in json.loads((await rig.last_event(asked.job_id)).data or b"{}")
     assert json.loads((await rig.last_event(plain.job_id)).data or b"{}") == {"status": "SUCCEEDED"}

@@ -1,13 +1,13 @@
 """The feed: every event once, in an order that no late commit can break, and look-ups of events."""
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, SUBMITTER, WORKER, Rig, claimed_ids
 from trellis.engine.errors import OptionInvalid
-from trellis.engine.jobs import Advance, Claim, ClaimId, Turn, TypeClaim
+from trellis.engine.jobs import Advance, CancelMode, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
 from trellis.lifecycles import Trigger
@@ -243,8 +243,15 @@ async def test_events_are_found_by_type_correlation_and_time(rig: Rig):
     assert await find(correlation_id="a", since=middle) == [f"{a}-2", f"{a}-3"]
     assert await find(type_="job_queued", limit=1) == [f"{a}-1"]
     assert await find(type_="job_queued", since=middle + timedelta(days=1)) == []
+    assert await find(type_="job_queued", since=datetime.max.replace(tzinfo=UTC)) == []
     assert await find(type_="job_failed") == []
     assert await find(correlation_id="nobody") == []
+    await rig.cancel(a, CancelMode.HARD)
+    await rig.advance(10.0)
+    last = await rig.ledger.now()
+    await rig.cancel(b, CancelMode.HARD)
+    assert await find(type_="job_cancelled") == [f"{a}-4", f"{b}-4"]
+    assert await find(type_="job_cancelled", since=last) == [f"{b}-4"]
 
 
 async def test_events_are_counted_by_type_since_a_moment(rig: Rig):

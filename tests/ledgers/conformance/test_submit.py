@@ -2,14 +2,18 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor, answer_of, claimed_ids
-from trellis.engine.errors import NotAllowed, QueueFull, UnknownLifecycle
+from trellis.engine.errors import NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
+from trellis.engine.job_batches import NewBatch
 from trellis.engine.jobs import JobId, Mismatch, NewJob, Priority, Submitted
 from trellis.engine.records import JobFilter, JobPlace
+from trellis.engine.uniqueness import UniqueRule
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
 BOUND = 100
@@ -200,6 +204,17 @@ async def test_the_same_key_twice_in_one_call_makes_one_job(rig: Rig):
         Submitted(job_id=jobs[0].job_id, created=False),
         Submitted(job_id=jobs[0].job_id, created=False),
     ]
+
+
+@pytest.mark.requirement("DJ-5")
+@pytest.mark.parametrize("changes", [{}, {"payload": b"2"}, {"delay_s": 60.0}, {"unique": UniqueRule(key="u")}])
+async def test_a_generated_id_twice_in_one_call_is_refused_and_nothing_is_submitted(rig: Rig, changes: dict[str, Any]):
+    first, other = rig.new_job(payload=b"1"), rig.new_job()
+    with pytest.raises(OptionInvalid, match=f"{first.job_id}.* another id for each job"):
+        await rig.ledger.submit(SUBMITTER, [first, other, replace(first, **changes)])
+    with pytest.raises(OptionInvalid, match="another id for each job"):
+        await rig.ledger.submit_batch(SUBMITTER, NewBatch(completion=other, members=(first, replace(first, **changes))))
+    assert (await rig.ledger.jobs(JobFilter(), limit=5)).jobs == ()
 
 
 @pytest.mark.requirement("DJ-5")

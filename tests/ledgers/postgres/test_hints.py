@@ -53,3 +53,16 @@ async def test_a_hint_waits_for_the_gap_and_closing_does_not():
     assert channel.sent == 1
     await sender.close()
     assert channel.sent == 2
+
+
+async def test_a_hint_whose_task_was_cancelled_before_it_began_is_sent_later():
+    channel = Channel()
+    channel.gate.set()
+    sender = HintSender(channel.send, gap_s=0.0)
+    before = asyncio.all_tasks()
+    sender.hint()
+    (sending,) = asyncio.all_tasks() - before
+    sending.cancel()
+    async with asyncio.timeout(5):
+        await sender.close()
+    assert channel.sent == 1

@@ -89,16 +89,23 @@ async def test_plan_of_a_migration_names_what_is_read_and_locked(postgres_url: s
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("UPDATE trellis.meta SET value = '6' WHERE name = 'schema_version'")
     await connection.execute("UPDATE pg_class SET reltuples = 3e6 WHERE oid = 'trellis.feed'::regclass")
+    await connection.execute("UPDATE pg_class SET reltuples = 5e6 WHERE oid = 'trellis.event'::regclass")
     await connection.close()
     plan = await plan_migration(postgres_url)
     assert (plan.version_before, plan.version, len(plan.pending)) == (6, schema_version(), schema_version() - 6)
     by_name = {one.name: one for one in plan.pending}
     assert by_name["0008_read_before_removed.sql"].scans == {"feed": 3_000_000}
     assert round(by_name["0008_read_before_removed.sql"].estimated_s, 3) == 3.0
+    assert by_name["0039_events_by_type.sql"].scans == {"event": 5_000_000}
     assert plan.locks[: len(TABLES)] == TABLES
     assert "feed" in plan.locks, "also what only these migrations change"
     await _set_meta(postgres_url, schema_version=27)
     assert "act" in (await plan_migration(postgres_url)).locks
+
+
+def test_migrations_are_numbered_without_a_gap():
+    """The wrong line it catches: a file with a number that was left out before, which no existing database would get."""
+    assert list(sql_files("migrations"))[-1][0].startswith(f"{schema_version():04}_")
 
 
 @pytest.mark.parametrize("table", ["job", "act"])

@@ -17,9 +17,11 @@ from trellis.engine.errors import (
     LedgerReadOnly,
     LedgerTooOld,
     LedgerUnavailable,
+    LedgerUpgraded,
     LedgerUrlInvalid,
 )
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import JobId, ReasonCode
+from trellis.engine.records import JobFilter
 from trellis.ledgers import migrate, open_ledger
 from trellis.ledgers.sqlite import schema
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, connect, parse_url, refuse_old_library
@@ -158,6 +160,17 @@ async def test_a_newer_schema_is_not_touched(path: Path, shell: Shell):
     shell.db.execute("UPDATE trellis_meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION + 1,))
     with pytest.raises(LedgerNotMigrated, match="newer program"):
         await open_ledger(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize("removed", ["DROP INDEX trellis_job_listed", "DROP TABLE trellis_dead_letter"])
+async def test_a_process_whose_file_a_newer_program_changed_is_told_to_restart(
+    removed: str, ledger: SqliteLedger, path: Path
+):
+    await submit(ledger)
+    await ledger.jobs(JobFilter(type="work", reason_code=ReasonCode.TIMEOUT), limit=5)
+    Shell(path).db.execute(removed)
+    with pytest.raises(LedgerUpgraded, match="restart this process"):
+        await ledger.jobs(JobFilter(type="work", reason_code=ReasonCode.TIMEOUT), limit=5)
 
 
 async def test_migrating_twice_changes_nothing(path: Path):

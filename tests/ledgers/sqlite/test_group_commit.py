@@ -153,11 +153,11 @@ async def test_event_loops_in_other_threads_use_the_same_ledger(ledger: SqliteLe
     assert await ledger.feed_end() == f"{15:016d}"
 
 
-async def test_alike_jobs_of_which_one_exists_and_one_comes_twice_are_each_made_once(ledger: SqliteLedger):
+async def test_alike_jobs_of_which_one_exists_and_two_callers_submit_another_are_each_made_once(ledger: SqliteLedger):
     first, second, third = (new_job(payload=b"1") for _ in range(3))
     await ledger.submit(SUBMITTER, [first, second])
-    again = await ledger.submit(SUBMITTER, [third, third, first])
-    assert [(one.job_id, one.created) for one in again if isinstance(one, Submitted)] == [
+    again = await gathered(ledger, *(ledger.submit(SUBMITTER, [job]) for job in (third, third, first)))
+    assert [(one.job_id, one.created) for (one,) in again] == [
         (third.job_id, True),
         (third.job_id, False),
         (first.job_id, False),

@@ -41,6 +41,24 @@ async def test_a_job_that_came_between_an_empty_claim_and_the_wait_is_not_missed
     await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
 
 
+async def test_what_a_waiter_for_other_types_has_seen_is_not_missed(ledger: SqliteLedger):
+    assert await claim(ledger) == []
+    await submit(ledger)
+    await ledger.wait_for_work(("other",), 0.01)
+    await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
+
+
+async def test_a_commit_elsewhere_that_a_waiter_for_other_types_has_seen_is_not_missed(ledger: SqliteLedger, reopen):
+    other = await reopen()
+    await ledger.wait_for_work(("other",), 0.05)
+    events = asyncio.ensure_future(ledger.wait_for_events(ledger.events_mark(), LONG_S))
+    await asyncio.sleep(0)
+    await submit(other)
+    await asyncio.wait_for(events, 10)
+    await ledger.wait_for_work(("other",), 0.05)
+    await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
+
+
 async def test_without_work_the_wait_ends_by_itself(ledger: SqliteLedger):
     assert await claim(ledger) == []
     await ledger.wait_for_work(("work",), 0.01)

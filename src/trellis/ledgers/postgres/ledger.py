@@ -50,6 +50,7 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
     TypeOptions,
+    check_own_ids,
 )
 from trellis.engine.ledger import RETENTION
 from trellis.engine.outage_log import Failures
@@ -249,6 +250,7 @@ class PostgresLedger(PostgresReads):
     ) -> list[Submitted | Mismatch]:
         if len(jobs) > SUBMIT_MAX:
             raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
+        check_own_ids(jobs)
         number = await self._submitter(actor, jobs)
         if key is not None and jobs:
             answers = await self._submit_lane.call(

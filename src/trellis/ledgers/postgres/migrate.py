@@ -58,12 +58,12 @@ TABLE_LOCK_S = 2.0
 TABLE_LOCK_TRIES = 30
 TABLE_LOCK_PAUSE_S = 1.0
 SCAN_S_PER_ROW = 1e-6
+_INDEX = r"create\s+(?:unique\s+)?index\s+(?:if\s+not\s+exists\s+)?\w+\s+on"
 _CHANGED = re.compile(
-    r"(?:alter\s+table|create\s+(?:unique\s+)?index\s+\w+\s+on|create\s+policy\s+\w+\s+on|drop\s+policy\s+\w+\s+on)\s+(\w+)",
-    re.IGNORECASE,
+    rf"(?:alter\s+table|{_INDEX}|create\s+policy\s+\w+\s+on|drop\s+policy\s+\w+\s+on)\s+(\w+)", re.IGNORECASE
 )
 _MADE = re.compile(r"create\s+table\s+(\w+)", re.IGNORECASE)
-_SCANS = re.compile(r"create\s+(?:unique\s+)?index\s+\w+\s+on\s+(\w+)", re.IGNORECASE)
+_SCANS = re.compile(rf"{_INDEX}\s+(\w+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +108,13 @@ def sql_files(folder: Literal["migrations", "functions"]) -> Iterable[tuple[str,
 
 @cache
 def schema_version() -> int:
-    """The schema version this program needs. Cached, because it is read at every opening."""
-    return len(list(sql_files("migrations")))
+    """The schema version this program needs: the number of its last migration. Cached, because every opening reads it.
+
+    A database stores how many migrations it has. One that is put into a gap later would be left out there.
+    """
+    numbers = [int(name.partition("_")[0]) for name, _ in sql_files("migrations")]
+    assert numbers == list(range(1, len(numbers) + 1)), "migrations are numbered without a gap"
+    return len(numbers)
 
 
 async def migrate(

@@ -44,16 +44,19 @@ class HintSender:
         """Send a hint now, or when the gap after the last one has ended."""
         if self._sending is None and self._gap is None:
             self._sending = asyncio.create_task(self._send_one())
+            self._sending.add_done_callback(self._begin_gap)
         else:
             self._again = True
 
     async def _send_one(self) -> None:
         self._again = False  # this hint tells of all that was committed before it
-        try:
-            await self._send()
-        finally:
-            self._sending = None
-            self._gap = asyncio.get_running_loop().call_later(self._gap_s, self._end_gap)
+        await self._send()
+
+    def _begin_gap(self, sending: "asyncio.Task[None]") -> None:
+        """Begin the gap after a hint, also after one whose task was cancelled before it began."""
+        self._again = self._again or sending.cancelled()
+        self._sending = None
+        self._gap = sending.get_loop().call_later(self._gap_s, self._end_gap)
 
     def _end_gap(self) -> None:
         self._gap = None

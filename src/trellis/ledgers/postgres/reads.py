@@ -402,7 +402,7 @@ class PostgresReads:
         (times,) = await self.fetch(READ_QUERIES.event_times)
         begin, width = max(times["first"], since or times["first"]), EVENTS_WINDOW
         while True:
-            until = begin + width if begin + width < times["now"] else None
+            until = begin + width if width < times["now"] - begin else None
             stored = await self._fetch_by_index(READ_QUERIES.events_by_frequent_type, code, since, limit, until)
             if until is None or len(stored) >= limit:
                 return stored

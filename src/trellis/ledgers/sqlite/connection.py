@@ -14,6 +14,7 @@ from trellis.engine.errors import (
     LedgerReadOnly,
     LedgerTooOld,
     LedgerUnavailable,
+    LedgerUpgraded,
     LedgerUrlInvalid,
     OutcomeUnknown,
 )
@@ -36,6 +37,8 @@ That is four times the default, so that hot pages are written back less often. T
 SCHEME = "sqlite://"
 _MEMORY = ("", "/:memory:", ":memory:")
 _FULL_AT_IO = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP)
+_OTHER_SCHEMA = ("no query solution", "no such index", "no such table", "no such column")
+"""How SQLite begins to say that a statement does not fit the schema: an index, a table or a column is gone."""
 
 
 class ResultRows(Protocol):
@@ -171,6 +174,8 @@ def to_ledger_error(error: apsw.Error, url: str, *, committing: bool = False) ->
         ledger_error = LedgerUrlInvalid(url=url, reason="the file is not an SQLite database")
     elif isinstance(error, (apsw.BusyError, apsw.LockedError)):
         ledger_error = LedgerUnavailable(reason=f"another process has been writing for {BUSY_TIMEOUT_S:g} s")
+    elif isinstance(error, apsw.SQLError) and str(error).startswith(_OTHER_SCHEMA):
+        ledger_error = LedgerUpgraded(reason=str(error))
     elif committing and isinstance(error, apsw.IOError):
         ledger_error = OutcomeUnknown(verb="a write", request=str(error))
     else:

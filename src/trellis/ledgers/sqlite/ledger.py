@@ -32,6 +32,7 @@ from trellis.engine.jobs import (
     Subscription,
     Turn,
     TurnResult,
+    check_own_ids,
 )
 from trellis.engine.ledger import RETENTION
 from trellis.engine.records import (
@@ -75,7 +76,7 @@ from trellis.ledgers.sqlite import sweep as sweeps
 from trellis.ledgers.sqlite import turn as turns
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, SqliteTarget, connect, parse_url
 from trellis.ledgers.sqlite.lanes import SharedCall, SqliteLane, Transaction, WriterQueue
-from trellis.ledgers.sqlite.notifier import CommitWatch, WorkNotifier
+from trellis.ledgers.sqlite.notifier import CommitWatch, SeenMarks, WorkNotifier
 from trellis.ledgers.sqlite.schema import prepare
 from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
 
@@ -134,11 +135,11 @@ class SqliteLedger:
         self._target = target
         self._queue_counts = QueueCounts()
         self._notifier = WorkNotifier()
-        self._commits_seen = 0
+        self._commits_seen = SeenMarks()
         self._events = WorkNotifier()
         self._claims = count(1)
         node = node or this_node()
-        self._found_nothing_at = 0
+        self._found_nothing_at = SeenMarks()
         connection = connect(target)
         try:
             prepare(connection, target.url)
@@ -257,6 +258,7 @@ class SqliteLedger:
     async def submit(
         self, actor: Actor, jobs: Sequence[NewJob], *, key: RequestKey | None = None
     ) -> list[Submitted | Mismatch]:
+        check_own_ids(jobs)
         if key is not None and jobs:
             return await self.writer.run(
                 lambda tx: request_keys.answer_once(tx, key, SUBMIT_ANSWERS, lambda: submits.submit(tx, actor, jobs))
@@ -271,8 +273,8 @@ class SqliteLedger:
         def work(tx: Transaction) -> TurnResult:
             rung = self._notifier.notifications
             result = turns.turn(tx, turn, least_urgent_first=least_urgent)
-            if turn.claim is not None and not result.claimed:
-                self._found_nothing_at = rung
+            if turn.claim is not None and turn.claim.only is None and not result.claimed:
+                self._found_nothing_at.note((one.type for one in turn.claim.types), rung)
             return result
 
         return await self.writer.run(work)
@@ -344,20 +346,21 @@ class SqliteLedger:
         self, connection: OuterConnection, actor: Actor, jobs: Sequence[NewJob]
     ) -> list[Submitted | Mismatch]:
         """Submit inside the caller's own open transaction, on a connection to this ledger's file."""
+        check_own_ids(jobs)
         return submit_on(connection, actor, jobs, self.writer.now())
 
     # --- wait ----------------------------------------------------------------------------------------------------
 
     async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:
-        rung = self._notifier.wait(self._found_nothing_at)
+        rung = self._notifier.wait(self._found_nothing_at.of(types))
         if rung.done():
-            self._found_nothing_at = self._notifier.notifications
+            self._found_nothing_at.note(types, self._notifier.notifications)
             return
         elsewhere = asyncio.ensure_future(self._ready_elsewhere(types))
         try:
             await asyncio.wait({rung, elsewhere}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._found_nothing_at = self._notifier.notifications
+            self._found_nothing_at.note(types, self._notifier.notifications)
             self._notifier.leave(rung)
             elsewhere.cancel()
 
@@ -369,8 +372,8 @@ class SqliteLedger:
             return
         with watch.attend(types) as ready:
             woken = ready.wait(0)
-            if self._commits_seen != watch.commits:  # nobody waited for work when these were noticed
-                self._commits_seen = watch.commits
+            if self._commits_seen.of(types) != watch.commits:  # nobody waited for these types when they were noticed
+                self._commits_seen.note(types, watch.commits)
                 with suppress(LedgerError):  # only a hint is lost: the caller's own polling reports what is wrong
                     if await self._any_ready(types):
                         return

@@ -6,7 +6,7 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -89,6 +89,9 @@ UNTOLD_POLL_S = 0.5
 Some file systems do not report writes of other machines.
 """
 
+MARKS_MAX = 1_000
+"""The most sets of job types whose waiters are told apart."""
+
 
 class WorkNotifier:
     """The waiters for work in this process, over all event loops."""
@@ -136,6 +139,23 @@ class WorkNotifier:
 def _wake(future: "asyncio.Future[None]") -> None:
     if not future.done():
         future.set_result(None)
+
+
+class SeenMarks:
+    """A number that the waiters for the same job types have seen. Waiters for other types have their own."""
+
+    def __init__(self) -> None:
+        self._by_types: dict[frozenset[str], int] = {}
+
+    def of(self, types: Iterable[str]) -> int:
+        """The number noted last for these types; 0 if there is none."""
+        return self._by_types.get(frozenset(types), 0)
+
+    def note(self, types: Iterable[str], number: int) -> None:
+        """Note a number for these types. May be called from any thread. A mark that is forgotten costs one look more."""
+        if len(self._by_types) >= MARKS_MAX:
+            self._by_types.clear()
+        self._by_types[frozenset(types)] = number
 
 
 class CommitWatch:
