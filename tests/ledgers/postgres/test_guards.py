@@ -52,6 +52,8 @@ async def test_an_event_that_does_not_follow_is_refused(rig: Rig, wrong: dict[st
 
 
 MANY = 25
+COUNTS_PASSES = 170_000
+"""Older servers search an index once for each value of an array, and count every search."""
 MANY_EVENTS = """
 INSERT INTO trellis.event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
 SELECT e.id, e.batch, e.at, CASE WHEN n.last THEN {version} ELSE e.version + 1 END, e.actor, CASE WHEN n.last THEN {epoch} ELSE e.epoch END, 2,
@@ -77,7 +79,9 @@ async def test_one_wrong_event_among_many_is_refused_also_where_they_are_checked
         ((before,),) = await sql(reads)
         await sql(MANY_EVENTS.format(**NEXT, target=3))
         ((after,),) = await sql(reads)
-        assert after - before < MANY, "the events before them were read in one pass"
+        ((version,),) = await sql("SHOW server_version_num")
+        if int(version) >= COUNTS_PASSES:
+            assert after - before < MANY, "the events before them were read in one pass"
         await sql("ROLLBACK TO s")
         for name, wrong in WRONG.items():
             error = await _refused(rig, MANY_EVENTS.format(**(NEXT | wrong)))
