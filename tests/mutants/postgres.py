@@ -50,8 +50,8 @@ POSTGRES: dict[str, Mutant] = {
     # An event that nobody declared is taken.
     "DJ-1 postgres": Mutant(
         file=f"{SQL}/20_events.sql",
-        old="where not _declared(n.lifecycle, n.role, n.from_state, n.to_state)\n      or case",
-        new="where case",
+        old="  select not trellis._declared(p_lifecycle, p_role, p_from, p_to)\n      or case",
+        new="  select case",
         tests=("tests/ledgers/postgres/test_guards.py::test_an_event_that_does_not_follow_is_refused",),
     ),
     # Whoever knows the id of another worker's claim is given its leases.
@@ -64,8 +64,8 @@ POSTGRES: dict[str, Mutant] = {
     # The database takes an event of an earlier attempt.
     "DJ-3 postgres": Mutant(
         file=f"{SQL}/20_events.sql",
-        old="< (p.generation, p.attempt, _rank(p.lifecycle, p.to_state)) end",
-        new="< (n.generation, n.attempt, _rank(p.lifecycle, p.to_state)) end",
+        old="< (b_generation, b_attempt, trellis._rank(b_lifecycle, b_to)) end",
+        new="< (p_generation, p_attempt, trellis._rank(b_lifecycle, b_to)) end",
         tests=("tests/ledgers/postgres/test_guards.py::test_an_event_that_does_not_follow_is_refused",),
     ),
     # The feed gives events in another order than that of the transitions.

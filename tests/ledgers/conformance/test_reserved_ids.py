@@ -1,16 +1,28 @@
 """Ids that the engine derives from other jobs' ids are given by the one role that derives them, and by nobody else."""
 
+import re
 from dataclasses import replace
 
 import asyncpg
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor
 from trellis.bus.outcomes.linked_jobs import SUFFIX, derived_ids
 from trellis.bus.requests import wire_id
 from trellis.engine.alerts import AlertChangeKind, report_job_id
 from trellis.engine.errors import IdReserved
-from trellis.engine.jobs import DERIVING_ROLES, Epoch, JobId, NewJob, Submitted
+from trellis.engine.jobs import (
+    DERIVING_ROLES,
+    REPORT_ID_PATTERN,
+    RESERVED_ID_MARK,
+    RESERVED_ID_PATTERN,
+    Epoch,
+    JobId,
+    NewJob,
+    Submitted,
+)
 from trellis.engine.records import JobFilter
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
 
@@ -61,12 +73,20 @@ async def test_the_id_of_an_alerts_report_is_given_by_the_control_plane_only(rig
     second = report_job_id(alert_id, AlertChangeKind.RAISED, "trellis.alert.apprise-2")
     with pytest.raises(IdReserved, match="choose another id"):
         await rig.ledger.submit(SUBMITTER, [NewJob(job_id=second, type="work", id_is_given=True)])
+    with pytest.raises(IdReserved, match="choose another id"):
+        await rig.ledger.submit(SUBMITTER, [NewJob(job_id=one, type="work") for one in (JobId("plain"), second)])
     job_id = report_job_id(alert_id, AlertChangeKind.RESOLVED, "trellis.alert.webhook")
     with pytest.raises(IdReserved, match="choose another id"):
         await rig.ledger.submit(SUBMITTER, [NewJob(job_id=job_id, type="work", id_is_given=True)])
     control_plane = actor(Role.CONTROL_PLANE)
     (made,) = await rig.ledger.submit(control_plane, [NewJob(job_id=job_id, type="trellis.alert.webhook")])
     assert made == Submitted(job_id=job_id, created=True)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.from_regex(RESERVED_ID_PATTERN) | st.from_regex(REPORT_ID_PATTERN))
+def test_every_reserved_id_contains_what_many_ids_are_searched_for(job_id: str):
+    assert re.search(RESERVED_ID_MARK, job_id)
 
 
 async def test_ids_similar_to_reserved_ids_are_accepted(rig: Rig):

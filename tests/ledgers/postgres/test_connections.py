@@ -4,12 +4,14 @@ import asyncio
 from typing import Any
 
 import asyncpg
+import pytest
 
 from trellis import App, Context
 from trellis.app.wiring import make_worker, new_id
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.records import FindingSeverity
 from trellis.ledgers import open_ledger
+from trellis.ledgers.postgres.connection import ARRAY_TYPES
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX
 from trellis.ledgers.postgres.reads import findings
 from trellis.lifecycles import Role
@@ -62,6 +64,51 @@ async def test_a_ledger_at_full_use_has_no_more_connections_than_stated(postgres
         await observer.close()
         await ledger.close()
     assert 8 <= used <= CONNECTIONS_MAX
+
+
+async def test_the_array_types_are_those_of_the_server(postgres_url: str):
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        rows = await connection.fetch(
+            "select a.oid, e.typname, e.oid as element, e.typdelim from pg_type a join pg_type e on e.typarray = a.oid where a.oid = any($1::oid[])",
+            list(ARRAY_TYPES),
+        )
+    finally:
+        await connection.close()
+    assert {row["oid"]: (row["typname"], row["element"]) for row in rows} == ARRAY_TYPES
+    assert {row["typdelim"] for row in rows} == {b","}
+
+
+async def test_submits_and_turns_do_not_make_the_driver_ask_about_types(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its query costs the server more than a turn does, on every new connection."""
+    asked_about: list[list[int]] = []
+    ask = asyncpg.Connection._introspect_types
+
+    async def note(self: Any, typeoids: Any, *args: Any) -> Any:
+        asked_about.append(list(typeoids))
+        return await ask(self, typeoids, *args)
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", note)
+    app, ended = App(), asyncio.Event()
+
+    @app.job("plain")
+    async def plain(ctx: Context, n: int) -> int:
+        if n == JOBS - 1:
+            ended.set()
+        return n
+
+    ledger = await open_ledger(postgres_url)
+    jobs = [NewJob(job_id=JobId(new_id()), type="plain", payload=str(n).encode()) for n in range(JOBS)]
+    try:
+        async with make_worker(app, ledger, WorkerOptions(name="w", concurrency=20)):
+            await ledger.submit(Actor(role=Role.SUBMITTER, name="s"), jobs)
+            async with asyncio.timeout(30):
+                await ended.wait()
+    finally:
+        await ledger.close()
+    assert asked_about == []
 
 
 def test_the_doctor_states_the_number_and_warns_before_a_server_is_full():

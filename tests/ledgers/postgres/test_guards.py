@@ -32,31 +32,63 @@ async def test_the_declared_next_event_would_be_taken(rig: Rig):
     await rig.admin_sql("ROLLBACK")
 
 
+WRONG: dict[str, dict[str, object]] = {
+    "illegal transition": {"target": 4},  # assigned → succeeded
+    "version gap": {"target": 3, "version": "e.version + 2"},
+    "wrong predecessor": {"target": 3, "source": 1},
+    "falling epoch": {"target": 3, "epoch": "e.epoch - 1"},
+    "falling attempt": {"target": 3, "attempt": -1},
+    "falling generation": {"target": 3, "generation": -1},
+}
+
+
 @pytest.mark.requirement("D1", "D2", "DJ-1", "DJ-3")
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"target": 4},  # assigned → succeeded is not declared
-        {"target": 3, "version": "e.version + 2"},
-        {"target": 3, "source": 1},
-        {"target": 3, "epoch": "e.epoch - 1"},
-        {"target": 3, "attempt": -1},
-        {"target": 3, "generation": -1},
-    ],
-    ids=[
-        "illegal transition",
-        "version gap",
-        "wrong predecessor",
-        "falling epoch",
-        "falling attempt",
-        "falling generation",
-    ],
-)
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 async def test_an_event_that_does_not_follow_is_refused(rig: Rig, wrong: dict[str, object]):
     await rig.submit_one()
     await rig.claim_one(start=False)
     error = await _refused(rig, EVENT.format(**(NEXT | wrong)))
     assert getattr(error, "sqlstate", "") == "TR001"
+
+
+MANY = 25
+COUNTS_PASSES = 170_000
+"""Older servers search an index once for each value of an array, and count every search."""
+MANY_EVENTS = """
+INSERT INTO trellis.event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+SELECT e.id, e.batch, e.at, CASE WHEN n.last THEN {version} ELSE e.version + 1 END, e.actor, CASE WHEN n.last THEN {epoch} ELSE e.epoch END, 2,
+       e.lifecycle, CASE WHEN n.last THEN {source} ELSE e.to_state END, CASE WHEN n.last THEN {target} ELSE 3 END,
+       CASE WHEN n.last THEN {generation} ELSE 0 END, CASE WHEN n.last THEN {attempt} ELSE 0 END, 9
+  FROM trellis.event e, LATERAL (SELECT e.id = (SELECT max(id) FROM trellis.event) AS last) n WHERE e.version = 2
+"""
+"""The next event of each of `MANY` jobs in one statement; only the last one is as the arguments say."""
+
+
+@pytest.mark.oldest_server
+@pytest.mark.requirement("D1", "D2", "DJ-1", "DJ-3")
+async def test_one_wrong_event_among_many_is_refused_also_where_they_are_checked_in_one_pass(rig: Rig):
+    sql = rig.admin_sql
+    assert sql is not None
+    await rig.submit(MANY)
+    await rig.claim(MANY, start=False)
+    reads = "SELECT sum(idx_scan) FROM pg_stat_xact_user_tables WHERE relname LIKE 'event\\__'"
+    await sql("BEGIN")
+    try:
+        await sql("SET LOCAL trellis.many_events = on")
+        await sql("SAVEPOINT s")
+        ((before,),) = await sql(reads)
+        await sql(MANY_EVENTS.format(**NEXT, target=3))
+        ((after,),) = await sql(reads)
+        ((version,),) = await sql("SHOW server_version_num")
+        if int(version) >= COUNTS_PASSES:
+            assert after - before < MANY, "the events before them were read in one pass"
+        await sql("ROLLBACK TO s")
+        for name, wrong in WRONG.items():
+            error = await _refused(rig, MANY_EVENTS.format(**(NEXT | wrong)))
+            assert getattr(error, "sqlstate", "") == "TR001", name
+            await sql("ROLLBACK TO s")
+    finally:
+        await sql("ROLLBACK")
 
 
 async def test_a_second_event_for_a_version_is_refused(rig: Rig):

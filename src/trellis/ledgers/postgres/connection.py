@@ -240,8 +240,62 @@ def is_pooled(url: str) -> bool:
     return url in _pooled_urls
 
 
+ARRAY_TYPES = {
+    1000: ("bool", 16),
+    1001: ("bytea", 17),
+    1005: ("int2", 21),
+    1007: ("int4", 23),
+    1009: ("text", 25),
+    1016: ("int8", 20),
+    1022: ("float8", 701),
+    1185: ("timestamptz", 1184),
+}
+"""The array types of the ledger's calls: the name and number of the element type, by their own number in every PostgreSQL."""
+
+
+class _NothingRun(NamedTuple):
+    """Stands for the driver's query about types where none was needed; a name says that no unnamed statement was used."""
+
+    name: str = "none"
+
+
+class ConnectionThatKnowsArrays(asyncpg.Connection):
+    """A connection that does not ask the server about `ARRAY_TYPES`.
+
+    The driver asks each new connection about every array type it meets, by a query that takes the server longer to plan
+    than the ledger's first calls take. It asks as before about any other type.
+    """
+
+    async def _introspect_types(self, typeoids: Iterable[int], *args: Any, **options: Any) -> Any:
+        if not all(oid in ARRAY_TYPES for oid in typeoids):
+            return await super()._introspect_types(typeoids, *args, **options)  # pyright: ignore[reportAttributeAccessIssue]
+        return [_array_type(oid) for oid in typeoids], _NothingRun()
+
+
+def _array_type(oid: int) -> dict[str, Any]:
+    """What the driver's query would return for this array type."""
+    name, element = ARRAY_TYPES[oid]
+    of_other_kinds = dict.fromkeys(("range_subtype", "attrtypoids", "attrnames", "basetype"))
+    return {
+        "oid": oid,
+        "ns": "pg_catalog",
+        "name": f"_{name}",
+        "kind": b"b",
+        "elemtype": element,
+        "elemtype_name": name,
+        "elemdelim": ",",
+        **of_other_kinds,
+    }
+
+
 async def _open(url: str, timeout_s: float, settings: dict[str, str], **options: Any) -> PostgresConnection:
-    connection = await asyncpg.connect(url, timeout=cast("Any", timeout_s), server_settings=settings, **options)
+    connection = await asyncpg.connect(
+        url,
+        timeout=cast("Any", timeout_s),
+        server_settings=settings,
+        connection_class=ConnectionThatKnowsArrays,
+        **options,
+    )
     return cast("PostgresConnection", connection)
 
 

@@ -22,7 +22,9 @@ declare
   l lifecycle;
   may_rest boolean;
 begin
-  perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, p_role);
+  if array_to_string(p_job_ids, ' ') ~ _reserved_mark() then
+    perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, p_role);
+  end if;
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
   may_rest := l.initial_claimable or _is_timed(p_lifecycle, l.initial);
   with i as materialized (
@@ -96,7 +98,8 @@ begin
            left join type_options o on o.lifecycle = p_lifecycle and o.type = p_type and p_chosen <> 63
      where a.id = p_actor and a.db_role = session_user and not _is_limited() and l.initial_claimable and l.initial_timer_s is null
        and o.unique_rule is null and (o.keyed is not true or p_chosen & 16 > 0) and (o.deadline_s is null or p_chosen & 8 > 0)
-       and not exists (select from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role))
+       and not (array_to_string(p_job_ids, ' ') ~ _reserved_mark()
+                and exists (select from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role)))
   ), i as materialized (
     select nextval('job_id_seq') as id, u.job_id, u.payload, c.* from c cross join unnest(p_job_ids, p_payloads) u(job_id, payload)
   ), b as (

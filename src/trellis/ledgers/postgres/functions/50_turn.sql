@@ -206,6 +206,9 @@ declare
 begin
   select f.* into l from lifecycle f where f.lifecycle = p_lifecycle;
   perform _check_holder(a.role, coalesce(p_starts, '{}') || coalesce(p_done, '{}'));
+  if greatest(cardinality(p_starts), cardinality(p_done), p_start + p_prefetch) >= 20 then
+    perform set_config('trellis.many_events', 'on', true);  -- for the check of events, until the transaction ends
+  end if;
   if p_others is not null then
     perform _lock_family(coalesce(p_done, '{}') || array(select (u.step ->> 'id')::bigint from jsonb_array_elements(p_others) u(step)));
     has_family := true;

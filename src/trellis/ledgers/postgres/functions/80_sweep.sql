@@ -94,7 +94,9 @@ $$;
 
 -- Fills in the types of jobs that ended before migration 38, or in a call that had begun before it: a part at a time, by the index in
 -- which those without a type come first. A row that somebody holds is met again. `ended_untyped` only says that there is much to do.
-create or replace function _fill_types() returns void language plpgsql set search_path from current as $$
+-- A session keeps its first plan of this statement. If that was made while `ended` was empty, it would read the whole table once for each
+-- state at every sweep: hence no sequential scan.
+create or replace function _fill_types() returns void language plpgsql set search_path from current set enable_seqscan = off as $$
 declare
   ids bigint[] := array(select f.id from (select o.* from state o where o.phase = 2) s cross join lateral (
     select n.id from ended n where n.lifecycle = s.lifecycle and n.state = s.state and n.type = 0 order by n.id desc limit 2000) f limit 2000);

@@ -17,6 +17,8 @@ language sql immutable as $f$
   select (p_job_id ~ '{reserved}' and (p_lifecycle::int, p_role::int) not in ({deriving}))
     or (p_job_id ~ '{reports}' and p_role <> {reporting})
 $f$;
+-- What every reserved id contains. Many ids are searched for it at once; only if one has it is each looked at.
+create or replace function trellis._reserved_mark() returns text language sql immutable as $f$ select '{reserved_mark}' $f$;
 -- A further fact is a further argument: without this, the function of an earlier version would stay beside the new one.
 do $f$
 declare earlier regprocedure;
