@@ -4,6 +4,9 @@
 PYTHON ?= python3
 # Twice the cores of a small machine: half of the time a test waits, for servers, processes and leases that end.
 TEST_WORKERS ?= 4
+# As many as a small machine has cores: the checks mostly compute.
+CHECK_JOBS ?= 2
+CHECKS := check-types check-console check-locks check-layers check-lint check-format
 ARGS ?=
 BIN := .venv/bin
 APT_LINE := sudo apt-get install -y python3 python3-pip python3-venv
@@ -18,7 +21,7 @@ browser = @$(BIN)/python tools/browser.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up console test check fmt pictures prove conformance bench bench-large lock clean
+.PHONY: help setup demo up console test check fmt pictures prove conformance bench bench-large lock clean $(CHECKS)
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,13 +53,27 @@ test: ## Run the default suite (ARGS='-k lease' narrows it)
 
 check: ## Format, lint, types, layers, locks for every platform; types and unit tests of the console
 	$(bootstrap) dev
-	@$(BIN)/ruff format --check --quiet . || { echo "Formatting differs: run make fmt" >&2; exit 1; }
-	@$(BIN)/ruff check --quiet .
+	@$(MAKE) --no-print-directory --keep-going --jobs $(CHECK_JOBS) --output-sync=target $(CHECKS)
+
+# The longest check is the first. Each prints what it has to say when it ends.
+check-types:
 	@$(BIN)/pyright
-	@$(BIN)/lint-imports
-	@$(BIN)/python tools/check_locks.py
+
+check-console:
 	$(console) check
 	$(console) test
+
+check-locks:
+	@$(BIN)/python tools/check_locks.py
+
+check-layers:
+	@$(BIN)/lint-imports
+
+check-lint:
+	@$(BIN)/ruff check --quiet .
+
+check-format:
+	@$(BIN)/ruff format --check --quiet . || { echo "Formatting differs: run make fmt" >&2; exit 1; }
 
 fmt: ## Format and apply safe lint fixes
 	$(bootstrap) dev

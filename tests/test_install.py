@@ -8,9 +8,11 @@ import sys
 import urllib.request
 import zipfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tools import bootstrap
 
@@ -55,12 +57,54 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """Installed by uv, which has most files in its cache; the long proof does it with pip."""
+    """The wheel beside links to the packages of this environment that the wheel asks for: they are downloaded and compiled already.
+
+    The long proof lets pip install all of it.
+    """
     place, tool = tmp_path_factory.mktemp("environment") / "venv", bootstrap.uv()
-    install = ["pip", "install", "--quiet", "--python", place / "bin" / "python", wheel]
+    install = ["pip", "install", "--quiet", "--no-deps", "--python", place / "bin" / "python", wheel]
     for arguments in (["venv", "--quiet", "--python", sys.executable, place], install):
         subprocess.run([tool, *arguments], env=bootstrap.uv_environment(), check=True, timeout=INSTALL_S)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (itself,) = metadata.distributions(path=[str(packages)], name="trellis-engine")
+    for distribution in needed_by(itself):
+        link(distribution, packages)
     return Installation(bin=place / "bin")
+
+
+def needed_by(distribution: metadata.Distribution, extras: frozenset[str] = frozenset()) -> list[metadata.Distribution]:
+    """What must be installed with it, of this environment; each in a version that whoever needs it takes."""
+    needed: dict[tuple[str, frozenset[str]], metadata.Distribution] = {}
+
+    def add(one: metadata.Distribution, extras: frozenset[str]) -> None:
+        for requirement in map(Requirement, one.requires or ()):
+            if not _applies(requirement, extras):
+                continue
+            wanted = metadata.distribution(requirement.name)
+            assert requirement.specifier.contains(wanted.version, prereleases=True), f"{one.name} wants {requirement}"
+            key = wanted.name, frozenset(requirement.extras)
+            if key not in needed:
+                needed[key] = wanted
+                add(wanted, key[1])
+
+    add(distribution, extras)
+    return list({one.name: one for one in needed.values()}.values())
+
+
+def _applies(requirement: Requirement, extras: frozenset[str]) -> bool:
+    return requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in ("", *extras))
+
+
+def link(distribution: metadata.Distribution, packages: Path) -> None:
+    """Link its packages and modules into this folder. A folder that several distributions share is made, and what is in it linked."""
+    files = {file for file in distribution.files or () if ".." not in file.parts and "__pycache__" not in file.parts}
+    whole = {file.parent for file in files if file.name == "__init__.py" or file.parent.suffix == ".dist-info"}
+    for file in files:
+        top = next((parent for parent in reversed(file.parents) if parent in whole), file)
+        place = packages / top
+        if not place.is_symlink():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(str(distribution.locate_file(top)))
 
 
 def test_the_wheel_serves_the_demo_outside_the_checkout(installation: Installation, tmp_path: Path) -> None:

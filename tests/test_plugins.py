@@ -192,8 +192,9 @@ def test_bytecode_compiled_by_a_test_process_is_kept():
 
 
 def test_compiled_test_file_is_used_as_it_is_and_explains_its_failures(
-    pytester: pytest.Pytester, pytestconfig: pytest.Config
+    pytester: pytest.Pytester, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     path = pytester.makepyfile("def test_differs():\n    one = 1\n    assert one == 2\n")
     compile_files(pytestconfig, [path])
     before = {one: one.stat().st_mtime_ns for one in pytester.path.rglob("*.pyc")}

@@ -11,9 +11,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.servers import known_types
+from tests.servers import known_types, warm_connections
 from tests.servers.known_types import ASKED
 from tests.servers.postgres import Contents, PostgresServer, available_servers, running_postgres, sharing_clusters
+from tests.servers.warm_connections import WarmConnections
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -123,3 +124,17 @@ async def test_a_server_is_asked_once_about_its_own_types_and_always_about_those
         finally:
             await connection.close()
     assert [max(types) < known_types.FIRST_OWN_OID for types in asked] == [True, False, False]
+
+
+async def test_kept_connections_are_used_again_and_those_unused_longest_are_closed(
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(warm_connections, "KEPT_OF_ALL_MAX", 3)
+    warm, connections = WarmConnections(), dict[str, Any]()
+    for kind in ("first", "second", "third", "first", "fourth", "fifth"):
+        connection = await warm.connect(postgres_server.url(), server_settings={"application_name": kind})
+        assert connections.setdefault(kind, connection) is connection
+        await warm.close(connection)
+    open_still = {kind for kind, connection in connections.items() if not connection.is_closed()}
+    await warm.end()
+    assert open_still == {"first", "fourth", "fifth"}

@@ -8,10 +8,9 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mcp import Client, StdioServerParameters
 
 from tests.gateway.serving import Served, serving, settings_in
 from tests.gateway.world import proposal
@@ -25,6 +24,9 @@ from trellis.ledgers import migrate, open_ledger
 from trellis.lifecycles import Role
 from trellis.mcp_server.stdio import LINE_BYTES_MAX
 from trellis.mcp_server.tools import TOOLS
+
+if TYPE_CHECKING:
+    from mcp import Client
 
 DECISIONS = {name for name, tool in TOOLS.items() if tool.decides}
 PATIENCE_S = 60.0
@@ -44,8 +46,10 @@ def token(url: str, role: Role, name: str) -> str:
 
 
 @asynccontextmanager
-async def started(folder: Path, *arguments: str, shown: str | None = None) -> AsyncGenerator[Client]:
-    """The SDK's client of `trellis mcp`, which it starts in this folder."""
+async def started(folder: Path, *arguments: str, shown: str | None = None) -> "AsyncGenerator[Client]":
+    """The SDK's client of `trellis mcp`, which it starts in this folder. Imported here: every test process collects this file."""
+    from mcp import Client, StdioServerParameters
+
     environment = {"TRELLIS_TOKEN": shown} if shown is not None else {}
     words = ["-m", "trellis", "mcp", *arguments]
     command = StdioServerParameters(command=ready_python(), args=words, cwd=folder, env=environment)
@@ -53,7 +57,7 @@ async def started(folder: Path, *arguments: str, shown: str | None = None) -> As
         yield client
 
 
-async def called(client: Client, tool: str, **arguments: Any) -> Any:
+async def called(client: "Client", tool: str, **arguments: Any) -> Any:
     result = await client.call_tool(tool, arguments)
     return result.content[0].text if result.is_error else result.structured_content  # type: ignore[union-attr]
 

@@ -96,8 +96,9 @@ OPERATOR = Actor(role=Role.CONTROL_PLANE, name="operator")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Browser tests share the loop in which the browser lives."""
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and asyncio.iscoroutinefunction(getattr(item, "obj", None)):
+        if str(item.path).startswith(here) and asyncio.iscoroutinefunction(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 

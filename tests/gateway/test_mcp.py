@@ -3,12 +3,10 @@
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
-from mcp import Client, MCPError
-from mcp.client.streamable_http import streamable_http_client
 
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.world import SOMEBODY, job, proposal
@@ -17,10 +15,16 @@ from trellis.lifecycles import Role
 from trellis.mcp_server.protocol import INITIALIZED_REVISIONS, STATELESS_REVISIONS
 from trellis.mcp_server.tools import RESULT_BYTES_MAX, TOOLS
 
+if TYPE_CHECKING:
+    from mcp import Client
+
 
 @asynccontextmanager
-async def asking(gateway: Gateway, *roles: str, mode: Any = "auto", **who: Any) -> AsyncGenerator[Client]:
-    """The SDK's client with a token of these roles."""
+async def asking(gateway: Gateway, *roles: str, mode: Any = "auto", **who: Any) -> "AsyncGenerator[Client]":
+    """The SDK's client with a token of these roles. Imported here: every test process collects this file."""
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
     transport = httpx2.ASGITransport(app=gateway.app)
     headers = {"Authorization": f"Bearer {gateway.token(*roles, **who)}"}
     async with (
@@ -30,7 +34,7 @@ async def asking(gateway: Gateway, *roles: str, mode: Any = "auto", **who: Any) 
         yield client
 
 
-async def answer(client: Client, tool: str, **arguments: Any) -> Any:
+async def answer(client: "Client", tool: str, **arguments: Any) -> Any:
     """The structured answer of a tool that succeeds."""
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
@@ -39,7 +43,7 @@ async def answer(client: Client, tool: str, **arguments: Any) -> Any:
     return result.structured_content
 
 
-async def refusal(client: Client, tool: str, **arguments: Any) -> str:
+async def refusal(client: "Client", tool: str, **arguments: Any) -> str:
     """The text of a tool's error."""
     result = await client.call_tool(tool, arguments)
     assert (result.is_error, result.structured_content) == (True, None)
@@ -159,6 +163,8 @@ async def test_wrong_arguments_and_names_are_told_what_to_change(gateway: Gatewa
         )
         assert "limit: Input should be less than or equal to 50" in await refusal(client, "jobs_list", limit=1_000)
         assert "no job" in (await refusal(client, "job_show", job_id="nothing")).lower()
+        from mcp import MCPError
+
         with pytest.raises(MCPError, match=r"no such tool .did you mean jobs_list"):
             await client.call_tool("job_lists", {})
 

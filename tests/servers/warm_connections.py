@@ -17,6 +17,9 @@ import asyncpg
 
 KEPT_MAX = 12
 """Connections of one kind that wait for a next user."""
+KEPT_OF_ALL_MAX = 60
+"""Connections of every kind together. A database that no test uses any more would otherwise keep its connections until the server
+has none left."""
 SET_BACK = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; RESET ALL; DISCARD TEMP"
 
 Kind: TypeAlias = tuple[str | None, str]
@@ -38,8 +41,9 @@ class WarmConnections:
         if asyncio.get_running_loop() is not self._loop:
             return await CONNECT(dsn, **settings)
         kind = (dsn, repr(sorted(settings.items(), key=str)))
-        while self._kept[kind]:
-            connection = self._kept[kind].pop()
+        kept = self._kept[kind] = self._kept.pop(kind, [])  # now the kind that was used last
+        while kept:
+            connection = kept.pop()
             if not connection.is_closed():
                 return connection
         connection = await CONNECT(dsn, **settings)
@@ -57,6 +61,8 @@ class WarmConnections:
             connection.terminate()
             raise
         self._kept[kind].append(connection)
+        while sum(map(len, self._kept.values())) > KEPT_OF_ALL_MAX:
+            await CLOSE(next(kept for kept in self._kept.values() if kept).pop(0))
 
     async def end(self) -> None:
         """Hang up everywhere."""

@@ -17,6 +17,8 @@ from trellis.engine.errors import LedgerUnavailable, OptionInvalid
 from trellis.engine.jobs import SUBMIT_MAX, CancelMode, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, RetentionOptions
+from trellis.ledgers.sqlite import alerts as sqlite_alerts
+from trellis.ledgers.sqlite import submit as sqlite_submit
 from trellis.lifecycles import Role, Trigger
 from trellis.operations.alert_conditions import LedgerConditions
 from trellis.operations.alerts import SUBJECTS_MAX, AlertEvaluator, AlertOptions, AlertThresholds
@@ -300,14 +302,29 @@ async def test_the_latest_round_says_until_when_alerts_count_as_evaluated(rig: R
     assert (mark.evaluated_at, mark.stale_at) == (now, now + timedelta(seconds=usual.options.stale_s))
 
 
-@pytest.mark.requirement("OBS-4")
-async def test_a_round_reports_more_changes_than_one_submit_may_hold(rig: Rig):
+async def reports_every_change(rig: Rig, changes: int) -> None:
+    """A round with so many changes, on six channels: a report for each change is ready on each channel."""
     channels = tuple(f"{WEBHOOK}.{number}" for number in range(6))
-    observed = [met(subject=f"type-{number}") for number in range(ALERTS_MAX)]
-    assert ALERTS_MAX * len(channels) > SUBMIT_MAX
-    assert len(await observe(rig, *observed, report_types=channels)) == ALERTS_MAX
+    observed = [met(subject=f"type-{number}") for number in range(changes)]
+    assert len(await observe(rig, *observed, report_types=channels)) == changes
     ready = {one.type: one.ready for one in await rig.ledger.queues()}
-    assert [ready[channel] for channel in channels] == [ALERTS_MAX] * len(channels)
+    assert [ready[channel] for channel in channels] == [changes] * len(channels)
+
+
+@pytest.mark.requirement("OBS-4")
+@pytest.mark.only("sqlite")
+async def test_a_round_reports_more_changes_than_one_submit_may_hold(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    """SQLite submits the reports in parts. PostgreSQL submits them at once, in the long proof as many as there can be."""
+    for module in (sqlite_alerts, sqlite_submit):
+        monkeypatch.setattr(module, "SUBMIT_MAX", 50)
+    await reports_every_change(rig, 9)
+
+
+@pytest.mark.prove
+@pytest.mark.requirement("OBS-4")
+async def test_a_round_of_the_most_changes_reports_each_on_every_channel(rig: Rig):
+    assert ALERTS_MAX * 6 > SUBMIT_MAX
+    await reports_every_change(rig, ALERTS_MAX)
 
 
 @pytest.mark.requirement("OBS-4")
