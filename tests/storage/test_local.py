@@ -15,6 +15,7 @@ from tests.servers.ready_python import ready_python
 from tests.storage.test_keys import legal_keys
 from tests.storage.test_store import keys_of
 from trellis.storage.objects import folders, local
+from trellis.storage.objects.file_systems import links_unnamed_files
 from trellis.storage.objects.folders import FOLDER_SETTLED_NS
 from trellis.storage.objects.local import LocalObjects
 from trellis.storage.objects.open import open_objects, random_name
@@ -186,6 +187,30 @@ async def test_local_store_leaves_no_scratch_files(tmp_path: Path):
         await store.put("k", b"4", when=if_match(first.etag or ""))
         await store.put("k", b"5")
         assert scratch_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("proc_is_there", [True, False])
+async def test_a_new_object_has_no_scratch_name_where_the_system_can_name_an_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc_is_there: bool
+):
+    if not links_unnamed_files(tmp_path):
+        pytest.skip("the file system of this folder gives every file a name first")
+    if not proc_is_there:
+        monkeypatch.setattr(folders, "_OPEN_DESCRIPTOR", b"/proc/missing/%d")
+    named: list[int] = []
+
+    def write(fd: int, body: bytes) -> None:
+        named.append(len(scratch_files(tmp_path)))
+        os.write(fd, body)
+
+    monkeypatch.setattr(folders, "_write", write)
+    async with opened(tmp_path) as store:
+        first = await store.put("agents/a/k.md", b"1", when=CREATE)
+        assert await store.put("agents/a/k.md", b"2", when=CREATE) == PutRefused(first.etag)
+        await store.put("agents/a/k.md", b"3", when=if_match(first.etag or ""))
+        assert (tmp_path / "agents/a/k.md").read_bytes() == b"3"
+        assert scratch_files(tmp_path) == []
+    assert named == ([0, 0, 1] if proc_is_there else [1, 1, 1])
 
 
 async def test_opening_sweeps_what_dead_writers_left_and_spares_the_living(tmp_path: Path):

@@ -98,6 +98,17 @@ def test_a_folder_is_not_taken_for_local_where_the_system_lists_no_mounts(
 ):
     monkeypatch.setattr(file_systems, "MOUNTS", tmp_path / "none")
     assert not file_systems.is_on_local_disk(tmp_path)
+    assert not file_systems.links_unnamed_files(tmp_path)
+
+
+@pytest.mark.parametrize("type_, may_be", [("ext4", True), ("xfs", True), ("btrfs", False), ("nfs4", False)])
+def test_a_file_is_named_after_its_sync_only_where_the_file_system_keeps_its_bytes_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_: str, may_be: bool
+):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"27 1 254:0 / / rw,relatime - {type_} /dev/vda rw\n", encoding="utf-8")
+    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    assert file_systems.links_unnamed_files(tmp_path) is may_be
 
 
 async def test_a_network_folder_that_hangs_does_not_stop_the_event_loop(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.test_local import opened
-from trellis.storage.objects import parallel_sync
+from trellis.storage.objects import folders, parallel_sync
 from trellis.storage.objects.store import CREATE, PutRefused, PutStored, StoreUnavailable, if_match
 
 
@@ -102,3 +102,33 @@ async def test_a_folder_whose_making_was_not_synced_is_synced_by_the_next_write(
         syncs.taken()
         assert isinstance(await store.put("agents/b/k.md", b"1", when=CREATE), PutStored)
         assert tmp_path / "agents" in syncs.taken()
+
+
+@pytest.mark.requirement("D14")
+async def test_a_folder_that_was_made_anew_is_synced_again_before_a_write_below_it(tmp_path: Path, syncs: Syncs):
+    async with opened(tmp_path) as store:
+        await store.put("agents/a/k.md", b"1")
+        await store.put("agents/a/new/k.md", b"1")
+        (tmp_path / "agents" / "a").rename(tmp_path / "elsewhere")
+        (tmp_path / "agents" / "a").mkdir()
+        syncs.taken()
+        await store.put("agents/a/runs/k.md", b"1")
+        assert {tmp_path / "agents", tmp_path / "agents/a", tmp_path / "agents/a/runs"} <= set(syncs.taken())
+
+
+async def test_a_new_folder_below_a_synced_one_is_reached_without_opening_every_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    steps: list[tuple[bytes, ...]] = []
+    step = folders.Folders._step
+
+    def counted(self: folders.Folders, above: int, names: tuple[bytes, ...], *, make: bool) -> int:
+        steps.append(names)
+        return step(self, above, names, make=make)
+
+    monkeypatch.setattr(folders.Folders, "_step", counted)
+    async with opened(tmp_path) as store:
+        await store.put("agents/a/runs/1/status.json", b"1")
+        steps.clear()
+        await store.put("agents/a/runs/1/steps/01.json", b"1")
+    assert [names[-1] for names in steps] == [b"steps"]

@@ -170,7 +170,11 @@ async def test_what_could_not_be_synced_is_not_answered_as_stored(
 ):
     def synced(fds: list[int]) -> list[OSError | None]:
         paths = [Path(f"/proc/self/fd/{fd}").readlink() for fd in fds]
-        bad = [b.stat().st_size == len(b"unlucky") if failing == "file" else b == tmp_path / "b" for b in paths]
+        sizes = [os.fstat(fd).st_size for fd in fds]
+        bad = [
+            size == len(b"unlucky") if failing == "file" else path == tmp_path / "b"
+            for path, size in zip(paths, sizes, strict=True)
+        ]
         return [OSError(errno.EIO, "Input/output error") if one else None for one in bad]
 
     async with opened(tmp_path) as store:
@@ -253,7 +257,7 @@ async def test_failed_puts_are_counted_once_however_they_were_called(tmp_path: P
         return {one.labels: one.value for one in process_metrics.samples() if one.metric is STORE_ERRORS}
 
     before = errors()
-    monkeypatch.setattr(folders.Folders, "write_scratch", full)
+    monkeypatch.setattr(folders, "_write", full)
     async with opened(tmp_path) as store:
         await store.put_many([[ObjectPut(f"a/{n}", b"1", CREATE)] for n in range(3)])
         with pytest.raises(StoreUnavailable):

@@ -1,4 +1,4 @@
-"""Whether a folder is on a disk of this machine, so that opening a file there cannot wait for another machine."""
+"""What the file system of a folder can do, by its type: whether it is local, and whether a file may begin unnamed."""
 
 from pathlib import Path
 
@@ -6,16 +6,31 @@ MOUNTS = Path("/proc/self/mountinfo")
 """Where Linux lists the mounted file systems."""
 LOCAL = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
 """File systems on disks or in the memory of this machine."""
+LINKS_UNNAMED = frozenset({"ext4", "tmpfs", "xfs"})
+"""File systems that keep the bytes of a file that was synced before it got its first name.
+
+Others may not: btrfs skips the metadata when a file without a name is synced, because nobody could find it.
+"""
 TYPE_UNKNOWN = ""
 
 
 def is_on_local_disk(path: Path) -> bool:
-    """Whether the folder's file system is known to be local. False where the system does not say."""
+    """Whether opening a file in this folder cannot wait for another machine. False where the system does not say."""
+    return _type_of(path) in LOCAL
+
+
+def links_unnamed_files(path: Path) -> bool:
+    """Whether a file in this folder may be synced first and named afterwards. False where the system does not say."""
+    return _type_of(path) in LINKS_UNNAMED
+
+
+def _type_of(path: Path) -> str:
+    """The type of the file system that a folder is on; TYPE_UNKNOWN where the system does not say."""
     try:
         mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
-        return False
-    return file_system_type(path.resolve(), mounts) in LOCAL
+        return TYPE_UNKNOWN
+    return file_system_type(path.resolve(), mounts)
 
 
 def file_system_type(path: Path, mounts: str) -> str:

@@ -12,11 +12,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 
 from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
+from trellis.storage.objects.file_systems import links_unnamed_files
 from trellis.storage.objects.keys import NameKind, read_name
 from trellis.storage.objects.open_below import OPEN_FOLDER, open_below
 from trellis.storage.objects.parallel_sync import sync_all
@@ -29,7 +31,9 @@ from trellis.storage.objects.store import PAGE_MAX
 #   there.
 # - Before a write into a folder, or a statement about its content, the folder and every folder above it are synced. So
 #   nothing relies on what a killed process left unsynced.
-# - A scratch file is locked by its writer while the writer lives. Unlocked ones can be swept.
+# - A scratch file with a name is locked by its writer while the writer lives. Unlocked ones can be swept.
+# - A file that will be linked, not renamed, needs no scratch name. Where the file system allows, it gets its first name
+#   when it becomes visible, and the system itself removes it if its writer dies before.
 # - Locks are `flock`s on a fixed set of files. They hold across threads and processes and end with their owner.
 
 OWN_FOLDER = b".trellis"
@@ -45,6 +49,9 @@ ABOVE_AT_ONCE = 64
 """Most folders that are opened to sync what leads to others."""
 
 _MAKE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAKE_UNNAMED = os.O_WRONLY | getattr(os, "O_TMPFILE", 0) | os.O_CLOEXEC
+_OPEN_DESCRIPTOR = b"/proc/self/fd/%d"
+"""Where Linux shows an open file, so that it can be given a name."""
 _OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -62,9 +69,9 @@ class FolderToWrite:
 
 @dataclass(frozen=True, slots=True)
 class ScratchFile:
-    """A file that readers do not see yet: its name in the scratch folder, and its open descriptor."""
+    """A file that readers do not see yet: its name in the scratch folder, if it has one, and its open descriptor."""
 
-    name: bytes
+    name: bytes | None
     fd: int
 
 
@@ -76,6 +83,7 @@ class Folders:
         missing = [above for above in path.parents if not above.exists()]
         path.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._new_name = new_name
+        self._path = path
         self._above = (path.parent, *(above.parent for above in missing))
         """Folders to sync before the first write, so that the root folder itself is not lost."""
         self._synced: dict[tuple[bytes, ...], tuple[int, int]] = {}
@@ -127,9 +135,9 @@ class Folders:
         for above in self._above:
             _sync_path(above)
         self._above = ()
-        fd = self._open(())
+        first, fd = self._open_deepest_synced(names)
         unsynced = list[tuple[tuple[bytes, ...], tuple[int, int]]]()
-        for depth in range(1, len(names) + 1):
+        for depth in range(first + 1, len(names) + 1):
             above = fd
             try:
                 fd = self._step(above, names[:depth], make=make)
@@ -141,6 +149,20 @@ class Folders:
         if not names:
             self._keep(names, _identity(fd))
         return FolderToWrite(names, fd, tuple(unsynced))
+
+    def _open_deepest_synced(self, names: tuple[bytes, ...]) -> tuple[int, int]:
+        """Open the last folder above this one that is synced with all folders above it, or the top folder.
+
+        Returns its depth and its descriptor.
+        """
+        for depth in reversed(range(1, len(names))):
+            if names[:depth] in self._synced:
+                with contextlib.suppress(FileNotFoundError):
+                    fd = self._open(names[:depth])
+                    if self._synced.get(names[:depth]) == _identity(fd):
+                        return depth, fd
+                    os.close(fd)
+        return 0, self._open(())
 
     def _step(self, above: int, names: tuple[bytes, ...], *, make: bool) -> int:
         """Open the next folder down."""
@@ -196,6 +218,39 @@ class Folders:
             self._synced.clear()
         self._synced[names] = identity
 
+    @cached_property
+    def _links_unnamed(self) -> bool:
+        """Whether files without a name can be linked here. Tried once, before the first file that is to be linked."""
+        if not hasattr(os, "O_TMPFILE") or not links_unnamed_files(self._path):
+            return False
+        name = self._new_name().encode()
+        try:
+            file = ScratchFile(None, os.open(b".", _MAKE_UNNAMED, self._file_mode, dir_fd=self._scratch))
+            try:
+                self.link(file, self._scratch, name)
+            finally:
+                self.drop_scratch(file)
+            os.unlink(name, dir_fd=self._scratch)
+        except OSError:
+            return False
+        return True
+
+    def write_unnamed(self, body: bytes) -> "ScratchFile":
+        """A new file with these bytes, for `link` alone. It is not synced.
+
+        It has no name where the file system allows that: making and removing a scratch name costs more than the link.
+        """
+        if not self._links_unnamed:
+            return self.write_scratch(body)
+        file = ScratchFile(None, os.open(b".", _MAKE_UNNAMED, self._file_mode, dir_fd=self._scratch))
+        try:
+            share(file.fd, self._file_mode)
+            _write(file.fd, body)
+        except OSError:
+            self.drop_scratch(file)
+            raise
+        return file
+
     def write_scratch(self, body: bytes) -> "ScratchFile":
         """A new file with these bytes, for `link` and `replace`. It is not synced, and locked until it is dropped."""
         for _ in range(SCRATCH_TRIES):
@@ -213,9 +268,9 @@ class Folders:
         raise OSError(errno.EBUSY, "scratch files are swept faster than they are made")
 
     def drop_scratch(self, file: "ScratchFile", *, renamed: bool = False) -> None:
-        """Close a scratch file, and delete its name unless it was renamed."""
+        """Close a scratch file, and delete its name, if it has one, unless it was renamed."""
         try:
-            if not renamed:
+            if file.name is not None and not renamed:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(file.name, dir_fd=self._scratch)
         finally:
@@ -223,10 +278,14 @@ class Folders:
 
     def link(self, file: "ScratchFile", folder: int, name: bytes) -> None:
         """Make the file visible under a free name; raises FileExistsError. The folder is not synced."""
+        if file.name is None:
+            os.link(_OPEN_DESCRIPTOR % file.fd, name, dst_dir_fd=folder, follow_symlinks=True)
+            return
         os.link(file.name, name, src_dir_fd=self._scratch, dst_dir_fd=folder, follow_symlinks=False)
 
     def replace(self, file: "ScratchFile", folder: int, name: bytes) -> None:
-        """Make the file visible in place of an existing one. The folder is not synced."""
+        """Make the file, which has a name, visible in place of an existing one. The folder is not synced."""
+        assert file.name is not None, "a file without a name cannot be renamed"
         os.replace(file.name, name, src_dir_fd=self._scratch, dst_dir_fd=folder)
 
     @contextlib.contextmanager

@@ -239,7 +239,9 @@ class _Group:
                 if there is not None:
                     put.answer = self._refused(put.folder.fd, put.name, there)
             if put.answer is None and put.replaced_by is None:
-                put.file = self._folders.write_scratch(put.body)
+                is_linked = isinstance(put.when, Create)
+                write = self._folders.write_unnamed if is_linked else self._folders.write_scratch
+                put.file = write(put.body)
         except FileNotFoundError:  # the folder of the object to replace does not exist
             put.answer = PutRefused(None)
         except OSError as error:
