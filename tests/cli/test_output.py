@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import subprocess
 import sys
 import unicodedata
 
@@ -100,3 +101,8 @@ def test_result_bytes_are_escaped_on_a_terminal_and_unchanged_in_a_pipe(
     monkeypatch.setattr(sys, "stdout", screen)
     Output(as_json=False).content("j", "context", body)
     assert "{}\\x9b2J\\u202eÿ\N{REPLACEMENT CHARACTER}" in screen.getvalue()
+
+
+def test_help_of_a_group_loads_no_pydantic():
+    program = "import sys; from trellis.cli import main; main(['jobs', '--help']); sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

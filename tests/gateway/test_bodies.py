@@ -121,7 +121,9 @@ async def test_a_large_body_is_read_and_fingerprinted_beside_the_event_loop(
     text = ", and so on\n" * 80_000
     for wish, here in (({"summary": "s", "text": text}, False), ({"summary": "s", "text": "1. Ask.\n"}, True)):
         where.clear()
-        answer = await gateway.client("orchestrator").post(f"/logic/{LOGICIAN}/propose", json=wish)
+        answer = await gateway.client("orchestrator").post(
+            f"/logic/{LOGICIAN}/propose", json=wish, headers={"Idempotency-Key": f"{here}"}
+        )
         assert answer.status_code == 202, answer.text
         assert where == [("read", here), ("fingerprinted", here)]
 

@@ -32,7 +32,7 @@ class IdempotentRequest:
     given: str | None
     """The key as the caller sent it, for messages."""
     fingerprint: bytes
-    """Digest of the path, the caller's name and the body."""
+    """Digest of the path, the caller's name and the body. Empty without a key."""
     request_id: RequestId
     """The id under which the ledger records the request when it changes a job."""
 

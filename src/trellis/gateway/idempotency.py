@@ -33,13 +33,10 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 async def idempotent_request(
     request: Request, who: Annotated[tuple[Principal, Identity], Depends(authenticate)], given: KeyHeader
 ) -> IdempotentRequest:
-    """The key, fingerprint and request id of this request."""
-    body = await request.body()
-    value = await request.json() if body else None
-    # The fingerprint includes the path, because one key for two agents or two jobs is a mistake.
-    fingerprint = await in_thread_if_large(len(body), _fingerprint, [request.scope["path"], who[0].name, value])
+    """The key, fingerprint and request id of this request. Without a key nobody compares it, so it has no fingerprint."""
     if given is None:
-        return IdempotentRequest(key=None, given=None, fingerprint=fingerprint, request_id=RequestId(new_id()))
+        return IdempotentRequest(key=None, given=None, fingerprint=b"", request_id=RequestId(new_id()))
+    fingerprint = await fingerprint_of(request, who[0])
     scope = f"{request.method} {request.scope['route'].path}"
     key = IdempotencyKey(scope=scope, key=_digest(who[0].name, given), fingerprint=fingerprint)
     request_id = RequestId(f"{REQUEST}:{_digest(key.scope, key.key)}:{fingerprint.hex()[:FINGERPRINT_CHARS]}")
@@ -47,6 +44,16 @@ async def idempotent_request(
 
 
 IdempotentRequestOf = Annotated[IdempotentRequest, Depends(idempotent_request)]
+
+
+async def fingerprint_of(request: Request, principal: Principal) -> bytes:
+    """The digest of the path, the caller's name and the body: the same for the same request.
+
+    It includes the path, because one key for two agents or two jobs is a mistake.
+    """
+    body = await request.body()
+    value = await request.json() if body else None
+    return await in_thread_if_large(len(body), _fingerprint, [request.scope["path"], principal.name, value])
 
 
 def mark_replayed(response: Response, *, replayed: bool) -> None:

@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from trellis.engine.text import is_storable
+from trellis.http_server.deadlines import SharedDeadline, SharedDeadlines
 from trellis.http_server.problems import Problem
 from trellis.http_server.query_parameters import declared_names, unknown_parameters
 from trellis.http_server.request_plan import request_plan
@@ -100,6 +101,11 @@ class BodiesUnderWay:
     def __init__(self, bytes_max: int = UNDER_WAY_BYTES_MAX) -> None:
         self.bytes, self.bytes_max = 0, bytes_max
         self.unauthenticated = UnauthenticatedBodies()
+        self._deadlines: dict[float, SharedDeadlines] = {}
+
+    def deadline(self, seconds: float) -> SharedDeadline:
+        """The deadline of a body that begins to arrive now. Routes have two or three different times."""
+        return self._deadlines.setdefault(seconds, SharedDeadlines(seconds)).begin()
 
     def take(self, count: int) -> None:
         """Reserve `count` more bytes; raises Problem 503."""
@@ -154,25 +160,29 @@ class StrictRequest(Request):
         first, rest = b"", bytearray()
         is_more = True
         arriving = nullcontext() if self._authenticated else self._under_way.unauthenticated.arriving(sender_of(self))
+        deadline = self._under_way.deadline(self._body_s)
         try:
             with arriving:
-                async with asyncio.timeout(self._body_s):
-                    while is_more:
-                        message = await self.receive()
-                        if message["type"] == "http.disconnect":
-                            raise ClientDisconnect
-                        part = message.get("body", b"")
-                        is_more = message.get("more_body", False)
-                        if len(first) + len(rest) + len(part) > self._bytes_max:
-                            raise too_large(self._bytes_max)
-                        self._hold(len(part))
-                        if first:
-                            rest += part
-                        else:
-                            first = part
-        except TimeoutError:
+                while is_more:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    part = message.get("body", b"")
+                    is_more = message.get("more_body", False)
+                    if len(first) + len(rest) + len(part) > self._bytes_max:
+                        raise too_large(self._bytes_max)
+                    self._hold(len(part))
+                    if first:
+                        rest += part
+                    else:
+                        first = part
+        except asyncio.CancelledError:
+            if not deadline.close():
+                raise
             detail = f"The body did not arrive within {self._body_s:g} s; send it at once."
             raise Problem("REQUEST_TIMEOUT", detail) from None
+        finally:
+            deadline.close()
         return first + rest if rest else first
 
     def _hold(self, count: int) -> None:

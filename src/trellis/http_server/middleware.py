@@ -12,6 +12,7 @@ from trellis.engine import tracing
 from trellis.engine.jobs import CORRELATION_PATTERN
 from trellis.engine.logs import log_of
 from trellis.engine.metrics import HTTP_SECONDS, process_metrics
+from trellis.http_server.deadlines import SharedDeadline, SharedDeadlines
 from trellis.http_server.problems import Problem, correlation_of, problem_response
 from trellis.http_server.security_headers import SECURITY_HEADERS
 
@@ -48,6 +49,7 @@ class RequestMiddleware:
 
     def __init__(self, app: ASGIApp, *, new_id: Callable[[], str], read_s: float | None = None) -> None:
         self._app, self._new_id, self._read_s = app, new_id, read_s
+        self._deadlines = None if read_s is None else SharedDeadlines(read_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -61,12 +63,12 @@ class RequestMiddleware:
         scope["trellis.correlation_given"] = is_given
         method = scope["method"] if scope["method"] in METHODS else OTHER
         began = time.perf_counter()
-        deadline = asyncio.timeout(self._read_s) if self._read_s is not None and method in READS else None
+        deadline = self._deadlines.begin() if self._deadlines is not None and method in READS else None
 
         async def send_complete(message: Message) -> None:
             if message["type"] == "http.response.start":
-                if deadline is not None and not deadline.expired():
-                    deadline.reschedule(None)
+                if deadline is not None:
+                    deadline.stop()
                 status: int = message["status"]
                 process_metrics.observe(HTTP_SECONDS, time.perf_counter() - began, method, str(status))
                 span.note({"http.response.status_code": status})
@@ -85,19 +87,24 @@ class RequestMiddleware:
                 if span.is_recorded:
                     _describe_span(span, scope, method)
 
-    async def _read(self, deadline: asyncio.Timeout, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _read(self, deadline: SharedDeadline, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a read until its deadline, and answer with a problem after it."""
         try:
-            async with deadline:
-                await self._app(scope, receive, send)
-        except TimeoutError:
-            if not deadline.expired():
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not deadline.close():
                 raise
-            request = Request(scope)
-            late = f"What this needs did not answer within {self._read_s:g} s; GET /system/ready says what is down."
-            _log.warning("read_timed_out", path=scope["path"], correlation_id=correlation_of(request))
-            problem = Problem("UPSTREAM_UNAVAILABLE", late, headers={"Retry-After": "1"})
-            await problem_response(request, problem)(scope, receive, send)
+            await self._answer_late(scope, receive, send)
+        finally:
+            deadline.close()
+
+    async def _answer_late(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a read that is over its deadline."""
+        request = Request(scope)
+        late = f"What this needs did not answer within {self._read_s:g} s; GET /system/ready says what is down."
+        _log.warning("read_timed_out", path=scope["path"], correlation_id=correlation_of(request))
+        problem = Problem("UPSTREAM_UNAVAILABLE", late, headers={"Retry-After": "1"})
+        await problem_response(request, problem)(scope, receive, send)
 
 
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None]:

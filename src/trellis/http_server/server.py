@@ -26,11 +26,12 @@ from typing import Any
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from trellis.engine.errors import KeyUnusable, SettingsInvalid, TrellisError
 from trellis.engine.logs import log_of
 from trellis.http_server.connections import Acceptor, ConnectionPool
+from trellis.http_server.joined_response import JoinedResponse
 from trellis.http_server.limits import LogLimit
 from trellis.http_server.problems import MEDIA_TYPE, Problem, problem_document
 from trellis.http_server.security_headers import SECURITY_HEADERS
@@ -337,13 +338,15 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             # The chunk in which a request begins may also hold bytes of the one before, so it is not counted.
             self._head_bytes += 0 if self._begun_now else len(data)
             self._begun_now = False
+            if self._in_head and self._head_timer is None:
+                self._await_head()
             if self._head_bytes > self.bounds.head_bytes_max:
                 self._refuse(self._too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._head_arrived()  # the timer is for the head before; `data_received` sets one if this head is incomplete
         self._in_head, self._begun_now, self._head_bytes = True, True, 0
-        self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header of the request head. Trailers are dropped, because the request was authorized without them."""
@@ -359,6 +362,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             raise _RequestRefused
         self.among.work(self)
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, JoinedResponse(app, cycle))  # type: ignore[arg-type] - an application, too
 
     def on_chunk_header(self) -> None:
         """A chunk begins. After the last one, which is empty, trailers may follow."""

@@ -16,7 +16,7 @@ from trellis.documents import ids
 from trellis.engine.jobs import CORRELATION_PATTERN, Actor, JobId
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf, fingerprint_of, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken
 from trellis.http_server.bodies import StrictRoute
@@ -125,8 +125,8 @@ async def submit(
         return _inbox_answer(await inbox.settle(earlier))
     gateway_of(request).inbox_limits.take(request, caller.principal)
     entry = _entry(body, caller, await instance.ledger.now())
-    given = body.id is not None
-    stored = await inbox.submit(entry, key=request_key.key, fingerprint=request_key.fingerprint, given=given)
+    fingerprint = request_key.fingerprint or await fingerprint_of(request, caller.principal)  # an id is a key, too
+    stored = await inbox.submit(entry, key=request_key.key, fingerprint=fingerprint, given=body.id is not None)
     mark_replayed(response, replayed=not stored.created)
     settled = await inbox.settle(stored.job_id)
     if body.intent.action == "job":

@@ -155,9 +155,7 @@ async def submit(
         asked_as = None if request_key.key is None else (request_key.key.scope, request_key.key.key)
         making = instance.job_factory(caller.principal, asked_as=asked_as, correlation_id=caller.given_correlation_id)
         job = _keyed(await make_job(body, making), request_key)
-        job = replace(
-            job, correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here() or job.trace
-        )
+        job = job.traced(correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here() or job.trace)
         actor = acting_or_gateway(caller.actor, job.lifecycle)
         (answer,) = await instance.ledger.submit(actor, [job])
         about = {"trellis.job_id": answer.job_id, "trellis.type": job.type, "trellis.lifecycle": job.lifecycle}

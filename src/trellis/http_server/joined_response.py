@@ -1,0 +1,88 @@
+"""Sends a response with one write to the socket, where uvicorn makes two: one for the head, one for the body.
+
+A write to a socket is the most expensive step of a small response. So the head waits for the body if the length of the
+body is known. A response of unknown length, such as a stream of events, is sent by uvicorn: its head leaves at once.
+
+Invariants:
+- what is unusual goes to uvicorn unchanged: a response in parts, one to HEAD, one that ends the connection, one whose
+  head or length does not fit, and everything while the client does not read. So every check of uvicorn holds;
+- an application that fails between head and body has sent nothing, and uvicorn answers 500.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
+
+NO_BODY = frozenset({204, 304})
+_BYTES = [bytes([number]) for number in range(256)]
+_NOT_IN_NAMES = b"".join(filter(HEADER_RE.search, _BYTES)) + b"".join(one for one in _BYTES if one != one.lower())
+_NOT_IN_VALUES = b"".join(filter(HEADER_VALUE_RE.search, _BYTES))
+
+
+@dataclass(slots=True)
+class JoinedResponse:
+    """The application of one request, whose response leaves in one write if that is possible."""
+
+    app: ASGIApp
+    cycle: RequestResponseCycle
+    _start: Message | None = None
+    """The message that starts the response, until the next one arrives."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `cycle.send`
+        """Handle the request."""
+        await self.app(scope, receive, self._send)
+
+    async def _send(self, message: Any) -> None:
+        start, self._start = self._start, None
+        if start is None:
+            if message["type"] == "http.response.start" and not self.cycle.response_started and _has_length(message):
+                self._start = message
+            else:
+                await self.cycle.send(message)
+            return
+        whole = _whole(self.cycle, start, message)
+        if whole is None:
+            await self.cycle.send(start)  # type: ignore[arg-type] - the same message, under another library's name
+            await self.cycle.send(message)
+            return
+        cycle = self.cycle
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.transport.write(whole)
+        cycle.message_event.set()
+        cycle.on_response()
+
+
+def _has_length(start: Message) -> bool:
+    """Whether the length of the body is known, so that its head may wait for it."""
+    return start["status"] in NO_BODY or any(name == b"content-length" for name, _ in start.get("headers", ()))
+
+
+def _whole(cycle: RequestResponseCycle, start: Message, message: Message) -> bytes | None:
+    """The bytes of the whole response; None if uvicorn has to send it."""
+    is_usual = (
+        message["type"] == "http.response.body"
+        and not message.get("more_body", False)
+        and cycle.keep_alive
+        and not cycle.disconnected
+        and not cycle.flow.write_paused
+        and cycle.scope["method"] != "HEAD"
+    )
+    status, body = start["status"], message.get("body", b"")
+    line = STATUS_LINE.get(status)
+    if not is_usual or line is None:
+        return None
+    headers = [*cycle.default_headers, *start.get("headers", ())]
+    fields = dict(headers)
+    length = fields.get(b"content-length")
+    fits = not body if length is None else length == b"%d" % len(body)
+    if not fits or b"connection" in fields or b"transfer-encoding" in fields:
+        return None
+    names, values = b"".join(name for name, _ in headers), b"".join(value for _, value in headers)
+    if len(names.translate(None, _NOT_IN_NAMES)) != len(names):
+        return None
+    if len(values.translate(None, _NOT_IN_VALUES)) != len(values):
+        return None
+    return line + b"\r\n".join([b"%b: %b" % one for one in headers]) + b"\r\n\r\n" + body

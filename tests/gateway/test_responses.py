@@ -1,0 +1,197 @@
+"""How responses leave the server: as uvicorn sends them, but in one write if the length is known; and deadlines."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from tests.gateway.test_server import PATIENCE_S, serving
+from trellis.http_server.deadlines import SharedDeadlines
+from trellis.http_server.joined_response import JoinedResponse
+
+LENGTH = (b"content-length", b"2")
+PLAIN = (b"content-type", b"text/plain")
+LATE_S = 0.01
+LONG_S = 600.0
+
+
+@dataclass
+class Recorder(asyncio.Transport):
+    """Keeps what is written."""
+
+    writes: list[bytes] = field(default_factory=list[bytes])
+    is_closed: bool = False
+
+    def write(self, data: Any) -> None:
+        if data:
+            self.writes.append(bytes(data))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def start(*headers: tuple[bytes, bytes], status: int = 200) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def part(body: bytes = b"hi", *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def sent(
+    messages: list[dict[str, Any]], *, joined: bool, method: str = "GET", keep_alive: bool = True, fails: bool = False
+) -> tuple[Any, ...]:
+    """What uvicorn writes for these messages, with or without `JoinedResponse`, and the state that it leaves."""
+    transport, ended = Recorder(), list[None]()
+    cycle = RequestResponseCycle(
+        scope={"type": "http", "method": method},  # type: ignore[typeddict-item] - what a response needs of it
+        transport=transport,
+        flow=FlowControl(transport),
+        logger=logging.getLogger("uvicorn"),
+        access_logger=logging.getLogger("uvicorn"),
+        access_log=False,
+        default_headers=[(b"date", b"today")],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=keep_alive,
+        on_response=lambda: ended.append(None),
+    )
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in messages:
+            await send(message)
+        if fails:
+            raise RuntimeError("the application fails")
+
+    await cycle.run_asgi(JoinedResponse(app, cycle) if joined else app)  # type: ignore[arg-type]
+    state = (cycle.response_complete, cycle.message_event.is_set(), len(ended), transport.is_closed)
+    return transport.writes, state
+
+
+CASES = {
+    "a body": ([start(LENGTH, PLAIN), part()], "GET", True),
+    "nothing new": ([start((b"etag", b'"1"'), status=304), part(b"")], "GET", True),
+    "no content": ([start(status=204), part(b"")], "DELETE", True),
+    "an empty body": ([start((b"content-length", b"0")), part(b"")], "GET", True),
+    "names in capitals": ([start((b"Content-Length", b"2"), PLAIN), part()], "GET", True),
+    "one name in capitals": ([start(LENGTH, (b"X-A", b"b")), part()], "GET", True),
+    "two cookies": ([start(LENGTH, (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")), part()], "GET", True),
+    "an unknown status": ([start(LENGTH, status=299), part()], "GET", True),
+    "HEAD": ([start(LENGTH), part(b"")], "HEAD", True),
+    "the last response of a connection": ([start(LENGTH), part()], "GET", False),
+    "a response that ends the connection": ([start(LENGTH, (b"connection", b"close")), part()], "GET", True),
+    "parts of known length": ([start(LENGTH), part(b"h", more=True), part(b"i")], "GET", True),
+    "parts of unknown length": ([start(), part(b"h", more=True), part(b"i")], "GET", True),
+    "chunks beside a length": ([start(LENGTH, (b"transfer-encoding", b"chunked")), part()], "GET", True),
+}
+JOINED = {"a body", "nothing new", "no content", "an empty body", "two cookies", "an unknown status"}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_response_has_the_bytes_of_uvicorn_in_one_write_if_its_length_is_known(name: str):
+    messages, method, keep_alive = CASES[name]
+    plain, plain_state = await sent(messages, joined=False, method=method, keep_alive=keep_alive)
+    writes, state = await sent(messages, joined=True, method=method, keep_alive=keep_alive)
+    assert (b"".join(writes), state) == (b"".join(plain), plain_state)
+    assert writes == ([b"".join(plain)] if name in JOINED else plain)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [start(LENGTH, (b"x-a", b"1\r\nx-b: 2")), part()],
+        [start(LENGTH, (b"x-a\r\nx-b", b"2")), part()],
+        [start(LENGTH, (b"x a", b"1")), part()],
+        [start((b"content-length", b"1")), part()],
+        [start((b"content-length", b"3")), part()],
+        [start(LENGTH, status=304), part(b"")],
+    ],
+)
+async def test_response_that_uvicorn_refuses_is_refused(messages: list[dict[str, Any]]):
+    plain, _ = await sent(messages, joined=False)
+    writes, (is_complete, *_, is_closed) = await sent(messages, joined=True)
+    assert (writes, is_complete, is_closed) == (plain, False, True)
+
+
+async def test_application_that_fails_before_the_body_is_answered_500():
+    writes, _ = await sent([start(LENGTH)], joined=True, fails=True)
+    assert b"".join(writes).startswith(b"HTTP/1.1 500 ")
+
+
+async def test_head_of_a_stream_leaves_before_its_first_part():
+    go_on = asyncio.Event()
+
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send(start())
+            await go_on.wait()
+            await send(part())
+
+    async with serving(stream) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        go_on.set()
+        writer.close()
+    assert b"transfer-encoding: chunked" in head
+
+
+# --- deadlines -----------------------------------------------------------------------------------------------------
+
+
+async def waits(deadlines: SharedDeadlines, *, stopped: bool = False, going: asyncio.Event | None = None) -> str:
+    """Wait for `going` under a deadline, which is stopped at once or not; how that ended."""
+    deadline = deadlines.begin()
+    if stopped:
+        deadline.stop()
+    try:
+        await (going or asyncio.Event()).wait()
+    except asyncio.CancelledError:
+        return "late" if deadline.close() else "cancelled"
+    finally:
+        deadline.close()
+    return "done"
+
+
+async def test_each_task_over_its_deadline_is_cancelled_and_no_other():
+    deadlines, going = SharedDeadlines(LATE_S), asyncio.Event()
+    stopped = asyncio.create_task(waits(deadlines, stopped=True, going=going))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await asyncio.gather(waits(deadlines), waits(deadlines)) == ["late", "late"]
+        assert await waits(deadlines) == "late"  # one that begins after the timer of the others
+    assert not stopped.done()
+    going.set()
+    assert await stopped == "done"
+
+
+async def test_cancellation_from_elsewhere_is_not_the_deadlines():
+    task = asyncio.create_task(waits(SharedDeadlines(LONG_S)))
+    await asyncio.wait({task}, timeout=0)
+    task.cancel()
+    assert await task == "cancelled"
+
+
+async def test_late_task_goes_on_uncancelled():
+    assert await waits(SharedDeadlines(LATE_S)) == "late"
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_inner_deadline_does_not_hide_the_outer_one():
+    deadlines = SharedDeadlines(LATE_S)
+    outer = deadlines.begin()
+    inner = SharedDeadlines(LONG_S).begin()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    assert (inner.close(), outer.close()) == (False, True)
+
+
+def test_deadlines_work_in_the_event_loop_after_the_first():
+    deadlines = SharedDeadlines(LATE_S)
+    assert [asyncio.run(asyncio.wait_for(waits(deadlines), PATIENCE_S)) for _ in range(2)] == ["late", "late"]
