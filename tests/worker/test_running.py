@@ -236,7 +236,9 @@ async def test_a_batch_handler_that_raises_fails_those_it_had_not_decided(stand:
     assert [(await job.status()).state for job in jobs] == ["succeeded", "dead_lettered"]
 
 
-async def test_a_time_out_while_the_logs_of_a_finished_batch_are_written_costs_none_of_its_jobs(stand: Stand):
+async def test_a_time_out_while_the_logs_of_a_finished_batch_are_written_costs_none_of_its_jobs(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+):
     app, entered, answers = App(), asyncio.Event(), asyncio.Event()
     write = stand.ledger.signal
 
@@ -245,7 +247,7 @@ async def test_a_time_out_while_the_logs_of_a_finished_batch_are_written_costs_n
         await answers.wait()
         return await write(*args)
 
-    stand.faults.signal = slow
+    monkeypatch.setattr(stand.faults, "signal", slow, raising=False)
 
     @app.job("batch", batch=3, timeout_s=5)
     async def handler(items: list[Item[int]]) -> None:
