@@ -131,7 +131,7 @@ class BusServices:
             topics=parts.topics,
             room=BacklogLimit(ledger=parts.ledger, clock=parts.clock),
             clock=parts.clock,
-            accepted=self._wake,
+            accepted=self.scheduler.validate_new,
             works_on=self.results.works_on,
             cancel_grace_s=parts.cancel_grace_s,
         )
