@@ -212,6 +212,7 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
     ledger, bus = ledger or rig.ledger, bus or rig.bus
     attempts, stopping = AttemptCache(ledger), StopNotifier(bus)
     control = Actor(role=Role.CONTROL_PLANE, name=name)
+    publisher = BusPublisher(ledger=ledger, actor=control, clock=rig.clock, bus=bus, topics=rig.topics)
     results = ResultListener(
         ledger=ledger,
         bus=bus,
@@ -221,6 +222,7 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         name=name,
         attempts=attempts,
         stopping=stopping,
+        publisher=publisher,
     )
     renewals = LeaseRenewals(
         ledger=ledger,
@@ -233,5 +235,4 @@ def parts_of(rig: Rig, *, name: str = "process-1", ledger: Ledger | None = None,
         bus=bus,
     )
     reconciler = OutcomeReconciler(ledger=ledger, actor=control, clock=rig.clock, topics=rig.topics)
-    publisher = BusPublisher(ledger=ledger, actor=control, clock=rig.clock, bus=bus, topics=rig.topics)
     return Parts(rig=rig, ledger=ledger, results=results, renewals=renewals, reconciler=reconciler, publisher=publisher)

@@ -82,7 +82,12 @@ def intake_of(rig: Rig, topics: Topics) -> BusIntake:
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(rig: Rig) -> AsyncIterator[Client]:
     made = Client(rig.sender("client-1"), intake_of(rig, rig.topics))
-    made.intake.accepted = lambda: made.accepted.append(1)
+
+    async def accept(job_id: JobId) -> None:
+        assert await rig.job(job_id)
+        made.accepted.append(1)
+
+    made.intake.accepted = accept
     await made.listen()
     yield made
     await made.intake.stop()

@@ -1,12 +1,13 @@
 """Clients hear of every end once, under their own id; workers of every attempt that was taken back."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from tests.bus.conftest import Opens
 from tests.bus.holding_parts import Parts, parts_of
-from tests.bus.rig import SENDER, TOPIC, Rig
+from tests.bus.rig import SENDER, TOPIC, Rig, quiet
 from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
 from trellis.bus.messages import (
     ALERT,
@@ -21,6 +22,8 @@ from trellis.bus.messages import (
     PacketWrong,
     Status,
 )
+from trellis.bus.outcomes import publisher as publishing
+from trellis.bus.outcomes.publisher import result_of
 from trellis.engine.jobs import CancelMode
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import RetentionOptions
@@ -202,6 +205,7 @@ async def test_a_bus_that_fails_in_the_middle_of_a_page_gets_the_rest_later(rig:
 @pytest.mark.requirement("BUS-10")
 async def test_a_bus_that_fails_again_and_again_leaves_nothing_behind(rig: Rig):
     parts = parts_of(rig)
+    parts.results.publisher = None  # everything comes from the feed
     for number in range(8):
         held = await parts.dispatched()
         await parts.dispatched(job_id=f"x{number}")
@@ -364,3 +368,94 @@ async def test_end_of_a_job_is_published_at_once_by_the_elected_publisher_only(r
     assert parts.publisher._trigger._woken is not None
     await parts.publisher._trigger._woken
     assert _heard(parts) == {"good": [Status.SUCCEEDED]}
+
+
+# --- successes that this process records ------------------------------------------------------------------------------
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-12")
+async def test_a_success_recorded_by_the_publishing_process_is_published_before_the_feed_is_read(rig: Rig):
+    parts = parts_of(rig)
+    publisher = parts.publisher
+    await publisher.run_once()
+    held = await parts.dispatched(job_id="good")
+    await parts.result(held, "w1", result_ptr="redis://res", execution_ms=5)
+    await quiet()
+    (told,) = parts.told
+    assert rig.bus.message_ids[-1] == (await parts.last("good")).id
+    report = await publisher.run_once()
+    assert (report.events, report.sent, publisher.pause_s(report)) == (1, 0, publisher.options.rest_s)
+    assert (len(parts.told), publisher._sent, publisher._ending) == (1, set(), {})
+    assert told == result_of(await parts.last("good"), SENDER)
+
+
+@pytest.mark.requirement("BUS-10", "BUS-12")
+async def test_a_success_that_the_bus_did_not_take_is_published_from_the_feed(rig: Rig):
+    parts = parts_of(rig)
+    await parts.publisher.run_once()
+    held, failures = await parts.dispatched(job_id="good"), ["once"]
+
+    def before(_: str, body: PacketBody) -> None:
+        if isinstance(body, JobResult) and failures.pop():
+            rig.bus.before = None
+            raise BusUnavailable(url="local", detail="for a moment")
+
+    rig.bus.before = before
+    await parts.result(held, "w1")
+    await parts.publisher.release()
+    await parts.tell()
+    assert (_heard(parts), failures) == ({"good": [Status.SUCCEEDED]}, [])
+
+
+@pytest.mark.requirement("BUS-12")
+@pytest.mark.parametrize("is_patient", [True, False], ids=["waits", "gives up"])
+async def test_the_feed_waits_for_a_success_under_way_and_not_for_ever(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, is_patient: bool
+):
+    monkeypatch.setattr(publishing, "ENDING_S_MAX", 30.0 if is_patient else 0.01)
+    parts, publish, gate = parts_of(rig), rig.bus.publish, asyncio.Event()
+    await parts.publisher.run_once()
+    held = await parts.dispatched(job_id="good")
+
+    async def slow_once(subject: str, body: PacketBody, **how: Any) -> None:
+        rig.bus.publish = publish  # type: ignore[method-assign]
+        await gate.wait()
+        await publish(subject, body, **how)
+
+    rig.bus.publish = slow_once  # type: ignore[method-assign]
+    await parts.result(held, "w1")
+    reading = asyncio.create_task(parts.publisher.run_once())
+    if is_patient:
+        await quiet()
+        assert not reading.done()
+    else:
+        assert (await reading).sent == 1
+    gate.set()
+    await reading
+    await parts.publisher.release()
+    assert _heard(parts) == {"good": [Status.SUCCEEDED] * (1 if is_patient else 2)}
+    assert len(set(rig.bus.message_ids)) == 1  # a repeated packet has the same id
+    assert (parts.publisher._sent, parts.publisher._ending) == (set(), {})
+
+
+async def test_a_report_that_ends_nothing_publishes_nothing(rig: Rig):
+    parts = parts_of(rig)
+    await parts.publisher.run_once()
+    held = await parts.dispatched(job_id="good")
+    await parts.cancel("good", CancelMode.HARD)
+    await parts.result(held, "w1")
+    await quiet()
+    assert (parts.told, parts.publisher._ending) == ([], {})
+
+
+async def test_successes_too_far_ahead_of_the_feed_wait_for_it(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(publishing, "AHEAD_MAX", 1)
+    parts = parts_of(rig)
+    await parts.publisher.run_once()
+    for name in ("a", "b"):
+        await parts.result(await parts.dispatched(job_id=name), "w1")
+    assert not parts.publisher._ending.keys() & {"b"}
+    await quiet()
+    await parts.tell()
+    assert _heard(parts) == {"a": [Status.SUCCEEDED], "b": [Status.SUCCEEDED]}

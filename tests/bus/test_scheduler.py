@@ -23,7 +23,7 @@ from trellis.bus.scheduling.dispatch_policy import (
 )
 from trellis.bus.topics import Topics
 from trellis.engine.errors import LedgerUnavailable, NotAllowed
-from trellis.engine.jobs import Actor, Advance, JobId, Move, Moved, NewJob, RequestId, Turn
+from trellis.engine.jobs import Actor, Advance, CancelMode, JobId, Move, Moved, NewJob, RequestId, Turn
 from trellis.engine.records import ChildPage, Job, JobPlace
 from trellis.engine.restoration import GIVEN_BACK_PREFIX
 from trellis.ledgers.postgres import reads as postgres_reads
@@ -111,6 +111,44 @@ async def test_a_woken_scheduler_does_not_wait_for_its_next_pass(rig: Rig):
     await worker.has(20)
     await rig.scheduler.drain()
     assert len(set(worker.jobs)) == len(worker.orders) == 20
+
+
+@pytest.mark.on_both
+async def test_a_job_taken_in_here_is_validated_and_dispatched_without_a_pass(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    worker, job_id, ledger = await rig.worker("w1", TOPIC), JobId(await rig.submit()), rig.scheduler.ledger
+    monkeypatch.setattr(ledger, "payloads", None)  # nothing is read back
+    await rig.scheduler.validate_new(job_id)
+    await worker.has(1)
+    await rig.scheduler.validate_new(job_id)
+    assert await rig.path(job_id) == ["job_accepted", "job_scheduled", "job_dispatched"]
+
+
+async def test_a_job_cancelled_before_its_validation_stays_cancelled(rig: Rig):
+    job_id = JobId(await rig.submit())
+    await rig.ledger.cancel(
+        Actor(role=Role.RECONCILER, name="r"), job_id, CancelMode.HARD, RequestId("c"), grace_s=0.0, cause="x"
+    )
+    await rig.scheduler.validate_new(job_id)
+    assert await rig.state(job_id) == "CANCELLED"
+
+
+async def test_a_job_whose_validation_the_ledger_did_not_answer_is_validated_by_the_next_pass(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    job_id, moves = JobId(await rig.submit()), rig.ledger.move
+
+    async def fail_once(*told: Any) -> Any:
+        monkeypatch.setattr(rig.ledger, "move", moves)
+        raise LedgerUnavailable(reason="away")
+
+    monkeypatch.setattr(rig.ledger, "move", fail_once)
+    await rig.scheduler.validate_new(job_id)
+    woken = rig.scheduler._validation._woken
+    assert woken is not None
+    await woken
+    assert await rig.state(job_id) == "SCHEDULED"
 
 
 async def test_new_jobs_are_validated_while_others_are_being_dispatched(rig: Rig):

@@ -228,7 +228,7 @@ class JobRequest(_RequestModel):
     @property
     def body(self) -> bytes:
         """The stored form: canonical JSON, so that equal requests have equal bytes."""
-        return _canonical_json(self.model_dump(mode="json", exclude_defaults=True))
+        return _canonical_json(self._stored)
 
     @property
     def hash(self) -> str:
@@ -241,9 +241,19 @@ class JobRequest(_RequestModel):
 
         Covers everything but the job id, so one key under two ids is one request.
         """
-        return hashlib.sha256(
-            _canonical_json(self.model_dump(mode="json", exclude_defaults=True, exclude={"job_id"}))
-        ).digest()
+        return self.body_and_fingerprint[1]
+
+    @property
+    def body_and_fingerprint(self) -> tuple[bytes, bytes]:
+        """Both `body` and `fingerprint`, read from the fields once."""
+        stored = self._stored
+        body = _canonical_json(stored)
+        del stored["job_id"]
+        return body, hashlib.sha256(_canonical_json(stored)).digest()
+
+    @property
+    def _stored(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @classmethod
     def read(cls, body: bytes) -> "JobRequest":
@@ -303,7 +313,10 @@ def new_bus_job(
 
     If the parent is given by one of its wire ids, the job with that wire id is the parent.
     """
-    request = request.model_copy(update={"parent_job_id": job_id_of(request.parent_job_id)})
+    parent_id = job_id_of(request.parent_job_id)
+    if parent_id != request.parent_job_id:
+        request = request.model_copy(update={"parent_job_id": parent_id})
+    body, fingerprint = request.body_and_fingerprint
     topic, tenant = topics.of(request.topic), request.tenant
     key = request.meta.idempotency_key if request.meta else ""
     limit = topics.tenant(tenant).held_max if tenant else None
@@ -312,7 +325,7 @@ def new_bus_job(
     return NewJob(
         job_id=JobId(request.job_id),
         type=request.topic,
-        payload=request.body,
+        payload=body,
         lifecycle=BUS_JOB.name,
         priority=Priority[(request.priority or "batch").upper()],
         deadline_s=deadline_ms / 1000 if deadline_ms else topic.deadline_s,
@@ -322,7 +335,7 @@ def new_bus_job(
         concurrency_limit=limit or 1,
         idempotency_key=key or None,
         idempotency_scope=f"bus:{tenant}",
-        fingerprint=request.fingerprint,
+        fingerprint=fingerprint,
         id_is_given=True,
         correlation_id=trace_id or None,
         trace=trace,

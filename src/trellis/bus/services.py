@@ -113,6 +113,10 @@ class BusServices:
             new_id=parts.new_id,
             attempts=attempts,
         )
+        control = parts.actor(Role.CONTROL_PLANE)
+        self.publisher = BusPublisher(
+            ledger=parts.ledger, actor=control, clock=parts.clock, bus=parts.bus, topics=parts.topics
+        )
         self.introduction = SchedulerHandshake(bus=parts.bus, new_id=parts.new_id)
         self.results = ResultListener(
             ledger=parts.ledger,
@@ -123,7 +127,8 @@ class BusServices:
             name=parts.name,
             attempts=attempts,
             stopping=stopping,
-            wake=self._ended,
+            wake=self._has_room,
+            publisher=self.publisher,
         )
         self.intake = BusIntake(
             ledger=parts.ledger,
@@ -131,7 +136,7 @@ class BusServices:
             topics=parts.topics,
             room=BacklogLimit(ledger=parts.ledger, clock=parts.clock),
             clock=parts.clock,
-            accepted=self._wake,
+            accepted=self.scheduler.validate_new,
             works_on=self.results.works_on,
             cancel_grace_s=parts.cancel_grace_s,
         )
@@ -144,10 +149,6 @@ class BusServices:
             attempts=attempts,
             stopping=stopping,
             bus=parts.bus,
-        )
-        control = parts.actor(Role.CONTROL_PLANE)
-        self.publisher = BusPublisher(
-            ledger=parts.ledger, actor=control, clock=parts.clock, bus=parts.bus, topics=parts.topics
         )
         self.reconciler = OutcomeReconciler(
             ledger=parts.ledger, actor=control, clock=parts.clock, topics=parts.topics, wake=self._wake
@@ -194,7 +195,3 @@ class BusServices:
     def _has_room(self) -> None:
         if self._schedules:
             self.scheduler.wake_dispatch()
-
-    def _ended(self) -> None:
-        self._has_room()
-        self.publisher.wake()

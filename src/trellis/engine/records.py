@@ -126,6 +126,11 @@ class Job:
         return 0 if self.lifecycle in BEGUN_BY_TIMER else self.spared
 
 
+def event_id(job_id: str, version: int) -> str:
+    """The id of the event that made this version of a job."""
+    return f"{job_id}-{version}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     """One transition, as recorded. `id` is `<job_id>-<version>`."""

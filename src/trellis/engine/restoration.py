@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from trellis.engine.errors import HistoryBroken
 from trellis.engine.event_data import priority_in
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Epoch, Priority
-from trellis.engine.records import Event, JobPlace, JobToRestore, RecordedEvent
+from trellis.engine.records import Event, JobPlace, JobToRestore, RecordedEvent, event_id
 from trellis.engine.retry_policy import releasable, sparable
 from trellis.engine.verify import recorded_step
 from trellis.lifecycles import LIFECYCLES, LeaseLoss, Lifecycle, Phase, Trigger
@@ -123,7 +123,7 @@ def _event_problems(lifecycle: Lifecycle, first: Event, one: RecordedEvent) -> I
         first.lifecycle,
         first.correlation_id,
     )
-    if not same or event.id != f"{first.job_id}-{event.version}":
+    if not same or event.id != event_id(first.job_id, event.version):
         yield f"version {event.version} is of another job"
     if one.submitted_at != first.ts:
         yield f"version {event.version} is of another job of the same id"

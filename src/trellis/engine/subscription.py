@@ -38,6 +38,8 @@ class SubscriptionOptions:
     """Pause after a page that could not be handled to its end, in seconds."""
     gather_s: float = 0.0
     """Pause after a page that was not full, in seconds. What happens meanwhile is read in one page."""
+    rest_s: float = 0.0
+    """Pause after a page that was not full and needed no action, in seconds, if it is longer than `gather_s`."""
     save_every_s: float = 0.0
     """Shortest time between two saves of the position, in seconds; 0 saves it after every page.
 
@@ -60,6 +62,8 @@ class FeedReport:
     """Number of events that were read."""
     held_up: bool = False
     """Whether events are left that could not be handled now."""
+    needed_nothing: bool = False
+    """Whether there was nothing to do for the events that were read."""
 
 
 class TakenOver(Exception):
@@ -177,7 +181,9 @@ class FeedSubscriber(Generic[OptionsT]):
             return self.options.held_up_s
         if not report.events:
             return self.options.poll_s
-        return self.options.gather_s if report.events < self.options.batch else 0.0
+        if report.events >= self.options.batch:
+            return 0.0
+        return max(self.options.gather_s, self.options.rest_s if report.needed_nothing else 0.0)
 
     def _renewal_period(self) -> int:
         """The number of the current third of a lease, counted by the clock alone.

@@ -21,7 +21,16 @@ from enum import StrEnum
 from typing import Protocol
 
 from trellis.engine.jobs import JobId
-from trellis.engine.records import DeadLetter, Event, Job, JobHistory, JobPlace, KeyOverLimit, UnpairedArtifact
+from trellis.engine.records import (
+    DeadLetter,
+    Event,
+    Job,
+    JobHistory,
+    JobPlace,
+    KeyOverLimit,
+    UnpairedArtifact,
+    event_id,
+)
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.events import Cause
 from trellis.lifecycles.lifecycle import Lifecycle, Phase, State
@@ -193,7 +202,7 @@ def recorded_step(event: Event) -> RecordedStep:
 
 def _event_fields(job: Job, events: tuple[Event, ...]) -> Iterator[VerifyViolation]:
     for event in events:
-        expected = (f"{job.job_id}-{event.version}", job.job_id, job.lifecycle, job.correlation_id)
+        expected = (event_id(job.job_id, event.version), job.job_id, job.lifecycle, job.correlation_id)
         fields = (event.id, event.job_id, event.lifecycle, event.correlation_id)
         if fields != expected:
             yield _violation(

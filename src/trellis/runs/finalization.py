@@ -22,7 +22,7 @@ from trellis.documents.run_documents import Publication
 from trellis.engine.errors import HistoryBroken
 from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event, JobToRestore, RecordedEvent
+from trellis.engine.records import Event, JobToRestore, RecordedEvent, event_id
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.runs.spool import RecordSpool
@@ -146,7 +146,7 @@ def _finalization(staged: RecordedEvent, completed: Event) -> RecordedEvent:
     before = staged.event
     event = replace(
         before,
-        id=f"{before.job_id}-{before.version + 1}",
+        id=event_id(before.job_id, before.version + 1),
         type=FINALIZED_EVENT,
         ts=completed.ts,
         role=completed.role,

@@ -2,14 +2,16 @@
 
 It publishes each end of a job to its client, and each revoked attempt to its worker.
 
-It follows the feed. While the bus is down it keeps its position, so nothing is lost. A packet whose acknowledgement was
-lost is sent again with the same message id. Where the bus stores results, a result counts as sent when it is stored. A
+It follows the feed. While the bus is down it keeps its position, so nothing is lost. A success that this process records
+itself is published at once (`ending`), and the feed, read more seldom then, only confirms it. A packet whose
+acknowledgement was lost is sent again with the same message id. Where the bus stores results, a result counts as sent when it is stored. A
 client receives exactly the end that the ledger has, under its own job id; workers only ever use wire ids.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from trellis.bus.errors import BusError, BusUnavailable, NotKept, TooLargeToKeep
 from trellis.bus.messages import (
@@ -36,14 +38,22 @@ from trellis.bus.trigger import CoalescedTrigger
 from trellis.engine import tracing
 from trellis.engine.jobs import JobId
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event
+from trellis.engine.records import Event, event_id
 from trellis.engine.subscription import FeedReport, FeedSubscriber, SubscriptionOptions, TakenOver
 from trellis.lifecycles.bus_job import BUS_JOB, HELD
 
 SUBSCRIBER_NAME = "bus-publisher"
-FOLLOW_DEFAULT = SubscriptionOptions(gather_s=0.01, save_every_s=0.1)
-"""How the services of the bus follow the feed. What they do twice after a crash has the same ids, and so one effect."""
+FOLLOW_DEFAULT = SubscriptionOptions(gather_s=0.01, rest_s=0.05, save_every_s=0.1)
+"""How the services of the bus follow the feed. What they do twice after a crash has the same ids, and so one effect.
+
+Pages need no action where single jobs succeed: their results were published at once. After such a page, an end that is
+published from the feed, or a step that waits for another, may wait `rest_s` longer.
+"""
 CONCURRENCY = 32
+AHEAD_MAX = 10_000
+"""Most successes that are published before the feed was read up to them. Further ones wait for the feed."""
+ENDING_S_MAX = 5.0
+"""How long the feed waits for a success that is being published at once, in seconds; then it publishes it."""
 UNKEPT_RETRY_S_MAX = 30.0
 """How long results wait for a stream that refuses them, in seconds.
 
@@ -89,6 +99,43 @@ class _OutgoingMessage:
     message_id: str
 
 
+class EndPublication:
+    """The publication of one success, by the process that records it. Between `ending` and the end of this, the feed waits.
+
+    Either `publish` is called, once the ledger has the success, or `drop`.
+    """
+
+    def __init__(self, publisher: "BusPublisher", job_id: JobId) -> None:
+        self._publisher, self._job_id = publisher, job_id
+        self._over = asyncio.Event()
+
+    def publish(self, version: int, report: WorkerReport, trace_id: str) -> None:
+        """Publish the success that the ledger has recorded as this version of the job. Returns at once."""
+        self._publisher.start_publishing(self._run(version, report, trace_id))
+
+    def drop(self) -> None:
+        """There is no success, or the feed shall publish it."""
+        self._publisher.has_ended(self._job_id, self)
+        self._over.set()
+
+    async def wait(self) -> None:
+        """Return when it is over; after `ENDING_S_MAX` seconds it is dropped."""
+        try:
+            async with asyncio.timeout(ENDING_S_MAX):
+                await self._over.wait()
+        except TimeoutError:
+            self.drop()
+
+    async def _run(self, version: int, report: WorkerReport, trace_id: str) -> None:
+        try:
+            if not self._over.is_set():
+                is_sent = await self._publisher.publish_success(self._job_id, version, report, trace_id)
+                if is_sent and not self._over.is_set():
+                    self._publisher.was_sent(event_id(self._job_id, version))
+        finally:
+            self.drop()
+
+
 @dataclass(kw_only=True)
 class BusPublisher(FeedSubscriber[SubscriptionOptions]):
     """The service. A pass reads a page of the feed, publishes from it, and saves the position."""
@@ -104,6 +151,9 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
     """Message ids that the bus has taken, of events after the position up to which everything is done."""
     _not_kept_since: dict[str, float] = field(default_factory=dict[str, float])
     """By subject: since when its stream refuses packets."""
+    _ending: dict[JobId, EndPublication] = field(default_factory=dict[JobId, EndPublication])
+    """Successes that are being recorded and published by this process."""
+    _tasks: set["asyncio.Task[None]"] = field(default_factory=set["asyncio.Task[None]"])
     _trigger: CoalescedTrigger[BusPublishReport] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +171,45 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
         """Request a pass because a job has ended, if this process publishes."""
         if self.follows:
             self._trigger.wake()
+
+    # --- successes that this process records ----------------------------------------------------------------------
+
+    def ending(self, job_id: JobId) -> EndPublication | None:
+        """Announce that this process is about to record the success of a job, and will publish it at once.
+
+        None if the feed must do it: another process publishes, the bus is down, or too many are ahead of the feed.
+        """
+        is_possible = self.follows and self.bus.connected and not self._not_kept_since
+        if not is_possible or job_id in self._ending or len(self._sent) + len(self._ending) >= AHEAD_MAX:
+            return None
+        ending = self._ending[job_id] = EndPublication(self, job_id)
+        return ending
+
+    def has_ended(self, job_id: JobId, ending: EndPublication) -> None:
+        """Forget the announced success of a job."""
+        if self._ending.get(job_id) is ending:
+            del self._ending[job_id]
+
+    def start_publishing(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the publication of a success. `release` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def was_sent(self, message_id: str) -> None:
+        """Note a packet that the bus has taken, so that the feed does not send it again."""
+        if self.follows:
+            self._sent.add(message_id)
+
+    async def publish_success(self, job_id: JobId, version: int, report: WorkerReport, trace_id: str) -> bool:
+        """Publish a success that this process has recorded. Returns whether it is done; the feed publishes it otherwise."""
+        result = _result(job_id, "SUCCEEDED", report, None, self.bus.sender_id)
+        note = _OutgoingMessage(subject=RESULT, body=result, message_id=event_id(job_id, version))
+        about = _EventAbout(id=note.message_id, job_id=job_id, target="SUCCEEDED", trace_id=_trace(trace_id, job_id))
+        is_done = self.follows and await self._publish_note(about, note)
+        if not is_done:
+            self.wake()
+        return is_done
 
     async def _pass(self) -> BusPublishReport:
         page = await self.page()
@@ -145,10 +234,15 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
         except TakenOver:
             self._sent.clear()
             return BusPublishReport(events=len(page.events))
-        return BusPublishReport(following=True, events=len(page.events), sent=sent, held_up=done < len(page.events))
+        held_up = done < len(page.events)
+        return BusPublishReport(
+            following=True, events=len(page.events), sent=sent, held_up=held_up, needed_nothing=not (sent or held_up)
+        )
 
     async def release(self) -> None:
         """Finish the requested passes, then release the subscription."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
         await self._trigger.drain()
         await super().release()
 
@@ -166,21 +260,27 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
 
     async def _publish_event(self, event: Event) -> int | None:
         """How many packets were sent now; None when the bus did not take them all."""
-        sent = 0
+        ending = self._ending.get(event.job_id)
+        if ending is not None and event.type == "job_succeeded":
+            await ending.wait()
+        if event.id in self._sent and event.type == "job_succeeded":
+            return 0
+        sent, about = 0, _about(event)
         for note in await self._notes(event):
             if note.message_id in self._sent:
                 continue
-            if not self.bus.connected:
-                return None
-            with await self._span(event, note) as span:
-                gone = await self._publish_message(event, note, span)
-            if not gone:
+            if not self.bus.connected or not await self._publish_note(about, note):
                 return None
             self._sent.add(note.message_id)
             sent += 1
         return sent
 
-    async def _span(self, event: Event, note: _OutgoingMessage) -> tracing.Span:
+    async def _publish_note(self, event: "_EventAbout", note: _OutgoingMessage) -> bool:
+        """Whether the packet need not be sent again."""
+        with await self._span(event, note) as span:
+            return await self._publish_message(event, note, span)
+
+    async def _span(self, event: "_EventAbout", note: _OutgoingMessage) -> tracing.Span:
         """A span in the trace of the job's submitter. The ledger is read only where tracing is on."""
         job = await self.ledger.job(event.job_id) if tracing.is_on() else None
         if job is None:
@@ -189,12 +289,12 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
         about = {**tracing.of_job(job), "trellis.event_id": event.id, "trellis.status": event.target}
         return tracing.carried(job.trace, f"job.{what} {job.type}", about, kind=tracing.PRODUCER)
 
-    async def _publish_message(self, event: Event, note: _OutgoingMessage, span: tracing.Span) -> bool:
+    async def _publish_message(self, event: "_EventAbout", note: _OutgoingMessage, span: tracing.Span) -> bool:
         """Whether the packet need not be sent again."""
         kept = note.subject in KEPT_SUBJECTS
         try:
             await self.bus.publish(
-                note.subject, note.body, trace_id=_trace(event), message_id=note.message_id, kept=kept
+                note.subject, note.body, trace_id=event.trace_id, message_id=note.message_id, kept=kept
             )
         except BusUnavailable as error:
             span.fail(str(error))
@@ -217,7 +317,7 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
             self._not_kept_since.pop(note.subject, None)
         return True
 
-    def _goes_unkept(self, event: Event, subject: str, error: NotKept) -> bool:
+    def _goes_unkept(self, event: "_EventAbout", subject: str, error: NotKept) -> bool:
         """Whether to go on without the stream.
 
         A full stream is waited for; one that keeps refusing must not block everything.
@@ -282,31 +382,55 @@ def _payload_changed(result: JobResult) -> BusAlert:
     )
 
 
-def _trace(event: Event) -> str:
-    return event.correlation_id if 0 < len(event.correlation_id) <= NAME_CHARS_MAX else event.job_id
+class _EventAbout(NamedTuple):
+    """What publishing needs to know of an event."""
+
+    id: str
+    job_id: JobId
+    target: str
+    trace_id: str
+
+
+def _about(event: Event) -> _EventAbout:
+    return _EventAbout(event.id, event.job_id, event.target, _trace(event.correlation_id, event.job_id))
+
+
+def _trace(correlation_id: str, job_id: JobId) -> str:
+    return correlation_id if 0 < len(correlation_id) <= NAME_CHARS_MAX else job_id
 
 
 def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> JobResult:
     """The result published for the end of a job, with the id of its retry."""
-    report = report_in(event)
-    code, number = ERROR_OF_STATE.get(event.target, ("", ErrorCode.UNSPECIFIED))
-    if report is not None and event.target in {"SUCCEEDED", "FAILED"}:
+    return _result(event.job_id, event.target, report_in(event), event.cause, sender_id, again=again)
+
+
+def _result(
+    job_id: JobId,
+    target: str,
+    report: WorkerReport | None,
+    cause: str | None,
+    sender_id: str,
+    *,
+    again: JobId | None = None,
+) -> JobResult:
+    code, number = ERROR_OF_STATE.get(target, ("", ErrorCode.UNSPECIFIED))
+    if report is not None and target in {"SUCCEEDED", "FAILED"}:
         code = report.error_code
         number = report.error_code_enum or error_number(code)
-    message = report.error_message if report and report.error_message else event.cause or ""
-    if report is not None and event.target == "FAILED" and report.status in ENGINE_STATUS_NAMES:
+    message = report.error_message if report and report.error_message else cause or ""
+    if report is not None and target == "FAILED" and report.status in ENGINE_STATUS_NAMES:
         number = ErrorCode.UNSPECIFIED if number in ENGINE_ERROR_CODES else number
         message = f"{message} (its worker reported {report.status})".strip()
     if again is not None:
         message = f"{message}; it is done again as job {again}, unless that is cancelled".removeprefix("; ")
     return JobResult(
-        job_id=event.job_id,
-        status=_status(event, report),
+        job_id=job_id,
+        status=_status(target, report),
         worker_id=sender_id,
         result_ptr=report.result_ptr if report else "",
         execution_ms=report.execution_ms if report else 0,
         error_code=code,
-        error_message="" if event.target == "SUCCEEDED" else message,
+        error_message="" if target == "SUCCEEDED" else message,
         artifact_ptrs=report.artifact_ptrs if report else (),
         error_code_enum=int(number),
         dispatch=report.dispatch if report else None,
@@ -315,7 +439,7 @@ def result_of(event: Event, sender_id: str, *, again: JobId | None = None) -> Jo
     )
 
 
-def _status(event: Event, report: WorkerReport | None) -> Status:
+def _status(target: str, report: WorkerReport | None) -> Status:
     """The state of the job or, if its worker reported it, the failure as retryable or fatal."""
-    status = Status.__members__.get(report.status) if report is not None and event.target == "FAILED" else None
-    return status if status is not None and status in WORKER_STATUSES else Status[event.target]
+    status = Status.__members__.get(report.status) if report is not None and target == "FAILED" else None
+    return status if status is not None and status in WORKER_STATUSES else Status[target]

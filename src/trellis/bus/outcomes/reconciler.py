@@ -78,17 +78,23 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
     _learned_in: int = 0
     """The value of `begun` for which the workflow cache was filled."""
     _made: int = 0
+    _had_consequences: bool = False
 
     def __post_init__(self) -> None:
         self._tree = JobTree(ledger=self.ledger, topics=self.topics)
         self._workflows = WorkflowReader(tree=self._tree, between=self.keep)
 
     async def run_once(self) -> OutcomeReport:
-        self._made = 0
+        self._made, self._had_consequences = 0, False
         done = await self.take(self._reconcile)
         if done.following and self._made and self.wake is not None:
             self.wake()
-        return OutcomeReport(following=done.following, events=done.events, made=self._made)
+        return OutcomeReport(
+            following=done.following,
+            events=done.events,
+            made=self._made,
+            needed_nothing=done.events > 0 and not self._had_consequences,
+        )
 
     # --- one page -------------------------------------------------------------------------------------------------
 
@@ -108,6 +114,7 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
             if request is not None and _has_consequences(event, request):
                 by_family.setdefault(await self._family(event, request), []).append((event, request))
             await self.keep()
+        self._had_consequences = bool(by_family)
         room = asyncio.Semaphore(CONCURRENCY)
         await gather_all(self._reconcile_family(family, room) for family in by_family.values())
 

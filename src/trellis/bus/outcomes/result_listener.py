@@ -46,6 +46,7 @@ from trellis.bus.outcomes.attempts import (
     verdict_on,
 )
 from trellis.bus.outcomes.linked_jobs import COMPENSATION_ID
+from trellis.bus.outcomes.publisher import BusPublisher
 from trellis.bus.port import Bus, BusSubscription, ReceivedPacket
 from trellis.bus.requests import read_wire_id
 from trellis.bus.topics import Topics
@@ -134,6 +135,8 @@ class ResultListener:
     stopping: StopNotifier
     wake: Callable[[], None] | None = None
     """Called when a worker has room again, or a job is ready again."""
+    publisher: BusPublisher | None = None
+    """The publisher of this process: it publishes recorded successes at once, and reads the feed for other ends."""
     _listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
     _remarked: LruCache[tuple[str, str, str, str], bool] = field(init=False)
     _beaten: LruCache[str, float] = field(init=False)
@@ -248,8 +251,10 @@ class ResultListener:
     async def _apply_verdict(self, reported: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> ReportAnswer:
         topic = self.topics.of(hold.type)
         meant = verdict_on(report, topic, hold, await self._given_back(hold, report))
-        if meant is ReportVerdict.CANCEL:
-            outcome = await self._cancelled(hold, report)
+        if meant is ReportVerdict.SUCCEED:
+            did = await self._succeeded(reported, hold, report)
+        elif meant is ReportVerdict.CANCEL:
+            did = await self._cancelled(hold, report)
         elif meant in REQUEUING_VERDICTS:
             step = Advance(
                 hold.lease,
@@ -260,15 +265,35 @@ class ResultListener:
                 cause=report.problem,
                 data=report.body,
             )
-            outcome = await self._turn(Actor(role=Role.SCHEDULER, name=self.name), (step,))
+            did = await self._turn(Actor(role=Role.SCHEDULER, name=self.name), (step,)) is not None
         else:
-            steps = (*_start(hold, reported, {"seen_by": "result"}), await self._end(hold, meant, report))
-            outcome = await self._turn(Actor(role=Role.WORKER, name=reported.worker_id), steps)
-        if not outcome:
+            did = await self._end(reported, hold, await self._failure(hold, report)) is not None
+        if not did:
             return await self._on_refused_step(reported, hold, report)
         self._has_settled(reported)
+        if meant is not ReportVerdict.SUCCEED and self.publisher is not None:
+            self.publisher.wake()
         status = Status.SCHEDULED if meant in REQUEUING_VERDICTS else _STATUS_OF_VERDICT[meant]
         return ReportAnswer(status=status, message=ACCEPTED)
+
+    async def _succeeded(self, reported: _ReportedAttempt, hold: HeldLease, report: WorkerReport) -> bool:
+        """Record a success and have it published: at once if this process publishes, otherwise from the feed."""
+        publisher, body = self.publisher, report.body
+        ending = None if publisher is None or report.error_code else publisher.ending(reported.job_id)
+        version: int | None = None
+        try:
+            step = Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=body, result=body)
+            version = await self._end(reported, hold, step)
+        finally:
+            if ending is not None and version is None:
+                ending.drop()
+        if version is None:
+            return False
+        if ending is not None:
+            ending.publish(version, report, hold.correlation_id)
+        elif publisher is not None:
+            publisher.wake()
+        return True
 
     async def _given_back(self, hold: HeldLease, report: WorkerReport) -> int:
         """How often workers returned the job unstarted; 0 unless it was dispatched often enough for that to matter."""
@@ -287,10 +312,12 @@ class ResultListener:
             return await self._judge(reported, report, forged=False)
         return await self._refuse(reported, report, None, tried=True)
 
-    async def _end(self, hold: HeldLease, meant: ReportVerdict, report: WorkerReport) -> Advance:
-        if meant is ReportVerdict.SUCCEED:
-            body = report.body
-            return Advance(hold.lease, "RUNNING", Trigger.COMPLETE, data=body, result=body)
+    async def _end(self, reported: _ReportedAttempt, hold: HeldLease, step: Advance) -> int | None:
+        """Record the end of an attempt, and its start if that is not recorded yet. As `_turn`."""
+        steps = (*_start(hold, reported, {"seen_by": "result"}), step)
+        return await self._turn(Actor(role=Role.WORKER, name=reported.worker_id), steps)
+
+    async def _failure(self, hold: HeldLease, report: WorkerReport) -> Advance:
         death = await self._dead_letter_reason(hold.lease.job_id, report)
         again = is_retryable(report, self.topics.of(hold.type))
         return Advance(
@@ -324,10 +351,17 @@ class ResultListener:
         moved = await self.ledger.move(Actor(role=Role.RECONCILER, name=self.name), move)
         return isinstance(moved, Moved) and not moved.repeated
 
-    async def _turn(self, actor: Actor, steps: tuple[Advance, ...]) -> bool:
-        """Whether all steps were applied, and by this call: a repeated step may be another process's."""
-        outcomes = (await self.ledger.turn(Turn(actor=actor, advances=steps))).outcomes
-        return all(isinstance(outcome, StepApplied) and not outcome.repeated for outcome in outcomes)
+    async def _turn(self, actor: Actor, steps: tuple[Advance, ...]) -> int | None:
+        """The version of the job after these steps; None unless all were applied, and by this call.
+
+        A repeated step may be another process's.
+        """
+        version: int | None = None
+        for outcome in (await self.ledger.turn(Turn(actor=actor, advances=steps))).outcomes:
+            if not isinstance(outcome, StepApplied) or outcome.repeated:
+                return None
+            version = outcome.version
+        return version
 
     def _has_settled(self, reported: _ReportedAttempt) -> None:
         self.workers.settled(reported.wire_id)

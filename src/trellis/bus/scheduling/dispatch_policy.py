@@ -33,7 +33,8 @@ class SchedulerOptions:
     """How many of the newest jobs are searched for urgent ones, when more than `validate_max` wait for validation."""
     each: int = 100
     """Ready jobs read per topic and priority in a pass."""
-    at_once: int = 16
+    at_once: int = 32
+    """Jobs dispatched together: their transitions share transactions."""
     pass_s: float = 2.0
     """How long a pass continues with the jobs it read at its start, in seconds: newer jobs may be more urgent."""
     subject_max: int = 1_000

@@ -205,8 +205,8 @@ class BusIntake:
     topics: Topics
     room: BacklogLimit
     clock: Clock
-    accepted: Callable[[], None] | None = None
-    """Called when a new job is in the ledger."""
+    accepted: Callable[[JobId], Awaitable[None]] | None = None
+    """Called when a new job is in the ledger, and its stored request is known to be valid."""
     works_on: Callable[[str, str], Awaitable[None]] | None = None
     """Called with a wire id and a sender id when a request shows that this sender, if it is the worker, has started."""
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
@@ -270,7 +270,7 @@ class BusIntake:
         if not answer.created:
             await self._tell_again(answer.job_id, packet.trace_id)
         elif self.accepted is not None:
-            self.accepted()
+            await self.accepted(answer.job_id)
 
     async def _tell_again(self, job_id: JobId, trace_id: str) -> None:
         """Publish the result of an ended job again. The client may have missed it: a bus can lose stored packets."""

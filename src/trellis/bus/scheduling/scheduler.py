@@ -136,6 +136,8 @@ class KernelChecks:
 
 
 PENDING, SCHEDULED, DISPATCHED, DENIED = "PENDING", "SCHEDULED", "DISPATCHED", "DENIED"
+FIRST_VERSION = 1
+"""The version of a job that was submitted and not touched since."""
 KERNEL_FAILURES_MAX = 3
 """A pass stops asking after this many unanswered checks, if no check of the same group was answered."""
 BUS_OUTAGE_PAUSE_S = 1.0
@@ -241,6 +243,19 @@ class Scheduler:
         """Request a pass now, because there may be new jobs."""
         self._validation.wake()
 
+    async def validate_new(self, job_id: JobId) -> None:
+        """Validate a job that this process has just submitted from a valid request, without reading it back.
+
+        When the ledger does not answer, the next pass validates it.
+        """
+        try:
+            await self._schedule(job_id, FIRST_VERSION)
+        except LedgerError as error:
+            _log.info("validated_later", job_id=job_id, error=str(error))
+            self.wake()
+        else:
+            self.wake_dispatch()
+
     def wake_dispatch(self) -> None:
         """Request a dispatch of ready jobs now, because a worker may have room or a job is ready again."""
         self._dispatching.wake()
@@ -275,8 +290,12 @@ class Scheduler:
             request_of(replace(job, payload=payload))
         except BusRequestInvalid as error:
             return await self._end(job_id, f"not accepted: {error}", DispatchOutcome.REFUSED)
+        return await self._schedule(job_id, job.version)
+
+    async def _schedule(self, job_id: JobId, version: int) -> DispatchOutcome:
+        """Make a validated job ready, if it still has this version."""
         request_id = RequestId(f"validate:{job_id}")
-        move = Move(job_id=job_id, target=SCHEDULED, request_id=request_id, version=job.version, delay_s=0.0)
+        move = Move(job_id=job_id, target=SCHEDULED, request_id=request_id, version=version, delay_s=0.0)
         return _outcome_of_move(await self.ledger.move(self.actor, move), DispatchOutcome.VALIDATED)
 
     # --- dispatch -------------------------------------------------------------------------------------------------

@@ -325,11 +325,8 @@ class NatsConnection:
             mark = link.next_mark = asyncio.get_running_loop().create_future()
             self._spawn(self._mark(link, mark))
         try:
-            async with asyncio.timeout(FLUSH_S_MAX):
-                back = await asyncio.shield(mark)
+            back = await asyncio.shield(mark)
         except TimeoutError:
-            if not link.down.is_set():
-                await link.client.force_reconnect()
             raise self.uncertain(f"it took nothing for {FLUSH_S_MAX:g} s") from None
         if back is None:
             raise self.uncertain("the connection broke")
@@ -342,18 +339,26 @@ class NatsConnection:
         return BusUncertain(url=self.options.shown, detail=detail)
 
     async def _mark(self, link: NatsLink, mark: "asyncio.Future[Msg | None]") -> None:
-        await asyncio.sleep(0)  # concurrent publishers share the mark
+        await asyncio.sleep(0)  # concurrent publishers share the mark, and its time-out
         link.next_mark = None
         reply, back = self.expect(link)
+        answer: Msg | None = None
         try:
-            await self.send(link, reply, b"")
-            answer = await back
+            async with asyncio.timeout(FLUSH_S_MAX):
+                await self.send(link, reply, b"")
+                answer = await back
+        except TimeoutError as error:
+            if not mark.done():
+                mark.set_exception(error)
+                mark.exception()  # all callers may be gone
+            if not link.down.is_set():
+                await link.client.force_reconnect()
         except BusUnavailable:
             answer = None
         finally:
             self.forget(link, reply)
-        if not mark.done():
-            mark.set_result(answer)
+            if not mark.done():
+                mark.set_result(answer)
 
     async def _on_inbox(self, message: Msg) -> None:
         link, token = self.current, message.subject.rpartition(".")[2]

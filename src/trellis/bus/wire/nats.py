@@ -135,19 +135,20 @@ class NatsBus:
         if not echoes:
             self._echoed.add(subject)
 
+        def is_echo(message: Msg) -> bool:
+            return not echoes and message.data in self._sent
+
         async def on_message(message: Msg, kept: Msg.Metadata | None) -> bool:
-            if not echoes and message.data in self._sent:
-                return True
             return await self._on_message(message, handler, self._delivery(message, listener, kept), alerts=alerts)
 
         if durable and group is not None:
             subscription: NatsSubscription | DurableSubscription = DurableSubscription(
-                self._connection, subject, group, on_message, clock=self._clock
+                self._connection, subject, group, on_message, is_echo, clock=self._clock
             )
             if self.connected:
                 await subscription.settled()
         else:
-            subscription = NatsSubscription(self._connection, subject, group or "", on_message)
+            subscription = NatsSubscription(self._connection, subject, group or "", on_message, is_echo)
             await subscription.begin()
         self._listening.add(subscription)
         return subscription
@@ -164,11 +165,11 @@ class NatsBus:
         reply, acknowledged = self._connection.expect(link, kept=True)
         try:
             await self._connection.send(link, subject, data, reply=reply, headers=headers)
-            await self._connection.taken(link)
             async with asyncio.timeout(KEPT_S_MAX):
-                answer = await acknowledged
+                answer = await acknowledged  # which also says that the server has taken it
         except TimeoutError:
             self._streams.forget(subject)
+            await self._connection.taken(link)  # a server that takes nothing is left
             raise self._connection.uncertain(f"no stream said for {KEPT_S_MAX:g} s that it has kept it") from None
         finally:
             self._connection.forget(link, reply)
@@ -267,9 +268,11 @@ class NatsSubscription:
         subject: str,
         group: str,
         on_message: Callable[[Msg, Msg.Metadata | None], Awaitable[bool]],
+        is_useless: Callable[[Msg], bool],
     ) -> None:
         self._connection = connection
         self._subject, self._group, self._on_message = subject, group, on_message
+        self._is_useless = is_useless
         self._handling = HandlerPool()
         self._subscription: Subscription | None = None
 
@@ -302,6 +305,9 @@ class NatsSubscription:
         self._subscription = await subscribe(client, self._subject, self._start, group=self._group)
 
     async def _start(self, message: Msg) -> None:
+        if self._is_useless(message):
+            return
+
         async def work() -> None:
             await self._on_message(message, None)
 

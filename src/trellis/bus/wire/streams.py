@@ -260,6 +260,7 @@ class DurableSubscription:
     """Subscribes to one subject for a group.
 
     `on_message` gets the message, and its stream metadata if a stream stored it. It returns whether the packet is done with.
+    A message that `is_useless` is acknowledged without it.
     """
 
     def __init__(
@@ -268,11 +269,13 @@ class DurableSubscription:
         subject: str,
         group: str,
         on_message: Callable[[Msg, Msg.Metadata | None], Awaitable[bool]],
+        is_useless: Callable[[Msg], bool],
         *,
         clock: Clock,
     ) -> None:
         self._connection = connection
         self._subject, self._group, self._on_message = subject, group, on_message
+        self._is_useless = is_useless
         self._clock = clock
         self._handling = HandlerPool()
         self._left, self._ended, self._gone = 0, asyncio.Event(), False
@@ -366,25 +369,37 @@ class DurableSubscription:
         status = status_of(message)
         if status is None:
             self._left -= 1
-            await self._handling.start(lambda: self._work(message))
+            if self._is_useless(message):
+                await self._acknowledge(message)
+            else:
+                await self._handling.start(lambda: self._work(message))
         elif status == "503" or (status == "409" and "deleted" in _description(message)):
             self._gone = True
         if status not in {None, "100"} or self._left <= 0:
             self._ended.set()
 
     async def _work(self, message: Msg) -> None:
-        done = await self._on_message(message, message.metadata)
+        if await self._on_message(message, message.metadata):
+            await self._acknowledge(message)
+            return
+        deliveries = message.metadata.num_delivered
         try:
-            deliveries = message.metadata.num_delivered
-            if done:
-                await message.ack()
-            elif deliveries >= DELIVERIES_MAX:
+            if deliveries >= DELIVERIES_MAX:
                 log.error("packet_given_up", subject=self._subject, deliveries=deliveries)
                 await message.term()
             else:
                 await message.nak(delay=redelivery_delay_s(deliveries))
         except (NatsError, OSError) as error:  # The server did not receive it, and redelivers the packet.
-            log.debug("not_acknowledged", subject=self._subject, error=str(error))
+            self._note_unacknowledged(error)
+
+    async def _acknowledge(self, message: Msg) -> None:
+        try:
+            await message.ack()
+        except (NatsError, OSError) as error:
+            self._note_unacknowledged(error)
+
+    def _note_unacknowledged(self, error: Exception) -> None:
+        log.debug("not_acknowledged", subject=self._subject, error=str(error))
 
     # -- without JetStream -----------------------------------------------------------------------------------------
 
@@ -405,6 +420,9 @@ class DurableSubscription:
             await unsubscribe(link if link.client is client else None, subscription, DRAIN_S_MAX)
 
     async def _on_direct_message(self, message: Msg) -> None:
+        if self._is_useless(message):
+            return
+
         async def work() -> None:
             await self._on_message(message, None)
 

@@ -19,6 +19,7 @@ from trellis.engine.records import (
     QueueDepth,
     SampledEvent,
     Signal,
+    event_id,
 )
 from trellis.engine.schedules import ScheduleRecord, ScheduleSpec
 from trellis.engine.uniqueness import rule_from_text
@@ -132,7 +133,7 @@ def event(row: PostgresRow) -> Event:
     lifecycle = BY_CODE[row["lifecycle"]]
     source = row["from_state"]
     return Event(
-        id=f"{row['job_id']}-{row['version']}",
+        id=event_id(row["job_id"], row["version"]),
         job_id=JobId(row["job_id"]),
         lifecycle=lifecycle.name,
         type=event_name(row["type"]),

@@ -33,6 +33,7 @@ from trellis.engine.records import (
     UniqueKey,
     UnpairedArtifact,
     WorkerRecord,
+    event_id,
 )
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
@@ -442,4 +443,4 @@ def _dead_letters(tx: Transaction, events: Sequence[Event]) -> dict[str, DeadLet
     if not events:
         return {}
     letters = map(rows.dead_letter, tx.db.execute(_RECORD_QUERIES.dead_letters_at, (_pairs(events),)))
-    return {f"{letter.job_id}-{letter.version}": letter for letter in letters}
+    return {event_id(letter.job_id, letter.version): letter for letter in letters}

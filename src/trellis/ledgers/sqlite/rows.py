@@ -5,7 +5,7 @@ from typing import Any
 
 from trellis.engine.admin_acts import node_of
 from trellis.engine.jobs import Epoch, HeldLease, JobId, JobKey, Lease, Priority, ReasonCode, Stage
-from trellis.engine.records import DeadLetter, Event, Job, SampledEvent
+from trellis.engine.records import DeadLetter, Event, Job, SampledEvent, event_id
 from trellis.ledgers.sqlite.plan import HELD, PLACES, STATE_NAMES, US
 from trellis.lifecycles import BY_CODE, Lifecycle, event_name
 from trellis.lifecycles.lifecycle import ROLES
@@ -36,7 +36,7 @@ def event(row: SqliteRow) -> Event:
     (job_id, lifecycle, correlation, version, kind, source, target, role, actor) = row[:9]
     (epoch, generation, attempt, at, cause, data) = row[9:15]
     return Event(
-        id=f"{job_id}-{version}",
+        id=event_id(job_id, version),
         job_id=job_id,
         lifecycle=BY_CODE[lifecycle].name,
         type=event_name(kind),
