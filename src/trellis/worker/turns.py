@@ -48,6 +48,8 @@ LOOKAHEAD_S = 0.5
 """Jobs that will start within this time are claimed but not yet started."""
 TURNS_AHEAD = 2
 """Jobs that will start within so many turns are started in the claim too: their slot would wait for a later start."""
+AHEAD_MAX_S = 0.1
+"""At most what starts within this time is started in the claim: the death of the worker costs such a job an attempt."""
 PACE_WINDOW_S = 0.002
 PACE_WEIGHT = 0.5
 
@@ -99,7 +101,7 @@ class PrefetchPolicy:
 
     def ahead(self, pace: JobPace) -> int:
         """How many jobs beyond the slots may already be started."""
-        ahead_s = min(LOOKAHEAD_S, max(AHEAD_S, TURNS_AHEAD * pace.turn_s))
+        ahead_s = min(AHEAD_MAX_S, max(AHEAD_S, TURNS_AHEAD * pace.turn_s))
         return min(self.prefetch_max, int(pace.per_s * ahead_s))
 
     def wanted(self, pace: JobPace, *, running: int, ready: int, assigned: int) -> ClaimSize:
