@@ -268,13 +268,17 @@ def test_an_instance_with_another_issuer_does_not_take_over_the_names_of_the_fir
     asyncio.run(served_before())
     monkeypatch.setenv("TRELLIS_TOKEN", local("token", "issue", "--role", "submitter", "--sub", "ada").out.strip())
     change = ("trellis", "--replaces", "https://tokens.example")
-    refusals = [local(*command) for command in (("submit", "t"), ("jobs",))]
-    assert local("token", "issuer", *change).code == 1, "a submitter does not"
-    monkeypatch.delenv("TRELLIS_TOKEN")
-    refusals.append(local("up", "--roles", "gateway", "--port", "0"))
-    for refused in refusals:
+
+    def check_refused(*command: str) -> None:
+        refused = local(*command)
         assert refused.code == 2, refused.err
         assert f"trellis token issuer {' '.join(change)}" in refused.err.replace("\n", " ")
+
+    check_refused("submit", "t")
+    check_refused("jobs")
+    assert local("token", "issuer", *change).code == 1, "a submitter does not"
+    monkeypatch.delenv("TRELLIS_TOKEN")
+    check_refused("up", "--roles", "gateway", "--port", "0")  # last: a program that does not refuse would serve
     assert local("token", "issuer", "trellis", "--replaces", "https://other.example").code == 2
     assert local("token", "issuer", *change, "--json").record == {"issuer": "trellis"}
     assert local("token", "issuer").out == "trellis\n"
