@@ -137,6 +137,14 @@ async def test_drives_that_ask_for_the_time_at_the_same_moment_ask_once(stand: S
     assert counted.nows == 1
 
 
+async def test_runs_that_begin_at_the_same_moment_read_their_events_in_one_query(stand: Stand):
+    runs, driver = [await stand.run_of(f"agent-{number}") for number in range(RUNS)], stand.driver()
+    counted = driver.ledger = Counted(stand.ledger)  # type: ignore[assignment]
+    histories = await asyncio.gather(*(driver.history(run_id) for run_id in runs))
+    assert counted.reads == [f"events of {RUNS}"]
+    assert [{event.job_id for event in events} for events in histories] == [{run_id} for run_id in runs]
+
+
 @pytest.mark.requirement("PIPE-3")
 async def test_the_slot_of_an_ended_run_is_used_without_waiting_for_the_next_pass(stand: Stand):
     runs = [await stand.run_of(slug) for slug in ("one", "two", "three", "one")]

@@ -26,7 +26,7 @@ from trellis.engine.jobs import Actor, Advance, Claimed, JobId, LeaseLost, Move,
 from trellis.engine.lease_runner import LeaseRunner, LeaseRunnerOptions
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import JobFilter
+from trellis.engine.records import Event, JobFilter
 from trellis.engine.service import Service
 from trellis.engine.step_runner import JobDrive, StepRunner
 from trellis.lifecycles import Trigger
@@ -97,6 +97,8 @@ ADVANCES_MAX = 200
 """Most steps of different runs in one transaction."""
 LOOKS_MAX = 1_000
 """Most drives served by one query for the ledger's time."""
+HISTORIES_MAX = 100
+"""Most runs whose events are read in one query."""
 CLOCKS_ALIKE_S = 1.0
 """Shorter durations are measured with the local clock, not the ledger's: it drifts less than a millisecond."""
 UPSTREAM_PAUSE_S_MAX = 30.0
@@ -152,10 +154,12 @@ class RunDriver(StepRunner):
     span = "run.drive"
     _advances: Batcher[Advance, StepApplied | LeaseLost] = field(init=False)
     _looks: Batcher[None, LedgerTime] = field(init=False)
+    _histories: Batcher[JobId, list[Event]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._advances = Batcher(self._advance_all, lambda _: 1, ADVANCES_MAX)
         self._looks = Batcher(self._look_for_all, lambda _: 1, LOOKS_MAX)
+        self._histories = Batcher(self._read_histories, lambda _: 1, HISTORIES_MAX)
 
     def begin(self, claimed: Claimed) -> "RunDrive":
         """The drive of a claimed run."""
@@ -173,6 +177,14 @@ class RunDriver(StepRunner):
         asked_at = self.clock.monotonic()
         now = await self.ledger.now()
         return [LedgerTime(now, asked_at, self.clock.monotonic())] * len(askers)
+
+    async def history(self, run_id: JobId) -> list[Event]:
+        """The events of a run, oldest first, from one query shared with the runs that begin at the same moment."""
+        return await self._histories.put(run_id)
+
+    async def _read_histories(self, run_ids: Sequence[JobId]) -> list[list[Event]]:
+        events = await self.ledger.events_of(run_ids)
+        return [events.get(run_id, []) for run_id in run_ids]
 
     async def advance(self, advance: Advance) -> StepApplied | LeaseLost:
         """One fenced step of one run, in one transaction with the concurrent steps of other runs."""
@@ -232,7 +244,7 @@ class RunDrive(JobDrive[str | None, StepError]):
     async def _load(self) -> None:
         """Load the run's events and journal."""
         ledger = self._driver.ledger
-        events = await ledger.events(self._run_id)
+        events = await self._driver.history(self._run_id)
         started = next(event for event in events if event.type == run_documents.STARTED)
         self._started, self._version = started.ts, events[-1].version
         self._done = sum(event.type == run_documents.STEP_DONE for event in events)
