@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 
 LEDGER = "tests/ledgers/conformance"
 SQL = "ledgers/postgres/functions"
+TOGETHER = f"{LEDGER}/test_steps_together.py"
 
 POSTGRES: dict[str, Mutant] = {
     # A job is COMPLETE and its artifact is not final.
@@ -115,6 +116,20 @@ POSTGRES: dict[str, Mutant] = {
         old="delete from lease l where l.id = o.id and l.epoch = o.epoch and l.state",
         new="delete from lease l where l.id = o.id and l.state",
         tests=(f"{LEDGER}/test_fence.py::test_every_write_of_a_holder_that_lost_its_lease_is_refused",),
+    ),
+    # Steps of many jobs together are made whatever the epoch of the lease is.
+    "DJ-7 postgres together": Mutant(
+        file=f"{SQL}/50_turn.sql",
+        old="l.epoch = epochs[width_bucket(l.id, ids)] and l.state = source_state",
+        new="l.state = source_state",
+        tests=(f"{TOGETHER}::test_steps_of_many_runs_in_one_turn_leave_each_as_if_it_came_alone[postgres]",),
+    ),
+    # Jobs are completed together whatever the epoch of the lease is.
+    "DJ-7 postgres completed together": Mutant(
+        file=f"{SQL}/50_turn.sql",
+        old="l.epoch = epochs[width_bucket(l.id, ids)] and l.state = coalesce(",
+        new="l.state = coalesce(",
+        tests=(f"{TOGETHER}::test_completions_of_many_runs_in_one_turn_leave_each_as_if_it_came_alone[postgres]",),
     ),
     # A lease is renewed whatever its epoch is.
     "DJ-7 postgres renew": Mutant(

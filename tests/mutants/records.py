@@ -307,15 +307,15 @@ RECORDS: dict[str, Mutant] = {
     ),
     "DJ-15 postgres completed": Mutant(
         file=f"{SQL}/50_turn.sql",
-        old="p.role, p.cause, convert_to(p.data, 'UTF8') from plain p",
-        new="p.role, null, convert_to(p.data, 'UTF8') from plain p",
-        tests=(f"{ADVANCED}[postgres-leased-job]",),
+        old="by_role, causes[g.i], convert_to(datas[g.i], 'UTF8') from gone g",
+        new="by_role, null, convert_to(datas[g.i], 'UTF8') from gone g",
+        tests=(f"{TOGETHER}[postgres]",),
     ),
     # A start that is reported with its completion loses its cause.
     "DJ-15 postgres started": Mutant(
         file=f"{SQL}/50_turn.sql",
-        old="p.start_cause, convert_to(p.start_data, 'UTF8') from plain p",
-        new="null, convert_to(p.start_data, 'UTF8') from plain p",
+        old="by_role, start_causes[g.i], convert_to(start_datas[g.i], 'UTF8')",
+        new="by_role, null, convert_to(start_datas[g.i], 'UTF8')",
         tests=(f"{TOGETHER}[postgres]",),
     ),
     # A search for a type of which there are few events does not keep to its time.

@@ -453,10 +453,10 @@ async def test_a_plain_result_needs_no_step_by_step_call(rig: Rig):
     lease, running = [await dispatched(rig) for _ in range(2)]
     await report(rig, start(running))
     assert rig.admin_sql is not None
-    for steps, count in (((start(lease), complete(lease)), 2), ((complete(running),), 1), ((start(lease),), 0)):
+    for steps, count in (((start(lease), complete(lease)), 2), ((complete(running),), 1), ((start(lease),), 1)):
         told = steps_call(0, sort_steps(steps, None, Role.WORKER)).told
         worker = f"trellis.register_actor('w', {Role.WORKER.code}::smallint)"
-        made = f"trellis._complete_plain(array[{worker}], array[$step${told}$step$], trellis._open_batch())"
+        made = f"trellis._advance_together(array[{worker}], array[$step${told}$step$::jsonb], trellis._open_batch())"
         await rig.admin_sql("BEGIN")
         await rig.admin_sql(f"DO $$ BEGIN ASSERT (SELECT count(*) FROM {made}) = {count}; END $$")
         await rig.admin_sql("ROLLBACK")

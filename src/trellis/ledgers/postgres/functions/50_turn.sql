@@ -343,68 +343,127 @@ begin
   end if;
 end $$;
 
--- Turns that only complete a job with success, or start and complete it, all in one statement. The caller has locked the leases. Left
--- out, and made step by step, are jobs with a key, a cancel request, or a relation to another job, turns that name a version or an
--- artifact, and turns that would be refused.
-create or replace function _complete_plain(p_actors int[], p_others text[], p_batch bigint)
-returns table (turn bigint, id bigint, version int) language plpgsql set search_path from current as $$
+-- Makes together, in one statement for each kind of step, the steps of many jobs that are as simple as most are: the only step of its
+-- job in this call, from one held state to another; the only step, which completes the job; or a start and the completion after it. The
+-- caller has locked the leases if they are of more than one job. Left out, and made one by one, are jobs with a cancel request or a
+-- relation to another job, steps that name an artifact, a wait or a dead letter, and steps that would be refused. `place` numbers the
+-- steps of a turn from 1.
+create or replace function _advance_together(p_actors int[], p_bodies jsonb[], p_batch bigint)
+returns table (turn bigint, place bigint, id bigint, version int) language plpgsql set search_path from current as $$
 #variable_conflict use_column
 declare
   now_at timestamptz := trellis.now();
+  x transition;
+  first transition;
+  ends boolean;
+  of_lifecycle smallint;
+  by_role smallint;
+  with_trigger text;
+  source_state smallint;
+  start_source smallint;
+  ids bigint[];
+  epochs int[];
+  versions int[];
+  actors int[];
+  turns bigint[];
+  places bigint[];
+  causes text[];
+  datas text[];
+  results text[];
+  ttls float8[];
+  start_causes text[];
+  start_datas text[];
+  alive boolean;
+  got bigint[];
+  got_versions int[];
+  got_at int[];
+  keyed bigint[];
+  keys bigint[];
 begin
   if _is_limited() then return; end if;
-  return query
-  with told as materialized (
-    select w.n as turn, w.actor, a.role, w.steps, z.*, b.id is not null as starts, b.source as start_source, b.cause as start_cause,
-           b.data as start_data, count(*) over (partition by z.id) as turns_of_job
-      from (select u.n, u.actor, u.others::jsonb as body, jsonb_array_length(u.others::jsonb) as steps
-              from unnest(p_actors, p_others) with ordinality u(actor, others, n)) w
-      join actor a on a.id = w.actor and a.db_role = session_user
-      cross join lateral jsonb_to_record(w.body -> (w.steps - 1)) as z(
-        id bigint, epoch int, lifecycle smallint, source smallint, trigger text, cause text, data text, result text, ttl float8,
-        reason text, version int, finalizes text, wait jsonb, n int)
-      left join lateral jsonb_to_record(case when w.steps = 2 then w.body -> 0 end) as b(
-        id bigint, epoch int, lifecycle smallint, source smallint, trigger text, cause text, data text, reason text, version int,
-        finalizes text, wait jsonb, n int)
-        on (b.id, b.epoch, b.lifecycle, b.trigger, b.n) = (z.id, z.epoch, z.lifecycle, 'start', 0) and b.reason is null and b.version is null
-           and b.finalizes is null and b.wait is null
-  ), plain as materialized (
-    select z.turn, z.actor, z.role, d.id, d.type, d.version, d.epoch, d.owner, d.generation, d.attempt, d.max_attempts, d.deaths, d.lifecycle,
-           z.starts, z.start_source, bx.event as start_event, z.start_cause, z.start_data, z.source, zx.target, zx.event, z.cause, z.data,
-           z.result, z.ttl
-      from told z
-      -- Not a join, which could read all leases.
-      cross join lateral (select l.* from lease l where l.id = z.id for update) d
-      join transition zx on zx.lifecycle = z.lifecycle and zx.source = z.source and zx.trigger = z.trigger and zx.fenced
-                            and not zx.finalizes and zx.opens = 0 and zx.roles & (1 << z.role::int) <> 0
-      join state s on s.lifecycle = zx.lifecycle and s.state = zx.target and s.phase = 2 and s.success and not s.dead_letter
-      left join transition bx on z.starts and bx.lifecycle = z.lifecycle and bx.source = z.start_source and bx.trigger = 'start'
-                                 and bx.fenced and bx.opens = 0 and bx.roles & (1 << z.role::int) <> 0
-      join lifecycle f on f.lifecycle = z.lifecycle
-     where z.trigger = 'complete' and z.n = z.steps - 1 and z.reason is null and z.version is null and z.finalizes is null and z.wait is null
-       and z.turns_of_job = 1 and (z.steps = 1 or (z.steps = 2 and bx.target = z.source))
-       and d.epoch = z.epoch and d.lifecycle = z.lifecycle and d.state = coalesce(z.start_source, z.source)
-       and (not z.starts or d.until > now_at or bx.roles & f.claim_roles = 0)  -- as in _asks_to_start
-       and d.ckey is null and d.flags = 0 and d.cancel_at is null
-       and not exists (select from wish w where w.id = d.id) and not exists (select from spawned c where c.id = d.id)
-  ), released as (
-    delete from lease d where d.id = any(array(select p.id from plain p))
-  ), e as (
-    insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause, data)
-    select p.id, p_batch, now_at, p.version + 1, p.actor, p.epoch, p.start_event, p.lifecycle, p.start_source, p.source, p.generation,
-           p.attempt, p.role, p.start_cause, convert_to(p.start_data, 'UTF8') from plain p where p.starts
-    union all
-    select p.id, p_batch, now_at, p.version + 1 + p.starts::int, p.actor, p.epoch, p.event, p.lifecycle, p.source, p.target, p.generation,
-           p.attempt, p.role, p.cause, convert_to(p.data, 'UTF8') from plain p
-  ), n as (
-    insert into ended (id, at, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
-    select p.id, now_at, p.type, p.version + 1 + p.starts::int, p.epoch, p.owner, p.generation, p.attempt, p.max_attempts, p.deaths,
-           p.target, p.lifecycle from plain p
-  ), r as (
-    insert into result (id, at, expires_at, body)
-    select p.id, now_at, now_at + p.ttl * interval '1 s', decode(p.result, 'base64') from plain p where p.result is not null
-  )
-  select p.turn, p.id, p.version + s.n from plain p cross join generate_series(1, 2) s(n) where s.n = 1 or p.starts order by p.turn, s.n;
+  for of_lifecycle, by_role, with_trigger, source_state, start_source, ids, epochs, versions, actors, turns, places, causes, datas, results,
+      ttls, start_causes, start_datas in
+    select z.lifecycle, z.role, z.trigger, z.source, z.start_source, array_agg(z.id order by z.id), array_agg(z.epoch order by z.id),
+           array_agg(z.version order by z.id), array_agg(z.actor order by z.id), array_agg(z.turn order by z.id),
+           array_agg(z.place order by z.id), array_agg(z.cause order by z.id), array_agg(z.data order by z.id),
+           array_agg(z.result order by z.id), array_agg(z.ttl order by z.id), array_agg(z.start_cause order by z.id),
+           array_agg(z.start_data order by z.id)
+      from (
+        select u.turn, u.actor, a.role, r.*, count(*) over job as steps_of_job,
+               r.reason is null and r.finalizes is null and r.wait is null and r.n = r.place - 1 as is_plain,
+               lag(r.source) over job as start_source, lag(r.cause) over job as start_cause, lag(r.data) over job as start_data,
+               lag(r.trigger = 'start' and r.reason is null and r.finalizes is null and r.wait is null and r.version is null) over job
+                 and (lag(u.turn) over job, lag(r.place) over job, lag(r.epoch) over job, lag(r.lifecycle) over job)
+                     = (u.turn, r.place - 1, r.epoch, r.lifecycle) as follows_start
+          from unnest(p_actors, p_bodies) with ordinality u(actor, body, turn)
+          join actor a on a.id = u.actor and a.db_role = session_user
+          cross join lateral rows from (jsonb_to_recordset(u.body) as (
+            id bigint, epoch int, lifecycle smallint, source smallint, trigger text, cause text, data text, result text, ttl float8,
+            reason text, version int, finalizes text, wait jsonb, n int)) with ordinality as r(
+            id, epoch, lifecycle, source, trigger, cause, data, result, ttl, reason, version, finalizes, wait, n, place)
+        window job as (partition by r.id order by u.turn, r.place rows between unbounded preceding and unbounded following)) z
+     where z.is_plain and (z.steps_of_job = 1 or (z.steps_of_job = 2 and z.trigger = 'complete' and z.version is null and z.follows_start))
+     group by z.lifecycle, z.role, z.trigger, z.source, z.start_source
+  loop
+    select r.* into x from transition r where r.lifecycle = of_lifecycle and r.source = source_state and r.trigger = with_trigger
+       and r.fenced and not r.finalizes and r.roles & (1 << by_role::int) <> 0;
+    continue when not found;
+    select s.phase = 2 into ends from state s where s.lifecycle = of_lifecycle and s.state = x.target
+       and (s.phase = 1 or (s.phase = 2 and s.success and not s.dead_letter and with_trigger = 'complete' and x.opens = 0));
+    continue when not found;
+    if start_source is not null then
+      select r.* into first from transition r where r.lifecycle = of_lifecycle and r.source = start_source and r.trigger = 'start'
+         and r.fenced and r.target = source_state and r.opens = 0 and not r.finalizes and r.roles & (1 << by_role::int) <> 0;
+      continue when not found;
+    end if;
+    if not ends then
+      alive := _asks_to_start(x);
+      return query
+      with moved as (
+        update lease l set state = x.target, version = l.version + 1, until = now_at + _length(l.lease_ms, l.beat_ms)
+         where l.id = any(ids) and l.epoch = epochs[width_bucket(l.id, ids)] and l.state = source_state and l.lifecycle = of_lifecycle
+           and coalesce(l.version = versions[width_bucket(l.id, ids)], true) and l.cancel_at is null and (l.until > now_at or not alive)
+        returning l.id, l.version, l.epoch, l.generation, l.attempt, width_bucket(l.id, ids) as i
+      ), e as (
+        insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause, data)
+        select m.id, p_batch, now_at, m.version, actors[m.i], m.epoch, x.event, of_lifecycle, source_state, x.target, m.generation,
+               m.attempt, by_role, causes[m.i], convert_to(datas[m.i], 'UTF8') from moved m
+      )
+      select turns[m.i], places[m.i], m.id, m.version from moved m;
+      continue;
+    end if;
+    alive := start_source is not null and _asks_to_start(first);
+    with gone as (
+      delete from lease l
+       where l.id = any(ids) and l.epoch = epochs[width_bucket(l.id, ids)] and l.state = coalesce(start_source, source_state)
+         and l.lifecycle = of_lifecycle and coalesce(l.version = versions[width_bucket(l.id, ids)], true)
+         and l.flags = 0 and l.cancel_at is null and (l.until > now_at or not alive)
+         and not exists (select from wish w where w.id = l.id) and not exists (select from spawned c where c.id = l.id)
+      returning l.id, l.ckey, l.type, l.version + 1 + (start_source is not null)::int as version, l.epoch, l.owner, l.generation, l.attempt,
+                l.max_attempts, l.deaths, width_bucket(l.id, ids) as i
+    ), e as (
+      insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role, cause, data)
+      select g.id, p_batch, now_at, g.version - 1, actors[g.i], g.epoch, first.event, of_lifecycle, start_source, source_state,
+             g.generation, g.attempt, by_role, start_causes[g.i], convert_to(start_datas[g.i], 'UTF8')
+        from gone g where start_source is not null
+      union all
+      select g.id, p_batch, now_at, g.version, actors[g.i], g.epoch, x.event, of_lifecycle, source_state, x.target, g.generation,
+             g.attempt, by_role, causes[g.i], convert_to(datas[g.i], 'UTF8') from gone g
+    ), n as (
+      insert into ended (id, at, type, version, epoch, owner, generation, attempt, max_attempts, deaths, state, lifecycle)
+      select g.id, now_at, g.type, g.version, g.epoch, g.owner, g.generation, g.attempt, g.max_attempts, g.deaths, x.target, of_lifecycle
+        from gone g
+    ), r as (
+      insert into result (id, at, expires_at, body)
+      select g.id, now_at, now_at + ttls[g.i] * interval '1 s', decode(results[g.i], 'base64') from gone g where results[g.i] is not null
+    )
+    select array_agg(g.id), array_agg(g.version), array_agg(g.i), array_agg(g.id) filter (where g.ckey is not null),
+           array_agg(g.ckey) filter (where g.ckey is not null)
+      into got, got_versions, got_at, keyed, keys from gone g;
+    if keyed is not null then perform _free_slots(keyed, keys, false); end if;
+    return query select turns[u.i], places[u.i] - s.n, u.id, u.version - s.n
+      from unnest(got, got_versions, got_at) u(id, version, i) cross join generate_series(0, (start_source is not null)::int) s(n);
+  end loop;
 end $$;
 
 -- The steps of many turns without claims, each under its own actor, in one transaction. `turn` numbers them from 1. The
@@ -416,25 +475,42 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 #variable_conflict use_column
 declare
   batch_no bigint := _open_batch();
+  bodies jsonb[] := p_others::jsonb[];
   jobs bigint[] := array(
-    select distinct (s.step ->> 'id')::bigint from unnest(p_others) w(others), jsonb_array_elements(w.others::jsonb) s(step) order by 1);
-  done bigint[] := '{}';
+    select distinct (s.step ->> 'id')::bigint from unnest(bodies) w(body), jsonb_array_elements(w.body) s(step) order by 1);
+  steps int := (select sum(jsonb_array_length(w.body)) from unnest(bodies) w(body));
+  -- Steps, each as the number of its turn and its place there in one number: those made together, and those that have an answer.
+  together bigint[];
+  answered bigint[];
+  kinds smallint[];
+  ids bigint[];
+  versions int[];
   a record;
   u record;
 begin
   perform _lock_family(jobs);
-  perform from lease d where d.id = any(jobs) order by d.id for update;
-  for u in select c.* from _complete_plain(p_actors, p_others, batch_no) c loop
-    turn := u.turn; kind := 3; part := 2; id := u.id; version := u.version;
-    return next;
-    done := done || u.turn;
-  end loop;
-  if (select count(distinct t) from unnest(done) t) = cardinality(p_actors) then return; end if;
-  for u in select w.* from unnest(p_actors, p_others) with ordinality w(actor, others, n) where w.n <> all(done) order by w.n loop
-    a := _actor(u.actor);
-    return query select u.n, o.kind, 2::smallint, o.id, o.version from _advance_others(u.others::jsonb, u.actor, a.role, trellis.now(), batch_no) o;
-  end loop;
-  if _wake(batch_no, p_actors[1], trellis.now(), batch_no) > 0 then
+  if cardinality(jobs) > 1 then perform from lease d where d.id = any(jobs) order by d.id for update; end if;
+  if steps > 1 then
+    select array_agg(m.turn << 20 | m.place), array_agg(3::smallint), array_agg(m.id), array_agg(m.version)
+      into together, kinds, ids, versions
+      from (select t.* from _advance_together(p_actors, bodies, batch_no) t order by t.turn, t.place) m;
+    answered := together;
+  end if;
+  if coalesce(cardinality(together), 0) < steps then
+    for u in select t.actor, rest.* from unnest(p_actors, bodies) with ordinality t(actor, body, n) cross join lateral (
+          select jsonb_agg(s.step order by s.at) as steps, array_agg(s.at order by s.at) as at
+            from (select e.step, t.n << 20 | e.place as at from jsonb_array_elements(t.body) with ordinality e(step, place)) s
+           where coalesce(together[width_bucket(s.at, together)] <> s.at, true)) rest
+       where rest.steps is not null order by t.n loop
+      a := _actor(u.actor);
+      select answered || array_agg(u.at[o.place]), kinds || array_agg(o.kind), ids || array_agg(o.id), versions || array_agg(o.version)
+        into answered, kinds, ids, versions
+        from _advance_others(u.steps, u.actor, a.role, trellis.now(), batch_no) with ordinality o(kind, id, version, place);
+    end loop;
+  end if;
+  return query select n.at >> 20, n.kind, 2::smallint, n.id, n.version from unnest(answered, kinds, ids, versions) n(at, kind, id, version)
+    order by n.at;
+  if coalesce(cardinality(together), 0) < steps and _wake(batch_no, p_actors[1], trellis.now(), batch_no) > 0 then
     return query select 1::bigint, 5::smallint, null::smallint, null::bigint, null::int;
   end if;
 end $$;
