@@ -8,9 +8,11 @@
 -- What a wait needs: all children ended (1), all ended or one without success (2), one of them ended (3), all jobs of its batch
 -- ended (4).
 
-create or replace function _lock_family(p_ids bigint[]) returns void language sql set search_path from current as $$
-  select from spawned s where s.id = any(p_ids) or s.parent = any(p_ids) order by s.id, s.parent for update
-$$;
+-- In PL/pgSQL, which keeps its plan in every version of the server.
+create or replace function _lock_family(p_ids bigint[]) returns void language plpgsql set search_path from current as $$
+begin
+  perform from spawned s where s.id = any(p_ids) or s.parent = any(p_ids) order by s.id, s.parent for update;
+end $$;
 
 -- Whether the sweep may end this job now. False while another transaction has it or a relative: the next sweep tries again.
 create or replace function _may_end(p_id bigint) returns boolean language plpgsql set search_path from current as $$

@@ -18,77 +18,107 @@ begin
   return first;
 end $$;
 
+-- The first ready rows of some queues, at most p_room, locked. A queue is a pair of a priority and a type: those of the first priority
+-- come first, in the order of p_types. p_lows has the mark of each. With p_only, that job and no other.
+create or replace function _search(
+  p_lifecycle smallint, p_types int[], p_prios smallint[], p_lows bigint[], p_room int, p_isolates boolean, p_alone bigint, p_only bigint)
+returns tid[]
+language plpgsql set search_path from current as $$
+declare width int := cardinality(p_types);
+begin
+  return array(
+    select h.place from generate_series(1, cardinality(p_lows)) q(n) cross join lateral (
+        select r.ctid as place from ready r
+         where r.type = p_types[(q.n - 1) % width + 1] and r.prio = p_prios[(q.n - 1) / width + 1] and r.pos >= p_lows[q.n]
+           and r.lifecycle = p_lifecycle and (p_only is null or r.id = p_only)
+           and (r.deaths = 0 or not p_isolates or r.id = p_alone or not _runs_alone(
+                  r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
+         order by r.pos limit p_room for update skip locked) h
+     limit p_room);
+end $$;
+
+-- One search for all queues, unless a type has a budget: then each queue is searched by itself, because what one takes is missing to the
+-- next of its type.
 create or replace function _pick(
   p_lifecycle smallint, p_types int[], p_prios smallint[], p_lows bigint[], p_want int, p_now timestamptz, p_isolates boolean,
   p_only text)
 returns tid[]
 language plpgsql set search_path from current as $$
 declare
-  picked tid[] := '{}';
+  picked tid[];
   found_tids tid[];
-  kinds job_type[] := array(select k from job_type k where k.id = any(p_types) order by array_position(p_types, k.id));
+  kinds job_type[];
   budget int[];
+  has_budget boolean;
+  has_deaths boolean;
   alone bigint;
-  open_types int[];
+  open_types int[] := p_types;
   only_id bigint;
   only_pos bigint;
   i int;
   p int;
   room int;
   taken int[];
-  rated boolean := exists (select from type_options o where o.rate_per_key is not null);
+  rated boolean;
 begin
-  if p_want = 0 then return picked; end if;
+  if p_want = 0 then return '{}'; end if;
+  select exists (select from type_options o where o.rate_per_key is not null),
+         p_isolates and exists (select from ready r where r.deaths > 0),
+         exists (select from job_type k where k.id = any(p_types) and (k.paused or k.rate_per_s is not null or k.held_max is not null))
+    into rated, has_deaths, has_budget;
   if rated then perform _promote_due(p_want, p_now); end if;
-  for i in 1 .. cardinality(p_types) loop
-    if kinds[i].paused then budget[i] := 0;
-    elsif kinds[i].rate_per_s is not null then budget[i] := _refill(kinds[i].id, p_now);
-    end if;
-    if kinds[i].held_max is not null and coalesce(budget[i], 1) > 0 then
-      -- The row stays locked until the claim commits, so that two claimers cannot both count the same free room.
-      perform from job_type t where t.id = kinds[i].id for update;
-      budget[i] := least(budget[i], greatest(0, kinds[i].held_max - (select count(*)::int from lease d where d.type = kinds[i].id)));
-    end if;
-  end loop;
-  if p_isolates or p_only is not null then
+  if has_budget then
+    kinds := array(select k from job_type k where k.id = any(p_types) order by array_position(p_types, k.id));
+    for i in 1 .. cardinality(p_types) loop
+      if kinds[i].paused then budget[i] := 0;
+      elsif kinds[i].rate_per_s is not null then budget[i] := _refill(kinds[i].id, p_now);
+      end if;
+      if kinds[i].held_max is not null and coalesce(budget[i], 1) > 0 then
+        -- The row stays locked until the claim commits, so that two claimers cannot both count the same free room.
+        perform from job_type t where t.id = kinds[i].id for update;
+        budget[i] := least(budget[i], greatest(0, kinds[i].held_max - (select count(*)::int from lease d where d.type = kinds[i].id)));
+      end if;
+    end loop;
     open_types := array(select p_types[n] from generate_subscripts(p_types, 1) n where coalesce(budget[n], 1) > 0);
   end if;
   if p_only is not null then
     select j.id into only_id from job j where j.job_id = p_only and j.lifecycle = p_lifecycle and j.type = any(open_types);
     perform _overtake(only_id);
     select r.pos into only_pos from ready r where r.id = only_id;
-    if not found then return picked; end if;
+    if not found then return '{}'; end if;
     -- The search begins at the job itself, and ends with it.
     p_lows := array_fill(only_pos, array[cardinality(p_lows)]);
     p_want := least(p_want, 1);
   end if;
-  if p_isolates then alone := _next_alone(p_lifecycle, open_types); end if;
+  if has_deaths then alone := _next_alone(p_lifecycle, open_types); end if;
   loop
-    picked := '{}';
-    taken := array_fill(0, array[cardinality(p_types)]);
-    for p in 1 .. cardinality(p_prios) loop
-      for i in 1 .. cardinality(p_types) loop
-        room := least(p_want - cardinality(picked), coalesce(budget[i] - taken[i], p_want));
-        continue when room <= 0;
-        found_tids := array(select r.ctid from ready r
-                       where r.type = p_types[i] and r.prio = p_prios[p] and r.pos >= p_lows[(p - 1) * cardinality(p_types) + i]
-                         and r.lifecycle = p_lifecycle and (p_only is null or r.id = only_id)
-                         and (r.deaths = 0 or not p_isolates or r.id = alone or not _runs_alone(
-                                r.deaths, (select j.max_deaths from job j where j.id = r.id), r.attempt, r.max_attempts))
-                       order by r.pos limit room for update skip locked);
-        picked := picked || found_tids;
-        taken[i] := taken[i] + cardinality(found_tids);
+    if has_budget then
+      picked := '{}';
+      taken := array_fill(0, array[cardinality(p_types)]);
+      for p in 1 .. cardinality(p_prios) loop
+        for i in 1 .. cardinality(p_types) loop
+          room := least(p_want - cardinality(picked), coalesce(budget[i] - taken[i], p_want));
+          continue when room <= 0;
+          found_tids := _search(p_lifecycle, p_types[i:i], p_prios[p:p], array[p_lows[(p - 1) * cardinality(p_types) + i]], room,
+                                p_isolates, alone, only_id);
+          picked := picked || found_tids;
+          taken[i] := taken[i] + cardinality(found_tids);
+        end loop;
       end loop;
-    end loop;
+    else
+      picked := _search(p_lifecycle, p_types, p_prios, p_lows, p_want, p_isolates, alone, only_id);
+    end if;
     exit when cardinality(picked) >= p_want or 0 = all(p_lows);
     -- The rows found are locked by this transaction, so the search from the beginning finds them again.
     p_lows := array_fill(0::bigint, array[cardinality(p_lows)]);
   end loop;
-  for i in 1 .. cardinality(p_types) loop
-    if taken[i] > 0 and kinds[i].rate_per_s is not null then
-      update job_type t set tokens = t.tokens - taken[i] where t.id = p_types[i];
-    end if;
-  end loop;
+  if has_budget then
+    for i in 1 .. cardinality(p_types) loop
+      if taken[i] > 0 and kinds[i].rate_per_s is not null then
+        update job_type t set tokens = t.tokens - taken[i] where t.id = p_types[i];
+      end if;
+    end loop;
+  end if;
   if rated then return _take_tokens(picked, p_now); end if;
   return picked;
 end $$;

@@ -205,7 +205,9 @@ declare
   c claimed;
 begin
   select f.* into l from lifecycle f where f.lifecycle = p_lifecycle;
-  perform _check_holder(a.role, coalesce(p_starts, '{}') || coalesce(p_done, '{}'));
+  if p_starts is not null or p_done is not null then
+    perform _check_holder(a.role, coalesce(p_starts, '{}') || coalesce(p_done, '{}'));
+  end if;
   if greatest(cardinality(p_starts), cardinality(p_done), p_start + p_prefetch) >= 20 then
     perform set_config('trellis.many_events', 'on', true);  -- for the check of events, until the transaction ends
   end if;
@@ -328,6 +330,8 @@ begin
       generations := c.generations; max_attempts := c.max_attempts; deaths := c.deaths; job_ids := c.job_ids; payloads := c.payloads;
       correlations := c.correlations; prios := c.prios; places := c.places;
       return next;
+    end if;
+    if c.wide is not null then
       return query select 4::smallint, null::smallint, j.id, null::int, null::bigint[], null::int[], null::int[], null::smallint[],
         null::int[], null::int[], null::smallint[], null::int[], null::smallint[], null::text[], null::bytea[], null::text[],
         null::smallint[], null::bigint[], j.payload,
@@ -476,9 +480,8 @@ set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off se
 declare
   batch_no bigint := _open_batch();
   bodies jsonb[] := p_others::jsonb[];
-  jobs bigint[] := array(
-    select distinct (s.step ->> 'id')::bigint from unnest(bodies) w(body), jsonb_array_elements(w.body) s(step) order by 1);
-  steps int := (select sum(jsonb_array_length(w.body)) from unnest(bodies) w(body));
+  jobs bigint[];
+  steps int;
   -- Steps, each as the number of its turn and its place there in one number: those made together, and those that have an answer.
   together bigint[];
   answered bigint[];
@@ -488,6 +491,8 @@ declare
   a record;
   u record;
 begin
+  select array_agg(distinct (s.step ->> 'id')::bigint order by (s.step ->> 'id')::bigint), count(*) into jobs, steps
+    from unnest(bodies) w(body), jsonb_array_elements(w.body) s(step);
   perform _lock_family(jobs);
   if cardinality(jobs) > 1 then perform from lease d where d.id = any(jobs) order by d.id for update; end if;
   if steps > 1 then
