@@ -18,7 +18,9 @@ VERSION = 3
 
 
 async def driven(rig: Rig, **options) -> Lease:
-    return await rig.drive(await rig.submit_one(lifecycle="run", **options), "running")
+    lease = await rig.drive(await rig.submit_one(lifecycle="run", **options), "running")
+    assert lease is not None
+    return lease
 
 
 def step(lease: Lease, version: int | None = VERSION, **options) -> Advance:
