@@ -42,6 +42,26 @@ async def test_each_advance_is_one_transition_with_one_event(rig: Rig, lifecycle
         assert (job.place is JobPlace.ENDED) == (target.phase is Phase.ENDED)
 
 
+@pytest.mark.requirement("DJ-3", "DJ-4")
+async def test_plain_and_other_steps_of_one_turn_are_answered_in_their_order(rig: Rig):
+    """Both ledgers write many plain completions as one. A lost lease or a retry among them must not move an answer."""
+    for _ in range(4):
+        await rig.submit_one()
+    first, second, third, fourth = [one.lease for one in await rig.claim(4)]
+    steps = (
+        Advance(lease=first, source="running", trigger="complete"),
+        Advance(lease=second._replace(epoch=second.epoch + 1), source="running", trigger="complete"),
+        Advance(lease=third, source="running", trigger="retry", delay_s=5.0),
+        Advance(lease=fourth, source="running", trigger="complete", result=b"4"),
+    )
+    outcomes = (await rig.turn(*steps)).outcomes
+    lost = LeaseLost(second._replace(epoch=second.epoch + 1))
+    assert outcomes == [StepApplied(4), lost, StepApplied(4), StepApplied(4)]
+    states = [(await rig.job(lease.job_id)).state for lease in (first, second, third, fourth)]
+    assert states == ["succeeded", "running", "queued", "succeeded"]
+    assert await rig.ledger.result(fourth.job_id) == b"4"
+
+
 @pytest.mark.requirement("DJ-21", "DJ-4")
 @pytest.mark.parametrize("lifecycle", sorted(LIFECYCLES))
 async def test_a_step_asked_again_after_a_lost_answer_has_one_effect(rig: Rig, lifecycle: str):

@@ -28,6 +28,6 @@ async def _forget_the_second_slot(rig: Rig) -> None:
         return
     shell = apsw.Connection(rig.ledger.url.removeprefix("sqlite:///"))
     shell.execute(
-        "DROP TRIGGER trellis_job_slot_within_limit; DROP INDEX trellis_job_slot; UPDATE trellis_job SET slot = 0 WHERE slot = 1"
+        "DROP TRIGGER trellis_job_place_fits; DROP INDEX trellis_job_slot; UPDATE trellis_job SET slot = 0 WHERE slot = 1"
     )
     shell.close()

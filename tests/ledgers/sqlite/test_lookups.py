@@ -29,6 +29,7 @@ LOOKUPS = {
     "ready jobs": claims._CLAIM_QUERIES.ready_of_type,
     "jobs to claim": claims._CLAIM_QUERIES.to_claim,
     "standings": STEP_QUERIES.standings,
+    "jobs that make a plain step": STEP_QUERIES.held_plainly,
     "expired leases": sweep._SWEEP_QUERIES.expired,
     "due timers": sweep._SWEEP_QUERIES.due,
     "passed deadlines": sweep._SWEEP_QUERIES.past_deadline,
@@ -206,6 +207,25 @@ def test_the_heads_of_a_type_are_read_in_order_from_the_index_of_claims(shell: S
     (index,) = [row for row in rows if "trellis_job_ready (type=? AND prio=?)" in row[3]]
     beside = [row[3] for row in rows if row[1] == index[1]]
     assert beside == [index[3]], "nothing is sorted there"
+
+
+async def test_the_events_of_a_drained_job_take_few_steps_of_the_database(ledger: SqliteLedger):
+    """What each event costs besides its own row, counted by SQLite: indexes, guards and what they look up.
+
+    A new index on jobs or a new trigger adds to every event. 1,495 steps on 2026-11-18, with 500 jobs a statement.
+    """
+    steps = 0
+
+    def note(ended: dict[str, Any]) -> None:
+        nonlocal steps
+        if ended["sql"] == STEP_QUERIES.insert_events:
+            steps += ended["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
+
+    await submit(ledger, 100)
+    await ledger.writer.run(lambda tx: tx.db.trace_v2(apsw.SQLITE_TRACE_PROFILE, note))  # type: ignore[attr-defined]
+    await complete(ledger, await claim(ledger, 100))
+    await ledger.writer.run(lambda tx: tx.db.trace_v2(0, None))  # type: ignore[attr-defined]
+    assert 1_000 < steps / 100 < 1_550
 
 
 async def test_a_filtered_feed_gets_ahead_past_events_it_leaves_out(ledger: SqliteLedger):

@@ -58,7 +58,7 @@ class StepRuns:
     _last: tuple[StepWrite, list[JobKey]] | None = None
 
     def add(self, act: StepWrite, job: JobKey) -> None:
-        if self._last is not None and act == self._last[0]:
+        if self._last is not None and (act is self._last[0] or act == self._last[0]):
             self._last[1].append(job)
             return
         if act.place in {READY, PARKED} and act != self._last_claimable:
@@ -115,6 +115,15 @@ class StepBatch:
             self.ended[row.id] = step
         if step.ends_wait:
             self.waits_over.append(row.id)
+        self.actor = act.who.actor
+
+    def add_plain(self, key: JobKey, act: StepWrite, ckey: int | None) -> None:
+        """Add a step that neither buries a job nor opens a generation, of a job that compensates none and waits for none."""
+        self.steps.add(act, key)
+        if act.step.ended:
+            self.ended[key] = act.step
+        if ckey is not None and not act.step.held:
+            self.keys.add(ckey)
         self.actor = act.who.actor
 
     def write(self, tx: Transaction) -> None:

@@ -51,9 +51,9 @@ from trellis.ledgers.sqlite.plan import (
     sweeping_role,
     target_place,
 )
-from trellis.ledgers.sqlite.steps import STEP_QUERIES, WAIT_QUERIES, StepBatch, children_array, job_rows
+from trellis.ledgers.sqlite.steps import STEP_QUERIES, WAIT_QUERIES, StepBatch, array, children_array, job_rows
 from trellis.ledgers.sqlite.submit import submit
-from trellis.lifecycles import Trigger
+from trellis.lifecycles import Progress, Trigger
 
 # A holder's writes besides steps: heartbeats, checkpoints, journal entries, signals, all fenced. And remarks by others.
 
@@ -145,6 +145,11 @@ def _version_held(tx: Transaction, lease: Lease) -> int | None:
 
 # A holder's turn: settle and start its jobs. Claims are in `claims`.
 
+_NO_DELAY_OR_DATA = (0.0, False, None, None)
+"""The fields `delay_s` to `data` of an advance that has none of them."""
+_NOTHING_ELSE = (None, None, None, False, None)
+"""The fields from `death` on, likewise. Between the two are the result and how long it is kept."""
+
 
 def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnResult:
     """Settle, start, then claim, in one transaction."""
@@ -159,16 +164,97 @@ def turn(tx: Transaction, request: Turn, *, least_urgent_first: bool) -> TurnRes
 def settle(tx: Transaction, actor: Actor, who: ActorRef, advances: Sequence[Advance]) -> list[StepApplied | LeaseLost]:
     """One outcome per advance, in order. Steps of one job in one turn see each other."""
     check_steps(actor.role, advances)
-    steps = [NAMED_STEPS[advance.lease.lifecycle, advance.source, advance.trigger] for advance in advances]
-    outcomes: list[StepApplied | LeaseLost] = []
-    batch, moved = StepBatch(), set[int]()
-    rows = job_rows(tx, (advance.lease.key for advance in advances))
-    for number, (advance, step) in enumerate(zip(advances, steps, strict=True)):
+    batch = StepBatch()
+    applied = _settle_plain(tx, batch, who, advances)
+    if len(applied) < len(advances):
+        return _settle_each(tx, batch, actor, who, advances, applied)
+    batch.write(tx)
+    return [applied[advance.lease.key] for advance in advances]
+
+
+def _settle_plain(
+    tx: Transaction, batch: StepBatch, who: ActorRef, advances: Sequence[Advance]
+) -> dict[JobKey, StepApplied | LeaseLost]:
+    """Add the steps to the batch that nothing but the lease decides about. Returns their outcomes by job.
+
+    These are the only step of their job in this turn, start or end it, and write nothing but a result. Jobs with a
+    cancel request, compensations and leases that expired are left to `_settle_each`.
+    """
+    by_step: dict[tuple[str, str, str], dict[JobKey, Advance]] = {}
+    seen: set[JobKey] = set()
+    for advance in advances:
         key = advance.lease.key
+        if key in seen:
+            return {}
+        seen.add(key)
+        if advance[3:7] == _NO_DELAY_OR_DATA and advance[9:] == _NOTHING_ELSE:
+            name = (advance.lease.lifecycle, advance.source, advance.trigger)
+            of_step = by_step.get(name)
+            if of_step is None:
+                of_step = by_step[name] = {}
+            of_step[key] = advance
+    applied: dict[JobKey, StepApplied | LeaseLost] = {}
+    for name, of_step in by_step.items():
+        step = NAMED_STEPS[name]
+        if _is_plain(step):
+            _add_plain(tx, batch, who, step, of_step, applied)
+    return applied
+
+
+def _is_plain(step: StoredStep) -> bool:
+    goes_on = step.dead_letter or step.ends_wait or step.opens == Progress.GENERATION
+    return (step.held or step.ended) and not goes_on
+
+
+def _add_plain(
+    tx: Transaction,
+    batch: StepBatch,
+    who: ActorRef,
+    step: StoredStep,
+    advances: dict[JobKey, Advance],
+    applied: dict[JobKey, StepApplied | LeaseLost],
+) -> None:
+    """Add one step of many jobs to the batch: of those that are held with the epoch of their lease."""
+    writes: dict[int, StepWrite] = {}
+    of_lease = (array(advances), step.lifecycle, step.source, tx.now)
+    rows = {row[0]: row for row in tx.db.execute(STEP_QUERIES.held_plainly, of_lease)}
+    for key, advance in advances.items():
+        row = rows.get(key)
+        if row is None or row[1] != advance.lease.epoch:
+            continue
+        _, _, version, length, ckey = row
+        write = writes.get(length)
+        if write is None:
+            place, wait = (HELD, length) if step.held else (step.end_place, None)
+            write = writes[length] = StepWrite(step, who, place, wait)
+        batch.add_plain(key, write, ckey)
+        if advance.result is not None and step.success:
+            batch.results.append((key, advance.result, _kept_until(tx, advance)))
+        applied[key] = StepApplied(version + 1)
+
+
+def _settle_each(
+    tx: Transaction,
+    batch: StepBatch,
+    actor: Actor,
+    who: ActorRef,
+    advances: Sequence[Advance],
+    applied: dict[JobKey, StepApplied | LeaseLost],
+) -> list[StepApplied | LeaseLost]:
+    """Decide about each step that is not in the batch yet, and write the batch."""
+    outcomes: list[StepApplied | LeaseLost] = []
+    moved = set[JobKey]()
+    rows = job_rows(tx, (advance.lease.key for advance in advances if advance.lease.key not in applied))
+    for number, advance in enumerate(advances):
+        key = advance.lease.key
+        if key in applied:
+            outcomes.append(applied[key])
+            continue
+        step = NAMED_STEPS[advance.lease.lifecycle, advance.source, advance.trigger]
         if key in moved:
             batch.write(tx)
             rows |= job_rows(tx, moved)
-            batch, moved = StepBatch(), set[int]()
+            batch, moved = StepBatch(), set[JobKey]()
         row = rows.get(key)
         if row is None or not _is_step_of_lease(row, advance, step, tx.now):
             outcomes.append(_repeated_or_lost(tx, row, who, advance, step, _later(advances, number)))
@@ -260,8 +346,11 @@ def _decide(tx: Transaction, batch: StepBatch, row: JobRow, step: StoredStep, wh
     if advance.spare_attempt and not step.held and not step.ended:
         batch.spared.append(row.id)
     if advance.result is not None and step.success:
-        kept_until = None if advance.result_ttl_s is None else tx.now + int(advance.result_ttl_s * US)
-        batch.results.append((row.id, advance.result, kept_until))
+        batch.results.append((row.id, advance.result, _kept_until(tx, advance)))
+
+
+def _kept_until(tx: Transaction, advance: Advance) -> int | None:
+    return None if advance.result_ttl_s is None else tx.now + int(advance.result_ttl_s * US)
 
 
 def _delay_us(advance: Advance) -> int | None:

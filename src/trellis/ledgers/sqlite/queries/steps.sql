@@ -10,6 +10,12 @@ SELECT id, lifecycle, type, state, place, version, epoch, generation, attempt, p
   owner, due_at, deadline_at, cancel_at, ckey, slot, compensates
 FROM trellis_job WHERE id IN (SELECT value FROM json_each(?));
 
+-- Jobs whose holders' next step depends on nothing but their epoch.
+-- name: held_plainly
+SELECT id, epoch, version, length, ckey FROM trellis_job
+WHERE id IN (SELECT value FROM json_each(?)) AND place = 4 AND lifecycle = ? AND state = ? AND until > ?
+  AND cancel_at IS NULL AND compensates IS NULL;
+
 -- One statement for all jobs that make the same step. The other columns of each event come from its job's row.
 -- name: insert_events
 INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait,
