@@ -248,7 +248,10 @@ class Trellis:
             handles: list[JobHandle] = []
             for first in range(0, len(jobs), SUBMIT_MAX):
                 answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
-                handles += [self._handle(accepted(answer), type_, returns) for answer in answers]
+                handles += [
+                    JobHandle(self, job_id, type_=type_, created=created, returns=returns, replaced=replaced)
+                    for job_id, created, replaced in map(accepted, answers)
+                ]
             if len(handles) == 1:
                 span.note({"trellis.job_id": handles[0].id})
             return handles
