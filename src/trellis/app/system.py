@@ -52,6 +52,8 @@ class RandomIds:
     """
 
     PAGE_BYTES = 4096
+    SHARED_DIGITS = 0
+    """With how many equal digits the ids of a page begin."""
 
     def __init__(self, read: Callable[[int], bytes] = os.urandom) -> None:
         self._read = read
@@ -71,7 +73,8 @@ class RandomIds:
         n = len(digits) // ID_DIGITS
         text = bytearray(b"-" * (ID_STRIDE * n))
         for digit, place in enumerate(ID_PLACES):
-            text[place::ID_STRIDE] = digits[digit::ID_DIGITS]
+            shared = digit < self.SHARED_DIGITS
+            text[place::ID_STRIDE] = digits[digit : digit + 1] * n if shared else digits[digit::ID_DIGITS]
         text[14::ID_STRIDE] = b"4" * n
         text[19::ID_STRIDE] = text[19::ID_STRIDE].translate(VARIANT_DIGITS)
         text[ID_STRIDE - 1 :: ID_STRIDE] = b" " * n
@@ -82,7 +85,18 @@ class RandomIds:
         self._ids = []
 
 
+class NeighbourIds(RandomIds):
+    """Random UUIDs (version 4) of which those of one page are neighbours in an index: they begin with the same 12 digits.
+
+    Those digits are random too, and say nothing about time or place. 74 bits of each id are its own, so no id can be
+    guessed from another. Only whole ids are unique: where a part of an id is used, use `new_id`.
+    """
+
+    SHARED_DIGITS = 12
+
+
 new_id = RandomIds()
+new_job_id = NeighbourIds()
 
 
 def process_name(kind: str) -> str:
