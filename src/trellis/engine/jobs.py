@@ -680,8 +680,8 @@ RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"
 REPORT_ID_PATTERN = r"\Aalert-[0-9a-f-]{36}-(raised|resolved)-[a-z]+(-[0-9]+)?\Z"
 """The ids of jobs that report alerts (`report_job_id` in engine/alerts.py). Whoever took one would keep a report from
 being sent."""
-RESERVED_ID_MARK = r"[.@]|alert-"
-"""Every id that one of the two patterns matches contains this. PostgreSQL searches many ids for it at once."""
+RESERVED_ID_MARKS = (".", "@", "alert-")
+"""Every id that one of the two patterns matches contains one of these. PostgreSQL searches many ids for them at once."""
 REPORTING_ROLE = Role.CONTROL_PLANE
 """The only role that may create jobs with the ids of reports."""
 DERIVING_ROLES: Mapping[str, Role] = MappingProxyType({BUS_JOB.name: Role.RECONCILER, NLM_JOB.name: Role.NLM_BACKEND})

@@ -337,8 +337,8 @@ class PostgresLedger(PostgresReads):
         """Submit each actor's calls of plain jobs set-wise, and calls with a key in them one by one, in their order."""
         actor, jobs = calls[0]
         alike = None if repeat else submit.joined(calls)
-        if alike is not None and different_ones(alike)[0].type not in self._unique_types:
-            await submit.submit_alike(connection, actor, alike, self._types)
+        is_plain = alike is not None and different_ones(alike)[0].type not in self._unique_types
+        if alike is not None and is_plain and await submit.submit_alike(connection, actor, alike, self._types):
             return [all_created(ids_of(jobs)) for _, jobs in calls]
         if len(calls) == 1 and len(jobs) == 1:
             (job,) = jobs

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, TypeAlias
 
 from trellis.engine.errors import ChildExists, NotABatch
@@ -29,7 +29,7 @@ from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
-SUBMIT_ALIKE = "select submit_alike($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+SUBMIT_ALIKE = "select submit_alike_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
 SUBMIT_ONE = f"select submit_one({', '.join(f'${number}' for number in range(1, 27))})"
 BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.entry = '@batch' where j.job_id = $1"
@@ -80,8 +80,7 @@ async def submit_plain(
     """Submit jobs without keys, one statement per lifecycle."""
     for lifecycle, group in groupby(sorted(jobs, key=lambda j: j.lifecycle), key=lambda j: j.lifecycle):
         same = list(group)
-        if not repeat and are_alike(same):
-            await submit_alike(connection, actor, same, types)
+        if not repeat and are_alike(same) and await submit_alike(connection, actor, same, types):
             continue
         await connection.execute(
             SUBMIT_PLAIN,
@@ -120,9 +119,13 @@ def joined(calls: Sequence[SubmitCall]) -> Sequence[NewJob] | None:
 
 async def submit_alike(
     connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int]
-) -> None:
-    """Submit jobs that differ only in id and payload, for the first time."""
-    first = different_ones(jobs)[0]
+) -> bool:
+    """Submit jobs that differ only in id and payload, for the first time. False, and nothing is sent, if an id has a space."""
+    first, ids = different_ones(jobs)[0], " ".join(ids_of(jobs))
+    if ids.count(" ") >= len(jobs):
+        return False
+    payloads = jobs.payloads if isinstance(jobs, AlikeJobs) else [job.payload for job in jobs]
+    ends = accumulate(map(len, payloads), initial=0)
     await connection.execute(
         SUBMIT_ALIKE,
         actor,
@@ -135,9 +138,11 @@ async def submit_alike(
         first.trace,
         first.parent_id,
         first.chosen,
-        ids_of(jobs),
-        jobs.payloads if isinstance(jobs, AlikeJobs) else [job.payload for job in jobs],
+        ids,
+        " ".join(map(str, ends)),
+        b"".join(payloads),
     )
+    return True
 
 
 async def submit_one(
