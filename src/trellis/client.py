@@ -199,9 +199,11 @@ class Trellis:
         asking: "Callable[[], AbstractAsyncContextManager[BusSubmitter]] | None" = None,
         accepted: Callable[[], None] | None = None,
         cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT,
+        new_job_id: Callable[[], str] | None = None,
     ) -> None:
         """`accepted` is called when a new job on a topic is in the ledger: it wakes a scheduler in the same process.
 
+        `new_job_id` makes the ids of jobs; without it, `new_id` does.
         `cancel_grace_s` is how long a job may continue after a soft cancel, unless the call sets it.
         """
         self._cancel_grace_s = cancel_grace_s
@@ -209,6 +211,7 @@ class Trellis:
         self.principal = principal
         self._clock = clock
         self._new_id = new_id
+        self._new_job_id = new_job_id or new_id
         self._app = app
         self._declared = False
         self._asking = asking
@@ -242,13 +245,16 @@ class Trellis:
             await self._declare_new()
         about = {"trellis.type": type_, "trellis.jobs": len(payloads)}
         with tracing.span("job.submit", about, kind=tracing.PRODUCER) as span:
-            jobs = new_jobs(type_, payloads, settings, app=self._app, new_id=self._new_id)
+            jobs = new_jobs(type_, payloads, settings, app=self._app, new_id=self._new_job_id)
             if self.principal.by_token:
                 jobs = [await self._admitted(job) for job in jobs]
             handles: list[JobHandle] = []
             for first in range(0, len(jobs), SUBMIT_MAX):
                 answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
-                handles += [self._handle(accepted(answer), type_, returns) for answer in answers]
+                handles += [
+                    JobHandle(self, job_id, type_=type_, created=created, returns=returns, replaced=replaced)
+                    for job_id, created, replaced in map(accepted, answers)
+                ]
             if len(handles) == 1:
                 span.note({"trellis.job_id": handles[0].id})
             return handles
@@ -269,7 +275,9 @@ class Trellis:
         about = {"trellis.type": on_complete.type, "trellis.jobs": len(jobs)}
         with tracing.span("job.submit_batch", about, kind=tracing.PRODUCER) as span:
             first, *members = [
-                await self._admitted(new_job(one.type, one.payload, one.settings, app=self._app, new_id=self._new_id))
+                await self._admitted(
+                    new_job(one.type, one.payload, one.settings, app=self._app, new_id=self._new_job_id)
+                )
                 for one in (on_complete, *jobs)
             ]
             batch = checked_batch(first, members, abandon=abandon)
@@ -293,7 +301,7 @@ class Trellis:
             expected = "this one is for SQLite ledgers; use trellis.integrations.sql on PostgreSQL"
             raise OptionInvalid(option="connection", value=type(connection).__name__, expected=expected)
         actor = self._submitter()
-        job = await self._admitted(new_job(type_, payload, settings, app=self._app, new_id=self._new_id))
+        job = await self._admitted(new_job(type_, payload, settings, app=self._app, new_id=self._new_job_id))
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
         return self._handle(accepted(answer), type_, None)

@@ -131,7 +131,7 @@ def batch(name: str, *, named: bool) -> Verb:
 
 
 SUBMITS = (
-    submit("submit_one", "select submit_"),  # `submit_alike`, and `submit_one` when it is repeated
+    submit("submit_one", "select submit_"),  # `submit_alike_jobs`, and `submit_one` when it is repeated
     submit("submit_many", "submit_plain(", 3, deadline_s=1_000_000.0),
     submit("submit_delayed", "submit_one(", delay_s=60.0),
     submit("submit_concurrency_key", "submit_keyed(", 2, concurrency_key="user:{}"),

@@ -33,6 +33,7 @@ from trellis.app.wiring import (
     lazy_token,
     limited_token,
     new_id,
+    new_job_id,
     outgoing_tls,
     process_name,
 )
@@ -262,6 +263,7 @@ class Instance:
         """Builds the factory that makes and checks new jobs for this principal."""
         return JobFactory(
             new_id=new_id,
+            new_job_id=new_job_id,
             ledger=self.ledger,
             catalog=self.catalog,
             bus_submitter=self._bus_submitter,

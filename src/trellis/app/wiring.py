@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from trellis.app.settings import Settings, read_settings
-from trellis.app.system import SystemClock, elapsed_s, new_id, process_name
+from trellis.app.system import SystemClock, elapsed_s, new_id, new_job_id, process_name
 from trellis.auth.principals import LOCAL_ROLES, Principal
 from trellis.auth.tokens import Identity, TrustedKey, issue, key_set, private_key, symmetric_key, verify
 from trellis.client import Trellis
@@ -131,6 +131,7 @@ async def _connect_ledger(
             principal,
             clock=SystemClock(),
             new_id=new_id,
+            new_job_id=new_job_id,
             app=app,
             asking=asking,
             cancel_grace_s=settings.cancel_grace_s,

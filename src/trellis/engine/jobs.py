@@ -8,12 +8,13 @@
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
+from itertools import repeat
 from types import MappingProxyType
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, overload
 
 from trellis.engine.admin_acts import rate_text
 from trellis.engine.errors import ConcurrencyKeyMissing, IdempotencyMismatch, IdReserved, OptionInvalid
@@ -203,6 +204,51 @@ class NewJob:
         return copy
 
 
+class AlikeJobs(Sequence[NewJob]):
+    """New jobs that differ only in id and payload, as a submit of many payloads has them.
+
+    What they have in common is held once, with a list of their ids and one of their payloads. The jobs themselves are
+    built when somebody reads one, and kept. A ledger that writes the lists as they are never builds them.
+    """
+
+    __slots__ = ("_jobs", "common", "ids", "payloads")
+
+    def __init__(self, common: NewJob, ids: list[JobId], payloads: list[bytes]) -> None:
+        """`common` is a job like all of them; its id, payload and fingerprint do not count."""
+        self.common, self.ids, self.payloads = common, ids, payloads
+        self._jobs: list[NewJob] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[NewJob]:
+        return iter(self._built())
+
+    @overload
+    def __getitem__(self, index: int) -> NewJob: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[NewJob]: ...
+    def __getitem__(self, index: int | slice) -> NewJob | Sequence[NewJob]:
+        if isinstance(index, slice) and self._jobs is None:
+            return AlikeJobs(self.common, self.ids[index], self.payloads[index])
+        return self._built()[index]
+
+    def _built(self) -> list[NewJob]:
+        if self._jobs is None:
+            self._jobs = self.common.copies(zip(self.ids, self.payloads, strict=True))
+        return self._jobs
+
+
+def ids_of(jobs: Sequence[NewJob]) -> list[JobId]:
+    """The ids of new jobs, in their order."""
+    return jobs.ids if isinstance(jobs, AlikeJobs) else [job.job_id for job in jobs]
+
+
+def different_ones(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+    """The new jobs, or one of them if they differ only in id and payload: enough to see their types and lifecycles."""
+    return (jobs.common,) if isinstance(jobs, AlikeJobs) and jobs.ids else jobs
+
+
 class SubmitOutcome(StrEnum):
     """What a submit did."""
 
@@ -213,8 +259,7 @@ class SubmitOutcome(StrEnum):
     """The job was created, and the waiting job that held its unique key was cancelled."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submitted:
+class Submitted(NamedTuple):
     """The job is in the ledger; `created` is false when an earlier submit made it.
 
     A submit that the ledger sends again after a lost answer has created the job if the job has the id of this submit.
@@ -232,6 +277,11 @@ class Submitted:
         return SubmitOutcome.CREATED if self.replaced is None else SubmitOutcome.REPLACED
 
 
+def all_created(ids: Sequence[JobId]) -> "list[Submitted | Mismatch]":
+    """The answers to jobs that were all created and replaced no other."""
+    return list(map(Submitted._make, zip(ids, repeat(True), repeat(None))))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
     """The idempotency key or job id belongs to a different request. Nothing was written for this job."""
@@ -245,7 +295,7 @@ def check_own_ids(jobs: Sequence[NewJob]) -> None:
 
     An id that the caller chose, and that of a job with an idempotency key, may come again: it is the same request.
     """
-    if len(jobs) == 1 or len({job.job_id for job in jobs}) == len(jobs):
+    if len(jobs) == 1 or len(set(ids_of(jobs))) == len(jobs):
         return
     seen: set[str] = set()
     for job in jobs:
@@ -630,8 +680,8 @@ RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"
 REPORT_ID_PATTERN = r"\Aalert-[0-9a-f-]{36}-(raised|resolved)-[a-z]+(-[0-9]+)?\Z"
 """The ids of jobs that report alerts (`report_job_id` in engine/alerts.py). Whoever took one would keep a report from
 being sent."""
-RESERVED_ID_MARK = r"[.@]|alert-"
-"""Every id that one of the two patterns matches contains this. PostgreSQL searches many ids for it at once."""
+RESERVED_ID_MARKS = (".", "@", "alert-")
+"""Every id that one of the two patterns matches contains one of these. PostgreSQL searches many ids for them at once."""
 REPORTING_ROLE = Role.CONTROL_PLANE
 """The only role that may create jobs with the ids of reports."""
 DERIVING_ROLES: Mapping[str, Role] = MappingProxyType({BUS_JOB.name: Role.RECONCILER, NLM_JOB.name: Role.NLM_BACKEND})

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
 
-from trellis.engine.jobs import NewJob
+from trellis.engine.jobs import AlikeJobs, NewJob
 
 _OWN_FIELDS = frozenset({"job_id", "payload", "fingerprint"})
 _common_fields = attrgetter(*(field.name for field in fields(NewJob) if field.name not in _OWN_FIELDS))
@@ -25,7 +25,11 @@ _unusual_fields, _NOT_SET = attrgetter(*_UNUSUAL), tuple(_UNUSUAL.values())
 
 def are_alike(jobs: Sequence[NewJob]) -> bool:
     """Whether jobs have no key of any kind and no time of their own, and differ only in id and payload."""
-    if not jobs or _unusual_fields(jobs[0]) != _NOT_SET:
+    if not jobs:
+        return False
+    if isinstance(jobs, AlikeJobs):
+        return _unusual_fields(jobs.common) == _NOT_SET
+    if _unusual_fields(jobs[0]) != _NOT_SET:
         return False
     if len(jobs) == 1:
         return True

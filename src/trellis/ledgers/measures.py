@@ -16,11 +16,13 @@ from trellis.engine.jobs import (
     Claimed,
     JobKey,
     LeaseLost,
+    NewJob,
     Renewed,
     StepApplied,
     Submitted,
     Turn,
     TurnResult,
+    different_ones,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.metrics import (
@@ -155,12 +157,15 @@ def _count_settled(alike: tuple[Any, ...], n: int, now: float) -> None:
 
 
 def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters
-    if len(answer) == 1:
-        if isinstance(answer[0], Submitted) and answer[0].created:
-            process_metrics.count(SUBMITTED, 1, type_label(args[1][0].type, args[1][0].lifecycle))
+    jobs: Sequence[NewJob] = args[1]
+    kinds = different_ones(jobs)
+    if len(kinds) == 1:
+        n = sum(isinstance(outcome, Submitted) and outcome.created for outcome in answer)
+        if n:
+            process_metrics.count(SUBMITTED, n, type_label(kinds[0].type, kinds[0].lifecycle))
         return
     created: dict[tuple[str, str], int] = {}
-    for job, outcome in zip(args[1], answer, strict=True):
+    for job, outcome in zip(jobs, answer, strict=True):
         if isinstance(outcome, Submitted) and outcome.created:
             named = (job.type, job.lifecycle)
             created[named] = created.get(named, 0) + 1

@@ -150,6 +150,8 @@ class JobFactory:
     """What is needed to build and check new jobs."""
 
     new_id: Callable[[], str]
+    new_job_id: Callable[[], str]
+    """Makes the ids of jobs. Other ids, of which only a part is used, come from `new_id`."""
     ledger: Ledger
     catalog: Catalog
     bus_submitter: Callable[[], BusSubmitter]
@@ -173,7 +175,7 @@ class JobKind:
 
 async def _leased_job(body: JobRequestBody, making: JobFactory) -> NewJob:
     job = _plain_job(body)
-    return new_job(job.type, job.payload, job.settings, app=None, new_id=making.new_id)
+    return new_job(job.type, job.payload, job.settings, app=None, new_id=making.new_job_id)
 
 
 def _plain_job(body: JobRequestBody) -> BatchJob:
@@ -219,7 +221,7 @@ async def _queue_job(body: JobRequestBody, making: JobFactory) -> NewJob:
     settings: dict[str, Any] = {} if body.priority is None else {"priority": priority_of(body.priority)}
     return new_queue_job(
         request,
-        making.new_id,
+        making.new_job_id,
         deadline_s=body.deadline_s,
         correlation_id=body.correlation_id or making.correlation_id or (run.correlation_id if run else None),
         trace=tracing.here() or (run.trace if run else None),

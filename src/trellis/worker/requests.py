@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,6 +18,7 @@ from trellis.engine.jobs import (
     DEATHS_DEFAULT,
     DELAY_S_MAX,
     JOB_ID_PATTERN,
+    AlikeJobs,
     ChosenOptions,
     JobId,
     NewJob,
@@ -33,7 +34,7 @@ from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.worker.app import App, JobSpec, checked_type, priority_of, refuse_unknown
 from trellis.worker.options import KEY_LIMIT_MAX
-from trellis.worker.payloads import any_json_bytes
+from trellis.worker.payloads import all_json_bytes
 
 KEY_CHARS_MAX = 200
 TRACE_CHARS_MAX = 1_000
@@ -137,7 +138,7 @@ def new_job(
 
 def new_jobs(
     type_: str, payloads: Collection[Any], settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
-) -> list[NewJob]:
+) -> Sequence[NewJob]:
     """Builds a job for each payload. The settings, which are the same for all, are checked once. Raises as `new_job`."""
     checked_type(type_)
     spec = app.spec(type_) if app is not None else None
@@ -146,14 +147,13 @@ def new_jobs(
         common = _common_request_by_default(type_)
     else:
         common = _common_request(type_, spec, settings, trace)
-    values = [
-        (payload, any_json_bytes(payload, type_)) if spec is None else spec.codec.accept(payload)
-        for payload in payloads
-    ]
+    accepted = None if spec is None else [spec.codec.accept(payload) for payload in payloads]
+    bodies = all_json_bytes(payloads, type_) if accepted is None else [body for _, body in accepted]
     given = common.id_is_given
-    jobs = common.copies([(common.job_id if given else JobId(new_id()), body) for _, body in values])
-    if spec is not None and (spec.concurrency_key is not None or spec.unique_rule is not None):
-        jobs = [_keyed(job, spec, value, settings) for job, (value, _) in zip(jobs, values, strict=True)]
+    ids = [common.job_id] * len(bodies) if given else cast("list[JobId]", [new_id() for _ in bodies])
+    jobs: Sequence[NewJob] = AlikeJobs(common, ids, bodies)
+    if spec is not None and accepted is not None and (spec.concurrency_key is not None or spec.unique_rule is not None):
+        jobs = [_keyed(job, spec, value, settings) for job, (value, _) in zip(jobs, accepted, strict=True)]
     return [_fingerprinted(job) for job in jobs] if given or common.idempotency_key is not None else jobs
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, actor, answer_of, claimed_ids
-from trellis.engine.errors import NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
+from trellis.engine.errors import IdReserved, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
 from trellis.engine.job_batches import NewBatch
-from trellis.engine.jobs import JobId, Mismatch, NewJob, Priority, Submitted
+from trellis.engine.jobs import AlikeJobs, JobId, Mismatch, NewJob, Priority, Submitted
 from trellis.engine.records import JobFilter, JobPlace
 from trellis.engine.uniqueness import UniqueRule
 from trellis.lifecycles import LIFECYCLES, Role, Trigger
@@ -443,6 +443,39 @@ async def test_payload_bytes_come_back_as_they_went_in(rig: Rig, payload: bytes)
     job_id = await rig.submit_one(payload=payload)
     assert (await rig.job(job_id)).payload == payload
     assert (await rig.claim_one()).payload == payload
+
+
+@pytest.mark.oldest_server
+async def test_each_job_of_a_call_gets_its_own_payload_whatever_its_length_and_bytes(rig: Rig):
+    payloads = [b"1", b"", b'"\xc3\xa9"', b"[1,\n2]", b"\x00\xff", b"null", b" "]
+    jobs = AlikeJobs(rig.new_job(), [rig.new_id() for _ in payloads], payloads)
+    assert [one.job_id for one in await rig.ledger.submit(SUBMITTER, jobs)] == jobs.ids
+    assert [(await rig.job(job_id)).payload for job_id in jobs.ids] == payloads
+    assert [claimed.payload for claimed in await rig.claim(10)] == payloads
+
+
+async def test_ids_with_a_space_in_them_stay_whole(rig: Rig):
+    ids = [JobId("a b"), JobId("c")]
+    await rig.ledger.submit(SUBMITTER, AlikeJobs(rig.new_job(), ids, [b"1", b"2"]))
+    await rig.ledger.submit(SUBMITTER, [rig.new_job(job_id="d e", payload=b"3")])
+    assert [(await rig.job(JobId(one))).payload for one in ("a b", "c", "d e")] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("reserved", ["x.c", "x@1"])
+async def test_jobs_of_a_call_are_refused_together_if_one_id_is_reserved(rig: Rig, reserved: str):
+    ids = [JobId("a"), JobId(reserved), JobId("b")]
+    with pytest.raises(IdReserved, match=reserved):
+        await rig.ledger.submit(SUBMITTER, AlikeJobs(rig.new_job(), ids, [b"1", b"2", b"3"]))
+    assert await rig.ledger.job(JobId("a")) is None
+
+
+async def test_calls_that_meet_are_submitted_together_each_with_its_own_jobs(rig: Rig):
+    common = rig.new_job()
+    calls = [AlikeJobs(common, [JobId(f"{n}-1"), JobId(f"{n}-2")], [b"%d1" % n, b"%d2" % n]) for n in range(1, 9)]
+    answers = await asyncio.gather(*(rig.ledger.submit(SUBMITTER, jobs) for jobs in calls))
+    assert [[one.job_id for one in call] for call in answers] == [jobs.ids for jobs in calls]
+    for jobs in calls:
+        assert [(await rig.job(job_id)).payload for job_id in jobs.ids] == jobs.payloads
 
 
 async def test_a_payload_of_one_mebibyte_fits(rig: Rig):

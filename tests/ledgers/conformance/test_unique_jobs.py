@@ -192,7 +192,7 @@ async def test_rules_that_do_not_fit_together_are_refused(rig: Rig, rule: Unique
 async def test_an_idempotency_key_is_answered_first_and_bound_to_the_returned_job(rig: Rig):
     first = await submit(rig, idempotency_key="once", fingerprint=b"1")
     await finish(rig)
-    assert await submit(rig, idempotency_key="once", fingerprint=b"1") == replace(first, created=False)
+    assert await submit(rig, idempotency_key="once", fingerprint=b"1") == first._replace(created=False)
     second = await submit(rig)
     bound = await submit(rig, idempotency_key="twice", fingerprint=b"2")
     assert bound == Submitted(job_id=second.job_id, created=False)

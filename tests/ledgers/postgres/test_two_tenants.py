@@ -347,7 +347,7 @@ CALLABLE = {
         "submit_completion",
         "complete_batch",
         "submit_plain",
-        "submit_alike",
+        "submit_alike_jobs",
         "submit_keyed",
         "submit_one",
         "cancel",

@@ -28,6 +28,7 @@ from trellis.engine.jobs import (
     RESTORE_MAX,
     SUBMIT_MAX,
     Actor,
+    AlikeJobs,
     CancelMode,
     CancelRequested,
     Claim,
@@ -50,7 +51,10 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
     TypeOptions,
+    all_created,
     check_own_ids,
+    different_ones,
+    ids_of,
 )
 from trellis.engine.ledger import RETENTION
 from trellis.engine.outage_log import Failures
@@ -68,7 +72,6 @@ from trellis.engine.records import (
 from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SIGNAL_ANSWERS, SUBMIT_ANSWERS
 from trellis.engine.schedules import ScheduleRecord
 from trellis.engine.text import storable
-from trellis.ledgers.alike_jobs import are_alike
 from trellis.ledgers.measures import measured
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import job_changes, moves, request_keys, restore, rows, submit
@@ -84,7 +87,7 @@ from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, Postgre
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads
-from trellis.ledgers.postgres.submit import SubmitPart
+from trellis.ledgers.postgres.submit import SubmitCall, SubmitPart
 from trellis.ledgers.queue_counts import QueueCounts
 from trellis.ledgers.refusals import (
     check_alerts,
@@ -148,7 +151,7 @@ class PostgresLedger(PostgresReads):
         self._type_names: dict[int, str] = {}
         self._unique_types: set[str] = set()
         """Types that declare unique jobs, as far as this process was told. Their jobs are submitted one by one."""
-        self._submits: Batcher[tuple[int, tuple[NewJob, ...]], list[Submitted | Mismatch]] = Batcher(
+        self._submits: Batcher[SubmitCall, list[Submitted | Mismatch]] = Batcher(
             self._submit_batch, lambda item: len(item[1]), SUBMIT_MAX, alone=True
         )
         self._journals: Batcher[tuple[Lease, str, bytes], bytes | LeaseLost] = Batcher(
@@ -257,19 +260,20 @@ class PostgresLedger(PostgresReads):
                 "submit", key.given, lambda c, repeat: self._submit_with_key(c, number, jobs, key, repeat=repeat)
             )
         else:
-            answers = await self._submits.put((number, tuple(jobs)))
+            answers = await self._submits.put((number, jobs if isinstance(jobs, AlikeJobs) else tuple(jobs)))
         self._notifier.notify()
         return answers
 
     async def _submitter(self, actor: Actor, jobs: Sequence[NewJob]) -> int:
         """The number of an actor that may submit these jobs, whose types are registered. Raises NotAllowed."""
-        for lifecycle in {job.lifecycle for job in jobs}:
+        kinds = different_ones(jobs)
+        for lifecycle in {job.lifecycle for job in kinds}:
             transition = lifecycle_named(lifecycle).pull(None, Trigger.SUBMIT)
             if transition is None or actor.role not in transition.actors:
                 raise NotAllowed(
                     role=actor.role, action=f"submit a {lifecycle}", reason="the lifecycle does not say so"
                 )
-        for type_ in {job.type for job in jobs}:
+        for type_ in {job.type for job in kinds}:
             if type_ not in self._types:
                 await self._type(type_)
         return await self._actor(actor)
@@ -303,15 +307,15 @@ class PostgresLedger(PostgresReads):
         if not repeat:
             return answers
         own = {job.job_id for job in jobs}  # with these ids, it was an earlier try of this call that made the jobs
-        return [replace(a, created=True) if isinstance(a, Submitted) and a.job_id in own else a for a in answers]
+        return [a._replace(created=True) if isinstance(a, Submitted) and a.job_id in own else a for a in answers]
 
-    async def _submit_batch(self, calls: Sequence[tuple[int, tuple[NewJob, ...]]]) -> list[list[Submitted | Mismatch]]:
+    async def _submit_batch(self, calls: Sequence[SubmitCall]) -> list[list[Submitted | Mismatch]]:
         return await self._submit_lane.call(
             "submit", f"{len(calls)} calls", lambda c, repeat: self._submit_calls(c, calls, repeat=repeat)
         )
 
     async def _submit_calls(
-        self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
+        self, connection: PostgresConnection, calls: Sequence[SubmitCall], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
         """One transaction for calls of many callers."""
         return await self._learning(lambda: self._submit_calls_once(connection, calls, repeat=repeat))
@@ -328,13 +332,14 @@ class PostgresLedger(PostgresReads):
                 self._unique_types.add(unique)
 
     async def _submit_calls_once(
-        self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
+        self, connection: PostgresConnection, calls: Sequence[SubmitCall], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
         """Submit each actor's calls of plain jobs set-wise, and calls with a key in them one by one, in their order."""
         actor, jobs = calls[0]
-        if len(calls) == 1 and not repeat and are_alike(jobs) and jobs[0].type not in self._unique_types:
-            await submit.submit_alike(connection, actor, jobs, self._types)
-            return [[Submitted(job_id=job.job_id, created=True) for job in jobs]]
+        alike = None if repeat else submit.joined(calls)
+        is_plain = alike is not None and different_ones(alike)[0].type not in self._unique_types
+        if alike is not None and is_plain and await submit.submit_alike(connection, actor, alike, self._types):
+            return [all_created(ids_of(jobs)) for _, jobs in calls]
         if len(calls) == 1 and len(jobs) == 1:
             (job,) = jobs
             return [[await submit.submit_one(connection, actor, job, self._types, repeat=repeat)]]

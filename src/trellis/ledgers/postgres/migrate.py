@@ -28,7 +28,7 @@ from trellis.engine.jobs import (
     ORPHAN_GRACE_S,
     REPORT_ID_PATTERN,
     REPORTING_ROLE,
-    RESERVED_ID_MARK,
+    RESERVED_ID_MARKS,
     RESERVED_ID_PATTERN,
     Priority,
 )
@@ -322,7 +322,7 @@ def _constants() -> LiteralString:
         .replace("{ranks}", rank_bytes().hex())
         .replace("{causes}", cast("LiteralString", sql_cases()))
         .replace("{reserved}", RESERVED_ID_PATTERN)
-        .replace("{reserved_mark}", RESERVED_ID_MARK)
+        .replace("{reserved_marks}", " or ".join(f"strpos(p_job_ids, '{mark}') > 0" for mark in RESERVED_ID_MARKS))
         .replace("{deriving}", deriving)
         .replace("{reports}", REPORT_ID_PATTERN)
         .replace("{reporting}", str(REPORTING_ROLE.code))

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, TypeAlias
 
 from trellis.engine.errors import ChildExists, NotABatch
 from trellis.engine.job_batches import BatchSubmitted, NewBatch, earlier_batch, members_of
 from trellis.engine.jobs import (
     SUBMIT_MAX,
+    AlikeJobs,
     JobId,
     Lease,
     LeaseLost,
@@ -19,6 +20,8 @@ from trellis.engine.jobs import (
     Submitted,
     TypeOptions,
     accepted,
+    different_ones,
+    ids_of,
 )
 from trellis.ledgers.alike_jobs import are_alike
 from trellis.ledgers.postgres.connection import PostgresConnection
@@ -26,11 +29,13 @@ from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
-SUBMIT_ALIKE = "select submit_alike($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+SUBMIT_ALIKE = "select submit_alike_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
 SUBMIT_ONE = f"select submit_one({', '.join(f'${number}' for number in range(1, 27))})"
 BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.entry = '@batch' where j.job_id = $1"
 PLAIN_REFUSED = "TR013"
+SubmitCall: TypeAlias = tuple[int, Sequence[NewJob]]
+"""The jobs of one call of submit, with the number of the actor that submits them."""
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
@@ -42,7 +47,7 @@ def are_plain(jobs: Sequence[NewJob], unique_types: AbstractSet[str]) -> bool:
     If only some are plain, none is: jobs of one call become claimable in the order of the call.
     """
     if are_alike(jobs):
-        return jobs[0].type not in unique_types
+        return different_ones(jobs)[0].type not in unique_types
     return len({job.lifecycle for job in jobs}) <= 1 and not any(
         job.idempotency_key
         or job.concurrency_key
@@ -75,8 +80,7 @@ async def submit_plain(
     """Submit jobs without keys, one statement per lifecycle."""
     for lifecycle, group in groupby(sorted(jobs, key=lambda j: j.lifecycle), key=lambda j: j.lifecycle):
         same = list(group)
-        if not repeat and are_alike(same):
-            await submit_alike(connection, actor, same, types)
+        if not repeat and are_alike(same) and await submit_alike(connection, actor, same, types):
             continue
         await connection.execute(
             SUBMIT_PLAIN,
@@ -99,11 +103,29 @@ async def submit_plain(
         )
 
 
+def joined(calls: Sequence[SubmitCall]) -> Sequence[NewJob] | None:
+    """The jobs of calls as one list, if one actor submits them all and they differ only in id and payload."""
+    actor, jobs = calls[0]
+    if not are_alike(jobs):
+        return None
+    if len(calls) == 1:
+        return jobs
+    whole = [jobs for by, jobs in calls if by == actor and isinstance(jobs, AlikeJobs)]
+    if len(whole) < len(calls) or any(jobs.common != whole[0].common for jobs in whole):
+        return None
+    ids = list(chain.from_iterable(jobs.ids for jobs in whole))
+    return AlikeJobs(whole[0].common, ids, list(chain.from_iterable(jobs.payloads for jobs in whole)))
+
+
 async def submit_alike(
     connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int]
-) -> None:
-    """Submit jobs that differ only in id and payload, for the first time."""
-    first = jobs[0]
+) -> bool:
+    """Submit jobs that differ only in id and payload, for the first time. False, and nothing is sent, if an id has a space."""
+    first, ids = different_ones(jobs)[0], " ".join(ids_of(jobs))
+    if ids.count(" ") >= len(jobs):
+        return False
+    payloads = jobs.payloads if isinstance(jobs, AlikeJobs) else [job.payload for job in jobs]
+    ends = accumulate(map(len, payloads), initial=0)
     await connection.execute(
         SUBMIT_ALIKE,
         actor,
@@ -116,9 +138,11 @@ async def submit_alike(
         first.trace,
         first.parent_id,
         first.chosen,
-        [job.job_id for job in jobs],
-        [job.payload for job in jobs],
+        ids,
+        " ".join(map(str, ends)),
+        b"".join(payloads),
     )
+    return True
 
 
 async def submit_one(

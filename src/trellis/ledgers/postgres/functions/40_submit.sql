@@ -1,4 +1,4 @@
--- Submit. `submit_plain` takes jobs without keys of any kind, set-wise; `submit_alike` those that differ only in id and payload.
+-- Submit. `submit_plain` takes jobs without keys of any kind, set-wise; `submit_alike_jobs` those that differ only in id and payload.
 -- `submit_keyed` takes jobs one by one, with idempotency keys, given ids, concurrency keys, unique keys and compensations.
 -- `submit_one` takes one job of either kind: arrays and a statement for sets cost more than one job does. `submit_job` and
 -- `submit_unique_job` are for SQL callers inside their own transaction. A second submit with the same idempotency key returns the
@@ -22,7 +22,7 @@ declare
   l lifecycle;
   may_rest boolean;
 begin
-  if array_to_string(p_job_ids, ' ') ~ _reserved_mark() then
+  if _may_be_reserved(array_to_string(p_job_ids, ' ')) then
     perform _refuse_reserved(u.job_id) from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, p_role);
   end if;
   select c.* into l from lifecycle c where c.lifecycle = p_lifecycle;
@@ -83,11 +83,15 @@ end $$;
 
 -- Jobs without keys and times that differ only in id and payload, as one call submits many, or one. They are inserted by one statement,
 -- because a statement costs as much to begin as an insert. It inserts nothing if the login is limited, if the type or the lifecycle asks
--- for more, and if anything is to be refused: then `submit_plain` has the jobs.
-create or replace function submit_alike(
+-- for more, and if anything is to be refused: then `submit_plain` has the jobs. The ids come as one text with a space between two, the
+-- payloads one after the other with their ends (the first is 0, where the first payload begins): drivers look at each element of an array.
+create or replace function submit_alike_jobs(
   p_actor int, p_lifecycle smallint, p_type int, p_prio smallint, p_max_attempts smallint, p_max_deaths smallint, p_correlation text,
-  p_trace text, p_parent text, p_chosen smallint, p_job_ids text[], p_payloads bytea[]) returns void
+  p_trace text, p_parent text, p_chosen smallint, p_job_ids text, p_ends text, p_payloads bytea) returns void
 language plpgsql security definer set search_path from current as $$
+declare
+  ends int[] := string_to_array(p_ends, ' ')::int[];
+  ids text[];
 begin
   with c as materialized (
     select trellis.now() as at, a.role, l.initial, l.initial_event,
@@ -98,10 +102,11 @@ begin
            left join type_options o on o.lifecycle = p_lifecycle and o.type = p_type and p_chosen <> 63
      where a.id = p_actor and a.db_role = session_user and not _is_limited() and l.initial_claimable and l.initial_timer_s is null
        and o.unique_rule is null and (o.keyed is not true or p_chosen & 16 > 0) and (o.deadline_s is null or p_chosen & 8 > 0)
-       and not (array_to_string(p_job_ids, ' ') ~ _reserved_mark()
-                and exists (select from unnest(p_job_ids) u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role)))
+       and not (_may_be_reserved(p_job_ids)
+                and exists (select from string_to_table(p_job_ids, ' ') u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role)))
   ), i as materialized (
-    select nextval('job_id_seq') as id, u.job_id, u.payload, c.* from c cross join unnest(p_job_ids, p_payloads) u(job_id, payload)
+    select nextval('job_id_seq') as id, u.job_id, substr(p_payloads, ends[u.n] + 1, ends[u.n + 1] - ends[u.n]) as payload, c.*
+      from c cross join string_to_table(p_job_ids, ' ') with ordinality u(job_id, n)
   ), b as (
     insert into batch (xid) select pg_current_xact_id()::text::bigint from c returning no
   ), j as (
@@ -114,10 +119,11 @@ begin
   insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
   select id, (select no from b), at, 1, p_actor, 0, initial_event, p_lifecycle, 0, initial, 0, 0, role from i;
   if not found then
-    perform submit_plain(p_actor, p_lifecycle, false, p_job_ids, array[p_type], array[p_prio], p_payloads, array[p_max_attempts],
-                         array[p_max_deaths], null, null, null, array_fill(p_correlation, array[cardinality(p_job_ids)]),
-                         array_fill(p_trace, array[cardinality(p_job_ids)]), array_fill(p_parent, array[cardinality(p_job_ids)]),
-                         array[p_chosen]);
+    ids := string_to_array(p_job_ids, ' ');
+    perform submit_plain(p_actor, p_lifecycle, false, ids, array[p_type], array[p_prio],
+                         array(select substr(p_payloads, ends[n] + 1, ends[n + 1] - ends[n]) from generate_series(1, cardinality(ids)) n),
+                         array[p_max_attempts], array[p_max_deaths], null, null, null, array_fill(p_correlation, array[cardinality(ids)]),
+                         array_fill(p_trace, array[cardinality(ids)]), array_fill(p_parent, array[cardinality(ids)]), array[p_chosen]);
   end if;
 end $$;
 

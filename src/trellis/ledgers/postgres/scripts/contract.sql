@@ -17,8 +17,11 @@ language sql immutable as $f$
   select (p_job_id ~ '{reserved}' and (p_lifecycle::int, p_role::int) not in ({deriving}))
     or (p_job_id ~ '{reports}' and p_role <> {reporting})
 $f$;
--- What every reserved id contains. Many ids are searched for it at once; only if one has it is each looked at.
-create or replace function trellis._reserved_mark() returns text language sql immutable as $f$ select '{reserved_mark}' $f$;
+-- Whether one of these ids, which are joined to one text, contains what every reserved id does. Only then is each looked at. A search
+-- for each text takes a third of the time of one pattern.
+create or replace function trellis._may_be_reserved(p_job_ids text) returns boolean language sql immutable as $f$
+  select {reserved_marks}
+$f$;
 -- A further fact is a further argument: without this, the function of an earlier version would stay beside the new one.
 do $f$
 declare earlier regprocedure;

@@ -1,0 +1,57 @@
+"""New jobs that differ only in id and payload: held as lists, and built as jobs only for who reads them one by one."""
+
+from trellis.engine.jobs import AlikeJobs, JobId, NewJob, different_ones, ids_of
+from trellis.ledgers.alike_jobs import are_alike
+from trellis.ledgers.postgres.submit import joined
+
+PLAIN = NewJob(job_id=JobId(""), type="mail.send", correlation_id="c1")
+
+
+def alike(*names: str, common: NewJob = PLAIN) -> AlikeJobs:
+    return AlikeJobs(common, [JobId(name) for name in names], [f'"{name}"'.encode() for name in names])
+
+
+def test_each_job_has_its_own_id_and_payload_and_what_all_have_in_common():
+    jobs = alike("a", "b", "c")
+    assert [(job.job_id, job.payload) for job in jobs] == [("a", b'"a"'), ("b", b'"b"'), ("c", b'"c"')]
+    assert {(job.type, job.correlation_id) for job in jobs} == {("mail.send", "c1")}
+    assert len(jobs) == 3
+    assert jobs[2].job_id == "c"
+
+
+def test_a_job_that_is_read_twice_is_the_same_object():
+    jobs = alike("a", "b")
+    assert [id(job) for job in jobs] == [id(job) for job in jobs]
+    assert jobs[1] is list(jobs)[1]
+
+
+def test_a_slice_has_the_same_jobs_before_and_after_they_were_built():
+    jobs = alike("a", "b", "c")
+    assert ids_of(jobs[1:]) == ["b", "c"]
+    assert [job.payload for job in jobs[1:]] == [b'"b"', b'"c"']
+    assert list(jobs)[1:] == list(jobs[1:])
+
+
+def test_lists_without_jobs_have_no_kind_of_job():
+    assert list(different_ones(alike())) == []
+    assert not are_alike(alike())
+
+
+def test_jobs_with_a_key_are_not_written_as_lists():
+    keyed = NewJob(job_id=JobId(""), type="mail.send", concurrency_key="user:1")
+    assert are_alike(alike("a", "b"))
+    assert not are_alike(alike("a", "b", common=keyed))
+    assert joined([(1, alike("a", common=keyed))]) is None
+
+
+def test_calls_that_one_actor_made_alike_are_joined_in_their_order():
+    whole = joined([(1, alike("a", "b")), (1, alike("c"))])
+    assert whole is not None
+    assert [(job.job_id, job.payload) for job in whole] == [("a", b'"a"'), ("b", b'"b"'), ("c", b'"c"')]
+
+
+def test_calls_of_another_actor_or_of_another_kind_are_not_joined():
+    other = NewJob(job_id=JobId(""), type="mail.read", correlation_id="c1")
+    assert joined([(1, alike("a")), (2, alike("b"))]) is None
+    assert joined([(1, alike("a")), (1, alike("b", common=other))]) is None
+    assert joined([(1, alike("a")), (1, tuple(alike("b")))]) is None
