@@ -68,7 +68,17 @@ def _filesystem(folder: Path) -> str:
         _, point, kind, *_ = line.split()
         if folder.resolve().is_relative_to(point) and len(point) >= len(best[0]):
             best = (point, kind)
-    return best[1]
+    return best[1] + _journal(folder, best[1])
+
+
+def _journal(folder: Path, kind: str, *, root: Path = Path("/")) -> str:
+    """For ext4, whether it has a journal: that decides what a new file costs. Empty where the kernel does not say."""
+    journals = root / "proc/fs/jbd2"
+    number = folder.stat().st_dev
+    device = root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    if kind != "ext4" or not journals.is_dir() or not device.exists():
+        return ""
+    return f" {'with' if any(journals.glob(f'{device.resolve().name}-*')) else 'without'} a journal"
 
 
 def _packages() -> Iterator[str]:

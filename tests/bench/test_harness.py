@@ -1,5 +1,6 @@
 """The benchmark itself, with a few jobs: it runs, it ends, and what it takes away from a database was there."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from bench import measures, preload_file, processes
+from bench import machine, measures, preload_file, processes
 from bench.groups import NO_STORE, RUN_SUBJECTS, SMALL, _run_task, _workflow_task, sqlite_drains
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
 from bench.measures import drain, drain_file, latencies_ms, reports, submit_rate
@@ -193,3 +194,21 @@ def test_latency_and_submits_are_measured_on_a_file(stores: Stores):
     task = Task(url="", jobs=3, per_s=200.0, concurrency=4, batch=10)
     assert all(wait > 0 for wait in latencies_ms(stores, "sqlite", "trellis", task))
     assert submit_rate(stores, "sqlite", "floor_sqlite", "bulk", task) > 0
+
+
+@pytest.mark.parametrize(
+    "kind, journal, says",
+    [
+        ("ext4", "dm-3-8", " with a journal"),
+        ("ext4", "dm-30-8", " without a journal"),
+        ("xfs", "dm-3-8", ""),
+    ],
+)
+def test_a_run_says_whether_its_disk_has_a_journal(tmp_path: Path, kind: str, journal: str, says: str) -> None:
+    number = tmp_path.stat().st_dev
+    names_of_numbers = tmp_path / "sys/dev/block"
+    names_of_numbers.mkdir(parents=True)
+    (tmp_path / "dm-3").mkdir()
+    (names_of_numbers / f"{os.major(number)}:{os.minor(number)}").symlink_to(tmp_path / "dm-3")
+    (tmp_path / "proc/fs/jbd2" / journal).mkdir(parents=True)
+    assert machine._journal(tmp_path, kind, root=tmp_path) == says
