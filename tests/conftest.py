@@ -32,7 +32,7 @@ from tests.servers.warm_connections import WarmConnections, keeping_connections
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.requirement_report", "tests.quiet", "tests.second_run"]
+pytest_plugins = ["tests.processes", "tests.requirement_report", "tests.quiet", "tests.second_run"]
 
 os.environ.setdefault("TRELLIS_PORT", "0")  # several gateways run at the same time
 # Servers start as another user, so through a real fork(). gRPC's handlers of a fork can abort or block the child.
@@ -61,10 +61,10 @@ gc.disable()  # until the tests are collected: nearly all that is made until the
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The process that hands out the tests keeps the shared folders; its workers find them in their environment."""
-    if getattr(config.option, "numprocesses", None):
+    """The first process keeps the shared folders; those that it forks find them in their environment."""
+    if config.option.processes:
         compile_everything(config)
-    if not hasattr(config, "workerinput") and not config.option.collectonly:
+    if not config.option.collectonly:
         sharing = contextlib.ExitStack()
         sharing.enter_context(sharing_clusters())
         sharing.enter_context(sharing_python())
