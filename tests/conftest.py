@@ -24,7 +24,7 @@ from tests.servers.postgres import (
     running_postgres,
     sharing_clusters,
 )
-from tests.servers.ready_python import sharing_python
+from tests.servers.ready_python import make_ready, ready_python, sharing_python
 from tests.servers.templates import IN_A_HURRY, TEMPLATE, TEMPLATES
 from tests.servers.temporal import TemporalServer, running_temporal
 from tests.servers.warm_connections import WarmConnections, keeping_connections
@@ -69,10 +69,33 @@ def pytest_configure(config: pytest.Config) -> None:
         sharing.enter_context(sharing_clusters())
         sharing.enter_context(sharing_python())
         config.add_cleanup(sharing.close)
+        if is_whole_run(config):
+            sharing.callback(os.waitpid, prepare_meanwhile(), 0)
 
 
-def pytest_collection_finish() -> None:
+def is_whole_run(config: pytest.Config) -> bool:
+    """Whether all tests run, in several processes: then each thing that many of them need is needed."""
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    return everything and bool(config.option.processes)
+
+
+def prepare_meanwhile() -> int:
+    """The id of a process that makes the shared cluster and the ready process while the tests are collected on another core."""
+    child = os.fork()
+    if child == 0:
+        try:
+            ready_python()
+            with running_postgres(contents=TEMPLATES):
+                pass
+        finally:
+            os._exit(0)  # what could not be made is made, or reported, by the first test that needs it
+    return child
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded by now stays: the collector need not look through all of it again and again."""
+    if is_whole_run(session.config):
+        make_ready()
     gc.enable()
     gc.collect()
     gc.freeze()
