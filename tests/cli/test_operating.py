@@ -137,7 +137,7 @@ def test_an_error_at_the_start_is_json_too(tmp_path: Path):
 
 def test_help_names_every_role(capsys: pytest.CaptureFixture[str]):
     assert main(["up", "--help"]) == 0
-    printed = "".join(capsys.readouterr().out.split())  # lines end at hyphens too, wherever the terminal's width puts them
+    printed = "".join(capsys.readouterr().out.split())  # a line may end at a hyphen
     assert ",".join(ROLES) in printed
 
 
