@@ -15,6 +15,7 @@ import pickle
 import random
 import signal
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -115,6 +116,8 @@ class Process:
     """The tests that it has not ended. It runs the first, if it runs one."""
     ended: bool = False
     """It has said that it is done."""
+    last_words: str = ""
+    """The error that it ends with."""
 
     def __post_init__(self) -> None:
         name = f"process {self.number}"
@@ -208,6 +211,8 @@ class Distribution:
                 self.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
             case "warning":
                 self.hook.pytest_warning_recorded.call_historic(kwargs=what)
+            case "error":
+                process.last_words = what
             case "done":
                 process.ended = True
 
@@ -225,7 +230,7 @@ class Distribution:
             return
         if process.given:
             item = self.items[process.given.popleft()]
-            died = f"The process that ran {item.nodeid} has died."
+            died = f"The process that ran {item.nodeid} has died.\n{process.last_words}"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", died, "call")
             report.node = process.node  # type: ignore[attr-defined]
             self.hook.pytest_runtest_logreport(report=report)
@@ -268,9 +273,9 @@ class Runner:
             self._run_tests()
             code = 0
         except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
-            signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # from now on it ends what it has started, and is not disturbed
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what it has started ends undisturbed
+        except BaseException:  # noqa: BLE001 the first process tells it
+            self.connection.send(("error", traceback.format_exc()))
         finally:
             with contextlib.suppress(BaseException):
                 self.session._setupstate.teardown_exact(None)

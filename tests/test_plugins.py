@@ -227,6 +227,13 @@ def test_process_that_dies_fails_its_test_and_is_replaced(suite, tmp_path: Path,
     assert (tmp_path / "imports").read_text() == "once ", "the tests are collected once for all processes"
 
 
+def test_error_that_ends_a_process_is_told(suite):
+    source = "import pytest\n\ndef test_ends(): pytest.exit('enough is enough')\n\ndef test_passes(): pass\n"
+    result = suite(source, "--processes", "1")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["The process that ran *::test_ends has died.", "*Exit: enough is enough"])
+
+
 def test_no_test_begins_after_as_many_failures_as_are_allowed(suite):
     source = "import pytest\n\n@pytest.mark.parametrize('n', range(200))\ndef test_fails(n): assert False\n"
     result = suite(source, "--processes", "2", "--maxfail", "2")
