@@ -49,7 +49,7 @@ test: ## Run the default suite (ARGS='-k lease' narrows it)
 	$(bootstrap) dev
 	$(console) build
 	$(browser)
-	@$(pytest) -n $(TEST_WORKERS) $(ARGS) || $(BIN)/python -m tests.second_run
+	@$(pytest) --processes $(TEST_WORKERS) $(ARGS) || $(BIN)/python -m tests.second_run
 
 check: ## Format, lint, types, layers, locks for every platform; types and unit tests of the console
 	$(bootstrap) dev
@@ -95,7 +95,7 @@ conformance: ## Run the default suite and print requirement -> tests -> result
 	$(bootstrap) dev
 	$(console) build
 	$(browser)
-	@$(pytest) -n $(TEST_WORKERS) -q $(ARGS); result=$$?; $(BIN)/python -m tests.requirement_report; exit $$result
+	@$(pytest) --processes $(TEST_WORKERS) -q $(ARGS); result=$$?; $(BIN)/python -m tests.requirement_report; exit $$result
 
 bench: ## Print the performance table
 	$(bootstrap) bench

@@ -1,8 +1,7 @@
-"""Compiles the program and its tests once, on every core, before the test processes start.
+"""Compiles the program and its tests on every core, before one process collects the tests.
 
-In a new checkout nothing is compiled. Every test process begins with the same imports at the same time, so that each of them would
-compile all of it: 8 s of processor time for each process. pytest compiles test files in its own way, and keeps the outcome beside
-the usual one. What is compiled already is left alone.
+In a new checkout nothing is compiled. The process that collects the tests would compile all of it on one core: 8 s of processor time.
+pytest compiles test files in its own way, and keeps the outcome beside the usual one. What is compiled already is left alone.
 """
 
 import compileall
@@ -21,7 +20,7 @@ REWRITTEN = ("test_*.py", "conftest.py")
 
 
 def compile_everything(config: pytest.Config) -> None:
-    """Compile in as many processes as there are cores. What is wrong with a file is reported by the test process that imports it."""
+    """Compile in as many processes as there are cores. What is wrong with a file is reported by the process that imports it."""
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     cores = os.cpu_count() or 1
     children = [_forked(config, paths[number::cores]) for number in range(cores)]

@@ -24,7 +24,7 @@ from tests.servers.postgres import (
     running_postgres,
     sharing_clusters,
 )
-from tests.servers.ready_python import sharing_python
+from tests.servers.ready_python import make_ready, ready_python, sharing_python
 from tests.servers.templates import IN_A_HURRY, TEMPLATE, TEMPLATES
 from tests.servers.temporal import TemporalServer, running_temporal
 from tests.servers.warm_connections import WarmConnections, keeping_connections
@@ -32,7 +32,7 @@ from tests.servers.warm_connections import WarmConnections, keeping_connections
 # A suite that was started in the background has Ctrl-C switched off, and so would have every process it starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.requirement_report", "tests.quiet", "tests.second_run"]
+pytest_plugins = ["tests.processes", "tests.requirement_report", "tests.quiet", "tests.second_run"]
 
 os.environ.setdefault("TRELLIS_PORT", "0")  # several gateways run at the same time
 # Servers start as another user, so through a real fork(). gRPC's handlers of a fork can abort or block the child.
@@ -61,18 +61,41 @@ gc.disable()  # until the tests are collected: nearly all that is made until the
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The process that hands out the tests keeps the shared folders; its workers find them in their environment."""
-    if getattr(config.option, "numprocesses", None):
+    """The first process keeps the shared folders; those that it forks find them in their environment."""
+    if config.option.processes:
         compile_everything(config)
-    if not hasattr(config, "workerinput") and not config.option.collectonly:
+    if not config.option.collectonly:
         sharing = contextlib.ExitStack()
         sharing.enter_context(sharing_clusters())
         sharing.enter_context(sharing_python())
         config.add_cleanup(sharing.close)
+        if is_whole_run(config):
+            sharing.callback(os.waitpid, prepare_meanwhile(), 0)
 
 
-def pytest_collection_finish() -> None:
+def is_whole_run(config: pytest.Config) -> bool:
+    """Whether all tests run, in several processes: then each thing that many of them need is needed."""
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    return everything and bool(config.option.processes)
+
+
+def prepare_meanwhile() -> int:
+    """The id of a process that makes the shared cluster and the ready process while the tests are collected on another core."""
+    child = os.fork()
+    if child == 0:
+        try:
+            ready_python()
+            with running_postgres(contents=TEMPLATES):
+                pass
+        finally:
+            os._exit(0)  # what could not be made is made, or reported, by the first test that needs it
+    return child
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded by now stays: the collector need not look through all of it again and again."""
+    if is_whole_run(session.config):
+        make_ready()
     gc.enable()
     gc.collect()
     gc.freeze()

@@ -18,27 +18,16 @@ from typing import IO
 
 import pytest
 
+from tests.processes import is_forking
+
 LOCK_FOLDER = pytest.StashKey[Path]()
 HELD = pytest.StashKey[IO[str]]()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):
-        config.stash[LOCK_FOLDER] = Path(config.workerinput["quiet_locks"])  # type: ignore[attr-defined]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node) -> None:
-    """The process that hands out the tests makes the folder; its workers are told where it is."""
-    config: pytest.Config = node.config
-    if LOCK_FOLDER not in config.stash:
-        config.stash[LOCK_FOLDER] = config._tmp_path_factory.mktemp("quiet")  # type: ignore[attr-defined]
-    node.workerinput["quiet_locks"] = str(config.stash[LOCK_FOLDER])
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if LOCK_FOLDER in config.stash:
+    if is_forking(config):
+        config.stash[LOCK_FOLDER] = config._tmp_path_factory.mktemp("quiet")  # type: ignore[attr-defined]
         items.sort(key=lambda item: (not _is_long(item), _is_quiet(item), _is_alone(item)))
 
 

@@ -56,12 +56,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Marks(set(known_ids())))
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recorder(config.rootpath / config.option.requirement_results))
+    config.pluginmanager.register(Recorder(config.rootpath / config.option.requirement_results))
 
 
 class Marks:
-    """Runs where tests are collected, in every worker: checks the marks and ties them to the reports."""
+    """Runs where tests are collected: checks the marks and ties them to the reports."""
 
     def __init__(self, known: set[str]) -> None:
         self.known = known
@@ -87,7 +86,7 @@ class Marks:
 
 
 class Recorder:
-    """Runs once, where the reports of all workers arrive."""
+    """Runs once, where the reports of all processes arrive."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

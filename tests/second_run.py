@@ -21,8 +21,7 @@ _failed: set[str] = set()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        FAILED.unlink(missing_ok=True)
+    FAILED.unlink(missing_ok=True)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -31,8 +30,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if hasattr(session.config, "workerinput"):
-        return
     only_tests_failed = exitstatus == pytest.ExitCode.TESTS_FAILED and not session.shouldfail
     FAILED.parent.mkdir(exist_ok=True)
     FAILED.write_text(json.dumps(sorted(_failed) if only_tests_failed else []), encoding="utf-8")

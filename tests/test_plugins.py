@@ -1,4 +1,4 @@
-"""The suite's own plugins: requirements are reported as they ended, quiet tests run alone, files are compiled once."""
+"""The suite's own plugins: tests run in forked processes, quiet ones alone, requirements are reported as they ended."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.compiled import compile_files
+from tests.processes import OF_ONE_FILE_MAX, Shares
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,15 +59,16 @@ APART = """
 TURNS = """
     import os, pathlib, pytest
 
-    notes, process = pathlib.Path(os.environ["RUNNING"]), os.environ["PYTEST_XDIST_WORKER"]
+    notes = pathlib.Path(os.environ["RUNNING"])
 
     @pytest.mark.parametrize("number", range(12))
     @pytest.mark.parametrize("kind", ["busy", pytest.param("quiet", marks=pytest.mark.quiet)])
     def test_runs(kind, number):
+        process = f"process-{os.getpid()}"
         (notes / process).touch()
-        while len(list(notes.glob("gw*"))) < 2:
+        while len(at_work := sorted(notes.glob("process-*"))) < 2:
             pass  # until both processes are at work
-        for _ in range(500 if process == "gw1" else 0):  # one of them is slower
+        for _ in range(500 if process == at_work[0].name else 0):  # one of them is slower
             list(notes.iterdir())
         with (notes / "order").open("a") as order:
             order.write(f"{kind} ")
@@ -94,6 +96,46 @@ FIRST = """
 """
 
 
+DEATHS = """
+    import os, pathlib, pytest
+
+    with (pathlib.Path(os.environ["RUNNING"]) / "imports").open("a") as imports:
+        imports.write("once ")
+
+    @pytest.mark.parametrize("number", range(20))
+    def test_dies(number):
+        if number in (3, 4, 17):
+            os._exit(0)
+
+    @pytest.mark.parametrize("number", range(20))
+    def test_says(number, capfd):
+        print(number)
+        assert capfd.readouterr().out == f"{number}\\n"
+"""
+
+
+INTERRUPTED = """
+    import os, pathlib, pytest, signal
+
+    notes = pathlib.Path(os.environ["RUNNING"])
+
+    @pytest.fixture(scope="session")
+    def server():
+        yield
+        (notes / str(os.getpid())).touch()
+
+    @pytest.mark.parametrize("number", range(2))
+    def test_waits(server, number):
+        (notes / f"waits-{number}").touch()
+        while len(list(notes.glob("waits-*"))) < 2:
+            pass
+        if number:
+            os.kill(os.getppid(), signal.SIGINT)
+        while True:
+            pass
+"""
+
+
 SOMETIMES = """
     import os, pathlib, pytest
 
@@ -118,7 +160,16 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(source)
-        plugins = ["-p", "xdist", "-p", "tests.requirement_report", "-p", "tests.quiet", "-p", "tests.second_run"]
+        plugins = [
+            "-p",
+            "tests.processes",
+            "-p",
+            "tests.requirement_report",
+            "-p",
+            "tests.quiet",
+            "-p",
+            "tests.second_run",
+        ]
         return pytester.runpytest_subprocess(*plugins, *options)
 
     return run
@@ -126,7 +177,9 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_the_worst_end_of_a_test_counts(suite, pytester: pytest.Pytester, workers: str):
-    suite(REQUIREMENTS, "-n", workers).stdout.fnmatch_lines(["requirements: 1 passed, 2 failed, * untested of *"])
+    suite(REQUIREMENTS, "--processes", workers).stdout.fnmatch_lines(
+        ["requirements: 1 passed, 2 failed, * untested of *"]
+    )
     results = json.loads((pytester.path / "build/requirements.json").read_text())
     file = "test_the_worst_end_of_a_test_counts.py"
     assert results == {
@@ -138,7 +191,9 @@ def test_the_worst_end_of_a_test_counts(suite, pytester: pytest.Pytester, worker
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_an_unknown_requirement_fails_the_collection(suite, workers: str):
-    result = suite("import pytest\n\n@pytest.mark.requirement('DJ-2', 'DJ-999')\ndef test_x(): pass\n", "-n", workers)
+    result = suite(
+        "import pytest\n\n@pytest.mark.requirement('DJ-2', 'DJ-999')\ndef test_x(): pass\n", "--processes", workers
+    )
     assert result.ret != 0
     result.stdout.fnmatch_lines(["*'DJ-999' is in none of requirements.md, decisions.md*"])
     assert result.parseoutcomes().get("passed", 0) == 0
@@ -148,20 +203,68 @@ def test_quiet_tests_run_beside_each_other_only_and_those_marked_alone_beside_no
     suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("RUNNING", str(tmp_path))
-    result = suite(APART, "-n", "2", "--dist", "worksteal")
+    result = suite(APART, "--processes", "2")
     result.assert_outcomes(passed=60)
 
 
 def test_quiet_tests_start_after_all_other_tests(suite, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("RUNNING", str(tmp_path))
-    suite(TURNS, "-n", "2").assert_outcomes(passed=24)
+    suite(TURNS, "--processes", "2").assert_outcomes(passed=24)
     assert (tmp_path / "order").read_text().split() == ["busy"] * 12 + ["quiet"] * 12
 
 
 def test_long_tests_come_first_quiet_ones_last_and_those_that_run_alone_after_them(suite):
-    result = suite(FIRST, "-n", "1", "-v")
+    result = suite(FIRST, "--processes", "1", "-v")
     order = [line.partition("::")[2].strip() for line in result.outlines if "PASSED" in line and "::" in line]
     assert order == ["test_e", "test_b", "test_d", "test_a", "test_c", "test_alone"]
+
+
+def test_process_that_dies_fails_its_test_and_is_replaced(suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RUNNING", str(tmp_path))
+    result = suite(DEATHS, "--processes", "2")
+    result.assert_outcomes(passed=37, failed=3)
+    result.stdout.fnmatch_lines(["The process that ran *::test_dies?17? has died."])
+    assert (tmp_path / "imports").read_text() == "once ", "the tests are collected once for all processes"
+
+
+def test_error_that_ends_a_process_is_told(suite):
+    source = "import pytest\n\ndef test_ends(): pytest.exit('enough is enough')\n\ndef test_passes(): pass\n"
+    result = suite(source, "--processes", "1")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["The process that ran *::test_ends has died.", "*Exit: enough is enough"])
+
+
+def test_no_test_begins_after_as_many_failures_as_are_allowed(suite):
+    source = "import pytest\n\n@pytest.mark.parametrize('n', range(200))\ndef test_fails(n): assert False\n"
+    result = suite(source, "--processes", "2", "--maxfail", "2")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert 2 <= result.parseoutcomes()["failed"] <= 2 + 4 * OF_ONE_FILE_MAX
+
+
+def test_interrupted_processes_end_what_they_have_started(suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RUNNING", str(tmp_path))
+    assert suite(INTERRUPTED, "--processes", "2").ret == pytest.ExitCode.INTERRUPTED
+    assert len(list(tmp_path.glob("[0-9]*"))) == 2
+
+
+def test_neighbours_stay_in_one_process_and_who_is_done_takes_over_half_of_what_is_left():
+    shares = Shares([*"aaabbbccdd", *"xyz"], last=10, processes=2)
+    assert shares.take(0) == [0, 1, 2]
+    assert shares.take(1) == [5]
+    assert shares.take(1) == [6, 7]
+    shares.give_back(1, [7])
+    assert shares.take(1) == [7]
+    assert shares.take(0) == [3, 4]
+    assert shares.take(0) == [9], "half of the only file that is left"
+    assert [shares.take(process) for process in (0, 1, 1, 0, 1)] == [[8], [10], [11], [12], []]
+
+
+@pytest.mark.parametrize("files,kept", [("aabbbbbc", "aa"), ("aaaaaaaa", "aaaa"), ("aaaaaabb", "aaaaaa")])
+def test_whole_files_are_taken_over_where_there_are_several(files: str, kept: str):
+    shares = Shares([*files, *files], last=16, processes=2)
+    while shares.take(1)[-1] != 15:
+        pass
+    assert shares.take(1)[0] == len(kept)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +277,7 @@ def test_the_few_tests_that_failed_run_once_more_and_are_named(
 ):
     for name, value in {"RUNNING": tmp_path, "TESTS": tests, "PASSES_AT": passes_at}.items():
         monkeypatch.setenv(name, str(value))
-    suite(SOMETIMES, "-n", "2" if ends == 0 else "0")
+    suite(SOMETIMES, "--processes", "2" if ends == 0 else "0")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p tests.requirement_report")
     second = pytester.run(sys.executable, "-m", "tests.second_run")
     assert second.ret == ends

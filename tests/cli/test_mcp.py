@@ -47,7 +47,7 @@ def token(url: str, role: Role, name: str) -> str:
 
 @asynccontextmanager
 async def started(folder: Path, *arguments: str, shown: str | None = None) -> "AsyncGenerator[Client]":
-    """The SDK's client of `trellis mcp`, which it starts in this folder. Imported here: every test process collects this file."""
+    """The SDK's client of `trellis mcp`, which it starts in this folder. Imported here: most runs collect this file and do not use it."""
     from mcp import Client, StdioServerParameters
 
     environment = {"TRELLIS_TOKEN": shown} if shown is not None else {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def asking(gateway: Gateway, *roles: str, mode: Any = "auto", **who: Any) -> "AsyncGenerator[Client]":
-    """The SDK's client with a token of these roles. Imported here: every test process collects this file."""
+    """The SDK's client with a token of these roles. Imported here: most runs collect this file and do not use it."""
     from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 

@@ -149,17 +149,22 @@ def serve(folder: Path) -> None:
 
 
 def _import_everything() -> None:
-    from pydantic_ai.messages import ModelMessagesTypeAdapter
-
-    from tests.gateway.description import description
     from trellis.cli.program import LISTED, commands_of
-    from trellis.net.guard import system_authorities
 
     for module in {module for module, _, _ in LISTED.values()}:
         commands_of(module)
     for name in PRELOADED:
         importlib.import_module(name)
-    # What a program would make ready at its first use: messages of models, outgoing connections, routes of a gateway.
+    make_ready()
+
+
+def make_ready() -> None:
+    """What a process would do at its first use: messages of models, outgoing connections, routes of a gateway."""
+    from pydantic_ai.messages import ModelMessagesTypeAdapter
+
+    from tests.gateway.description import description
+    from trellis.net.guard import system_authorities
+
     for prepare in (ModelMessagesTypeAdapter.rebuild, system_authorities, description):
         prepare()
 
