@@ -80,6 +80,7 @@ from trellis.ledgers.postgres.connection import (
     PostgresRow,
     check_url,
 )
+from trellis.ledgers.postgres.event_summaries import EventSummaries
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
@@ -137,6 +138,7 @@ class PostgresLedger(PostgresReads):
         self._steps_lane = PostgresLane(url, options, failures)
         self._read_lane = PostgresLane(url, options, failures)
         self._queue_counts = QueueCounts()
+        self._summaries = EventSummaries()
         self._ping_lane = PostgresLane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
         self._notifier = PostgresNotifier(url, options, on=hints)
         assert len(self._lanes()) + NOTIFIER_CONNECTIONS == CONNECTIONS_MAX, "the number that operators plan with"

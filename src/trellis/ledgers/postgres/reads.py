@@ -58,6 +58,7 @@ from trellis.ledgers.event_types import event_codes, known_event_code
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import job_selection, request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow, is_pooled
+from trellis.ledgers.postgres.event_summaries import EventSummaries
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
@@ -228,6 +229,7 @@ class PostgresReads:
     name_prefix: str
     _read_lane: PostgresLane
     _queue_counts: QueueCounts
+    _summaries: EventSummaries
     _events_a_place: float = 1
     """How many events a position of the feed had in the page that was read last."""
 
@@ -237,6 +239,7 @@ class PostgresReads:
 
     async def _fetch_by_index(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
         """The rows of a read that must not scan a whole table, whatever the planner knows about it."""
+        await self._summaries.keep(self.fetch)
 
         async def read(connection: PostgresConnection, _: object) -> list[PostgresRow]:
             async with connection.transaction(readonly=True):
@@ -456,6 +459,7 @@ class PostgresReads:
             batches = await self.fetch(READ_QUERIES.feed_batches, after[0] + read_to_end, places)
             if not batches:
                 break
+            await self._summaries.keep(self.fetch)
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
             feed_rows = await self.fetch(
                 query,

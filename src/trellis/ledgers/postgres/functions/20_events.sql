@@ -91,3 +91,36 @@ begin
     end if;
   end loop;
 end $$;
+
+-- Makes missing summaries of the index on (batch, at): for each partition p_parts[i] from its range p_ranges[i] on, from the first one of
+-- other partitions. Returns how many ranges of each have one now, and how many should. Stops after 10 ms, and at once where a vacuum runs,
+-- which makes them itself. The last two ranges have none: they may still be filled. Takes no transaction id, so the feed does not wait for
+-- it.
+create or replace function summarize_events(p_parts bigint[], p_ranges bigint[]) returns table (part bigint, ranges bigint, whole bigint)
+language plpgsql security definer set search_path from current set lock_timeout = '1ms' as $$
+declare
+  ends constant timestamptz := clock_timestamp() + interval '10 ms';
+  pages int;
+  brin regclass;
+begin
+  for part, brin, pages, whole, ranges in
+    select o.part, o.brin, o.pages, greatest(o.size / o.pages - 1, 0), least(greatest(o.known, 0), greatest(o.size / o.pages - 1, 0))
+      from (select substr(c.relname, 7)::bigint as part, i.indexrelid::regclass as brin,
+                   pg_relation_size(c.oid) / current_setting('block_size')::int as size,
+                   coalesce((select substr(n, 17)::int from unnest(x.reloptions) n where n like 'pages_per_range=%'), 128) as pages,
+                   coalesce((select k.ranges from unnest(p_parts, p_ranges) k(part, ranges) where k.part = substr(c.relname, 7)::bigint limit 1), 0)
+                     as known
+              from pg_inherits h join pg_class c on c.oid = h.inhrelid join pg_index i on i.indrelid = c.oid
+              join pg_class x on x.oid = i.indexrelid join pg_am a on a.oid = x.relam
+             where h.inhparent = 'event'::regclass and a.amname = 'brin') o order by o.part desc
+  loop
+    begin
+      while ranges < whole and clock_timestamp() < ends loop
+        perform brin_summarize_range(brin, ranges * pages);
+        ranges := ranges + 1;
+      end loop;
+    exception when lock_not_available then null;
+    end;
+    return next;
+  end loop;
+end $$;
