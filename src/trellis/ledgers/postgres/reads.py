@@ -205,7 +205,8 @@ FREQUENT_TYPES = frozenset(
 )
 """Event types of nearly every leased-job and bus-job, which the index `event_rare_type` leaves out."""
 EVENTS_WINDOW = timedelta(milliseconds=5)
-"""The first window of time in which events of a frequent type are looked for."""
+"""The first window of time in which events of a frequent type are looked for, unless the oldest events tell a better one."""
+EVENTS_WINDOW_MIN = timedelta(milliseconds=1)
 FEED_EMPTY_BATCHES_MAX = 2_048
 """The most feed positions per query after positions without matching events."""
 BY_INDEX = "set local enable_seqscan = off"
@@ -304,8 +305,7 @@ class PostgresReads:
         wants_ended = where.place in {None, JobPlace.ENDED}
         ended = [pair for pair in pairs if _is_end(*pair)] if wants_ended else []
         if where.reason_code is not None:
-            narrowed = _narrows(where)
-            args = (_codes(ended), where.type, where.reason_code, narrowed)
+            args = (_codes(ended), where.type, where.reason_code, _narrows(where))
             return await self.fetch(READ_QUERIES.jobs_buried, before, limit, *args)
         unfinished = [pair for pair in pairs if not _is_end(*pair)] if where.place is not JobPlace.ENDED else []
         return await self.fetch(
@@ -402,8 +402,11 @@ class PostgresReads:
 
     async def _frequent_events(self, code: int, since: datetime | None, limit: int) -> list[PostgresRow]:
         """The oldest events of a type that no index names, looked for in a window of time that grows."""
-        (times,) = await self.fetch(READ_QUERIES.event_times)
+        (times,) = await self.fetch(READ_QUERIES.event_times, limit)
         begin, width = max(times["first"], since or times["first"]), EVENTS_WINDOW
+        if begin == times["first"] and times["early"]:
+            # About as long as the submits of a page took: a longer window may read very many events of a busy time.
+            width = EVENTS_WINDOW_MIN + max(times["early"] - begin, timedelta(0)) * 1.25
         while True:
             until = begin + width if width < times["now"] - begin else None
             stored = await self._fetch_by_index(READ_QUERIES.events_by_frequent_type, code, since, limit, until)
