@@ -78,6 +78,7 @@ from trellis.ledgers.postgres.connection import (
     PostgresConnection,
     PostgresError,
     PostgresRow,
+    UniqueViolation,
     check_url,
 )
 from trellis.ledgers.postgres.event_summaries import EventSummaries
@@ -85,7 +86,7 @@ from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, Postgre
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads
-from trellis.ledgers.postgres.submit import SubmitPart
+from trellis.ledgers.postgres.submit import ActorJobs, SubmitPart
 from trellis.ledgers.queue_counts import QueueCounts
 from trellis.ledgers.refusals import (
     check_alerts,
@@ -307,16 +308,20 @@ class PostgresLedger(PostgresReads):
         own = {job.job_id for job in jobs}  # with these ids, it was an earlier try of this call that made the jobs
         return [replace(a, created=True) if isinstance(a, Submitted) and a.job_id in own else a for a in answers]
 
-    async def _submit_batch(self, calls: Sequence[tuple[int, tuple[NewJob, ...]]]) -> list[list[Submitted | Mismatch]]:
+    async def _submit_batch(self, calls: Sequence[ActorJobs]) -> list[list[Submitted | Mismatch]]:
         return await self._submit_lane.call(
             "submit", f"{len(calls)} calls", lambda c, repeat: self._submit_calls(c, calls, repeat=repeat)
         )
 
     async def _submit_calls(
-        self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
+        self, connection: PostgresConnection, calls: Sequence[ActorJobs], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
-        """One transaction for calls of many callers."""
-        return await self._learning(lambda: self._submit_calls_once(connection, calls, repeat=repeat))
+        """One transaction for calls of many callers. If an id exists, each job is compared with the one that has it."""
+        once = partial(self._submit_calls_once, connection, calls, repeat=repeat)
+        try:
+            return await self._learning(once)
+        except UniqueViolation:
+            return await self._learning(partial(once, compare=True))
 
     async def _learning(self, transaction: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         """Make a transaction of submits. The types whose jobs are unique are learned from its refusals."""
@@ -330,11 +335,12 @@ class PostgresLedger(PostgresReads):
                 self._unique_types.add(unique)
 
     async def _submit_calls_once(
-        self, connection: PostgresConnection, calls: Sequence[tuple[int, tuple[NewJob, ...]]], *, repeat: bool
+        self, connection: PostgresConnection, calls: Sequence[ActorJobs], *, repeat: bool, compare: bool = False
     ) -> list[list[Submitted | Mismatch]]:
-        """Submit each actor's calls of plain jobs set-wise, and calls with a key in them one by one, in their order."""
+        """Submit each actor's calls of plain jobs set-wise, and calls with a key, or to `compare`, one by one, in order."""
+        compare = compare or repeat
         actor, jobs = calls[0]
-        if len(calls) == 1 and not repeat and are_alike(jobs) and jobs[0].type not in self._unique_types:
+        if len(calls) == 1 and not compare and are_alike(jobs) and jobs[0].type not in self._unique_types:
             await submit.submit_alike(connection, actor, jobs, self._types)
             return [[Submitted(job_id=job.job_id, created=True) for job in jobs]]
         if len(calls) == 1 and len(jobs) == 1:
@@ -344,7 +350,7 @@ class PostgresLedger(PostgresReads):
         keyed: dict[int, list[NewJob]] = {}
         unique = self._unique_types
         for actor, jobs in calls:
-            group = plain if submit.are_plain(jobs, unique) else keyed
+            group = plain if not compare and submit.are_plain(jobs, unique) else keyed
             group.setdefault(actor, []).extend(jobs)
         if len(plain) + len(keyed) == 1:
             by_number = await submit.submit_groups(connection, plain, keyed, self._types, repeat=repeat)
