@@ -27,7 +27,10 @@ async def _fill(rig: Rig) -> EventSummaries:
 
 @pytest.mark.requirement("DJ-13")
 async def test_readers_of_the_feed_make_the_summaries_that_are_missing(rig: Rig):
+    """Also in a partition of an earlier version, which has an index of its own on the time."""
     assert rig.admin_sql is not None
+    rig.used_up = True
+    await rig.admin_sql("CREATE INDEX of_before ON trellis.event_0 USING brin (at) WITH (pages_per_range = 16)")
     summaries = await _fill(rig)
     for _ in range(50):
         page = await rig.ledger.feed(None, limit=1)
@@ -35,7 +38,8 @@ async def test_readers_of_the_feed_make_the_summaries_that_are_missing(rig: Rig)
         if summaries.ranges.get(0, 0) >= 3:
             break
     ((missing,),) = await rig.admin_sql(MISSING)
-    assert missing <= 2, "all have one but the last two, which may still be filled"
+    ((of_before,),) = await rig.admin_sql("SELECT brin_summarize_new_values('trellis.of_before')")
+    assert max(missing, of_before) <= 2, "all have one but the last two, which may still be filled"
 
 
 async def test_a_read_does_not_wait_for_a_vacuum_that_makes_the_summaries_itself(rig: Rig):

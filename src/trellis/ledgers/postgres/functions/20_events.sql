@@ -101,22 +101,24 @@ language plpgsql security definer set search_path from current set lock_timeout 
 declare
   ends constant timestamptz := clock_timestamp() + interval '10 ms';
   pages int;
-  brin regclass;
+  brins regclass[];
 begin
-  for part, brin, pages, whole, ranges in
-    select o.part, o.brin, o.pages, greatest(o.size / o.pages - 1, 0), least(greatest(o.known, 0), greatest(o.size / o.pages - 1, 0))
-      from (select substr(c.relname, 7)::bigint as part, i.indexrelid::regclass as brin,
-                   pg_relation_size(c.oid) / current_setting('block_size')::int as size,
-                   coalesce((select substr(n, 17)::int from unnest(x.reloptions) n where n like 'pages_per_range=%'), 128) as pages,
-                   coalesce((select k.ranges from unnest(p_parts, p_ranges) k(part, ranges) where k.part = substr(c.relname, 7)::bigint limit 1), 0)
-                     as known
+  -- A partition of an earlier version has two such indexes.
+  for part, brins, pages, whole, ranges in
+    select o.part, o.brins, o.pages, o.whole, least(greatest(coalesce(k.ranges, 0), 0), o.whole)
+      from (select substr(c.relname, 7)::bigint as part, array_agg(i.indexrelid::regclass) as brins, min(p.pages) as pages,
+                   greatest(pg_relation_size(c.oid) / current_setting('block_size')::int / min(p.pages) - 1, 0) as whole
               from pg_inherits h join pg_class c on c.oid = h.inhrelid join pg_index i on i.indrelid = c.oid
               join pg_class x on x.oid = i.indexrelid join pg_am a on a.oid = x.relam
-             where h.inhparent = 'event'::regclass and a.amname = 'brin') o order by o.part desc
+              cross join lateral (
+                select coalesce((select substr(n, 17)::int from unnest(x.reloptions) n where n like 'pages_per_range=%'), 128) as pages) p
+             where h.inhparent = 'event'::regclass and a.amname = 'brin' group by c.oid, c.relname) o
+      left join (select u.part, min(u.ranges) as ranges from unnest(p_parts, p_ranges) u(part, ranges) group by u.part) k on k.part = o.part
+     order by o.part desc
   loop
     begin
       while ranges < whole and clock_timestamp() < ends loop
-        perform brin_summarize_range(brin, ranges * pages);
+        perform brin_summarize_range(b.name, ranges * pages) from unnest(brins) b(name);
         ranges := ranges + 1;
       end loop;
     exception when lock_not_available then null;
