@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -26,6 +28,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.connection import SESSION_SETTINGS
+from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.ledgers.postgres.reads import BY_INDEX
 from trellis.lifecycles import Role
 
@@ -37,6 +40,10 @@ NOISE_S = 0.000_05
 PAGES_MORE = 1_600
 """PostgreSQL: each of the 100 jobs of a page is looked up in several trees, and those of many rows are deeper. The
 smallest table of many jobs has 2,200 pages, that of events 50,000."""
+RANGES_S = 0.001
+"""A page of the feed reads an index of page ranges from its beginning to its end: 3,100 ranges here, which take about
+0.6 ms, and at most 12,000 in a partition of events."""
+BY_RANGES = frozenset({"the feed", "the feed of single submits"})
 ROUNDS = 12
 TRIES = 6
 """A call that seems to grow is measured again so often: other work on the machine makes calls slower, never faster."""
@@ -108,15 +115,40 @@ def calls() -> dict[str, Call]:
     }
 
 
-async def _best_s(call: Call, ledgers: tuple[Ledger, Ledger]) -> list[float]:
-    """The shortest time on each ledger, measured in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
+@dataclass(frozen=True)
+class Cost:
+    """What a call costs: processor time, of this process and of the server's for it, and time by the clock, in seconds."""
+
+    cpu_s: float
+    wall_s: float
+
+    def least(self, other: "Cost") -> "Cost":
+        return Cost(min(self.cpu_s, other.cpu_s), min(self.wall_s, other.wall_s))
+
+
+def _cpu_ns(ledger: Any) -> int:
+    """Processor time so far. Unlike time by the clock, it does not count how long others had the processor."""
+    lanes = ledger._lanes() if isinstance(ledger, PostgresLedger) else []
+    connections = [lane._connection for _, lane in lanes if lane._connection is not None]
+    served = [Path(f"/proc/{one.get_server_pid()}/schedstat").read_text(encoding="ascii") for one in connections]
+    return time.process_time_ns() + sum(int(text.split()[0]) for text in served)
+
+
+async def _best(call: Call, ledgers: tuple[Ledger, Ledger]) -> list[Cost]:
+    """The least cost on each ledger, measured in turns."""
+    best = [Cost(math.inf, math.inf)] * len(ledgers)
     for _ in range(ROUNDS):
-        for ledger, taken in zip(ledgers, times, strict=True):
-            began = time.perf_counter()
+        for number, ledger in enumerate(ledgers):
+            cpu, began = _cpu_ns(ledger), time.perf_counter()
             await call(ledger)
-            taken.append(time.perf_counter() - began)
-    return [min(taken) for taken in times]
+            took_s = time.perf_counter() - began
+            best[number] = best[number].least(Cost((_cpu_ns(ledger) - cpu) / 1e9, took_s))
+    return best
+
+
+def _is_too_much(name: str, few: Cost, many: Cost, list_s_max: float) -> bool:
+    more_s = RANGES_S if name in BY_RANGES else NOISE_S
+    return many.cpu_s > GROWTH_MAX * few.cpu_s + more_s or many.wall_s > list_s_max
 
 
 async def _pages_read(call: Call, ledger: Any, url: str) -> int:
@@ -170,18 +202,22 @@ async def check_pages(few_url: str, many_url: str) -> None:
 
 
 async def check_growth(few_url: str, many_url: str, list_s_max: float) -> None:
-    too_much: dict[str, list[float]] = {}
+    too_much: dict[str, list[Cost]] = {}
     async with _open_both(few_url, many_url) as ledgers:
         for name, call in calls().items():
-            best = await _best_s(call, ledgers)
+            await _best(call, ledgers)  # opens connections and plans statements
+            few, many = await _best(call, ledgers)
             for _ in range(TRIES):
-                if best[1] <= GROWTH_MAX * best[0] + NOISE_S and best[1] <= list_s_max:
+                if not _is_too_much(name, few, many, list_s_max):
                     break
-                best = [min(pair) for pair in zip(best, await _best_s(call, ledgers), strict=True)]
-            print(f"{name:50} {1e3 * best[0]:7.2f} {1e3 * best[1]:7.2f} ms", flush=True)  # noqa: T201 - figures of the proof
-            if best[1] > GROWTH_MAX * best[0] + NOISE_S or best[1] > list_s_max:
-                too_much[name] = [round(1e3 * one, 2) for one in best]
-    assert too_much == {}, "ms with few and with many jobs"
+                few, many = (
+                    one.least(other) for one, other in zip((few, many), await _best(call, ledgers), strict=True)
+                )
+            figures = f"{1e3 * few.cpu_s:7.2f} {1e3 * many.cpu_s:7.2f} ms CPU {1e3 * few.wall_s:7.2f} {1e3 * many.wall_s:7.2f} ms"
+            print(f"{name:50} {figures}", flush=True)  # noqa: T201 - figures of the proof
+            if _is_too_much(name, few, many, list_s_max):
+                too_much[name] = [few, many]
+    assert too_much == {}, "with few and with many jobs"
 
 
 @pytest.mark.prove

@@ -82,7 +82,7 @@ from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.leased_job import LEASED_JOB
 
 VERSION_MAX = 2**31 - 1
-FEED_BATCHES = 32
+FEED_BATCHES = 64
 FEED_BATCHES_NARROWED = 2_000
 """Feed positions per query when the lifecycles of FREQUENT are left out: few events match, and an index finds them."""
 FREQUENT = frozenset({LEASED_JOB.code, BUS_JOB.code})
