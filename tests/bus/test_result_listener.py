@@ -473,6 +473,31 @@ async def test_a_result_of_an_attempt_that_was_taken_back_does_not_touch_the_nex
 
 
 @pytest.mark.on_both
+@pytest.mark.requirement("D29", "BUS-6")
+@pytest.mark.parametrize("status", [Status.SUCCEEDED, Status.FAILED, Status.FAILED_RETRYABLE])
+async def test_a_result_whose_attempt_is_taken_back_while_it_is_written_is_refused_by_the_ledger(
+    rig_of: Opens, status: Status, monkeypatch: pytest.MonkeyPatch
+):
+    """The lease was read and is valid; before the ledger writes the result, the job goes to another worker."""
+    async with rig_of(topics={TOPIC: {"idempotent": True, "lease_s": 3}}) as rig:
+        parts, turn = parts_of(rig), rig.ledger.turn
+        first, second = await parts.dispatched(worker_id="w1"), list[Held]()
+
+        async def after_the_next_dispatch(asked: Turn) -> TurnResult:
+            monkeypatch.undo()
+            await parts.pass_time(4)
+            second.append(await parts.dispatch(first.job_id, "w2"))
+            return await turn(asked)
+
+        monkeypatch.setattr(rig.ledger, "turn", after_the_next_dispatch)
+        answer = await parts.result(first, "w1", status)
+        assert (answer.message, len(second)) == ("refused: stale", 1)
+        assert await rig.state(first.job_id) == "DISPATCHED"
+        assert (await parts.result(second[0], "w2")).message == "accepted"
+        assert await rig.state(first.job_id) == "SUCCEEDED"
+
+
+@pytest.mark.on_both
 @pytest.mark.requirement("D29")
 async def test_only_the_worker_that_has_the_job_can_end_it(rig: Rig):
     parts = parts_of(rig)

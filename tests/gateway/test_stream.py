@@ -1,6 +1,7 @@
 """Live events: their shapes, who gets which, and where a stream goes on."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ import pytest
 
 from tests.artifacts.desk import BACKEND, call_nlm, complete, draft, queue_job
 from tests.gateway.description import description
+from tests.gateway.listening import PATIENCE_S
 from tests.gateway.stand import BEGINNING, ORCHESTRATOR, Stand, standing
 from trellis.app.wiring import SystemClock, new_id
 from trellis.artifacts.registry import ArtifactRegistry
@@ -21,7 +23,7 @@ from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
 from trellis.gateway.events import rule_of, to_streamed_event, types_of
-from trellis.gateway.hub import PAUSE_S_MAX, PAUSE_S_MIN, EventHub
+from trellis.gateway.hub import PAUSE_S, EventHub
 from trellis.gateway.visibility import PublishedVersions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role
@@ -387,14 +389,34 @@ async def test_the_description_says_how_a_stream_reads(stand: Stand):
     assert names >= {"run", "agent", "type", "lifecycle", "last-event-id", "last_event_id", "ticket", "for_s"}
 
 
-async def test_event_stream_polls_at_once_while_more_events_follow_and_slowly_when_idle(stand: Stand):
+async def test_event_stream_reads_on_at_once_while_more_events_follow(stand: Stand):
     hub = stand.hub
     assert hub.pause_s(500) == 0
-    assert hub.pause_s(1) == PAUSE_S_MIN
-    pauses = [hub.pause_s(0) for _ in range(30)]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == PAUSE_S_MAX
-    assert hub.pause_s(1) == PAUSE_S_MIN
+    assert 0 < hub.pause_s(1) <= PAUSE_S
+    assert 0 < hub.pause_s(0) <= PAUSE_S
+
+
+class ClockWithoutPolls(SystemClock):
+    """The system's clock, but nothing that sleeps longer than the pause between two reads ever wakes."""
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds > PAUSE_S:
+            await asyncio.Event().wait()
+        await super().sleep(seconds)
+
+
+async def test_a_hint_of_events_wakes_the_listeners_of_the_stream_without_a_poll(stand: Stand):
+    clock = ClockWithoutPolls()
+    published = PublishedVersions(objects=stand.objects, clock=clock)
+    hub = EventHub(ledger=stand.ledger, published=published, clock=clock, rng=random.Random(1))
+    with hub.joined("me") as listener:
+        async with asyncio.timeout(PATIENCE_S):
+            await listener.woken()  # the hub knows where the feed ends
+            for number in range(3):
+                position = await stand.ledger.feed_end()
+                await _submit(stand.ledger, f"hinted-{number}")
+                await hub.wait(listener, position, wake_at=math.inf)
+    await hub.close()
 
 
 async def test_feed_is_not_read_without_listeners_of_the_event_stream(stand: Stand):

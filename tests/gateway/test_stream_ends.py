@@ -13,6 +13,7 @@ from tests.gateway.stand import BEGINNING, Stand, standing
 from trellis.auth.tokens import Identity, TrustedKey, issue, make_private_jwk, private_key
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.ledger import Ledger
+from trellis.engine.service import POLL_S_IDLE
 from trellis.gateway.event_stream import EXPIRED, KEPT_S, OUTAGE, STOPPING, TTL_S, UNTRUSTED, TicketRefused
 from trellis.gateway.hub import READ_MAX, StreamOptions
 from trellis.lifecycles import Role
@@ -74,7 +75,7 @@ async def test_a_listener_of_one_agent_gets_new_positions_also_from_events_of_ot
     async with timed.listen("agent=archivist-violin") as listener:
         begun = listener.heard.last_id
         await timed.jobs(3)
-        await tick(timed, 0.3)
+        await tick(timed, POLL_S_IDLE)
         await tick(timed, 15)
         await listener.until(lambda: "still here" in listener.heard.comments)
         assert listener.heard.last_id == await timed.ledger.feed_end() > (begun or "")

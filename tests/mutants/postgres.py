@@ -72,8 +72,8 @@ POSTGRES: dict[str, Mutant] = {
     # The feed gives events in another order than that of the transitions.
     "DJ-4 postgres": Mutant(
         file="ledgers/postgres/read.sql",
-        old="or e.lifecycle = any($8)) and ($11::smallint[] is null or e.type = any($11))\n order by f.pos, e.id",
-        new="or e.lifecycle = any($8)) and ($11::smallint[] is null or e.type = any($11))\n order by f.pos desc, e.id",
+        old=" order by e.pos, e.id, e.version",
+        new=" order by e.pos desc, e.id, e.version",
         tests=(f"{LEDGER}/test_feed.py::test_the_feed_yields_every_event_once_in_order[postgres]",),
     ),
     # A key answers with its first job whatever is asked under it.
@@ -162,8 +162,8 @@ POSTGRES: dict[str, Mutant] = {
     # Events are not looked up by time.
     "DJ-13 postgres": Mutant(
         file="ledgers/postgres/read.sql",
-        old="where o.type = $1 and o.at >= coalesce($2::timestamptz, '-infinity')",
-        new="where o.type = $1 and ($2::timestamptz is null or $2 is not null)",
+        old="o.at < coalesce($4::timestamptz, 'infinity') and o.at >= coalesce($2::timestamptz, '-infinity')",
+        new="o.at < coalesce($4::timestamptz, 'infinity') and ($2::timestamptz is null or $2 is not null)",
         tests=(f"{LEDGER}/test_feed.py::test_events_are_found_by_type_correlation_and_time[postgres]",),
     ),
     # A claim that is asked for again gets nothing.

@@ -132,3 +132,27 @@ async def test_a_new_folder_below_a_synced_one_is_reached_without_opening_every_
         steps.clear()
         await store.put("agents/a/runs/1/steps/01.json", b"1")
     assert [names[-1] for names in steps] == [b"steps"]
+
+
+def test_a_folder_that_was_removed_is_synced_again_even_if_it_comes_back_as_the_same_inode(tmp_path: Path):
+    """Another process may make it again, and the system may give it the inode of the one that is gone."""
+    names = (b"a", b"b")
+    store = folders.Folders(tmp_path, lambda: "scratch")
+    try:
+        made = store.open_to_write(names, make=True)
+        store.sync_above([made])
+        os.close(made.fd)
+        again = store.open_to_write(names, make=False)
+        os.close(again.fd)
+        assert again.unsynced == ()
+        identities = dict(store._synced)
+        store.prune(names)
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        with pytest.MonkeyPatch.context() as patch:
+            path_of = {(tmp_path / "a").stat().st_ino: (b"a",), (tmp_path / "a" / "b").stat().st_ino: names}
+            patch.setattr(folders, "_identity", lambda fd: identities[path_of[os.fstat(fd).st_ino]])
+            back = store.open_to_write(names, make=False)
+        os.close(back.fd)
+        assert [one for one, _ in back.unsynced] == [(b"a",), names]
+    finally:
+        store.close()

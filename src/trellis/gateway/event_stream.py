@@ -263,8 +263,15 @@ class EventStream(Response):
 
         Raises TimeoutError when the listener reads nothing for too long.
         """
-        async with asyncio.timeout(self._hub.options.send_timeout_s):
+        deadline = self._hub.send_deadlines.begin()
+        try:
             await send({"type": "http.response.body", "body": body, "more_body": more})
+        except asyncio.CancelledError:
+            if not deadline.close():
+                raise
+            raise TimeoutError from None
+        finally:
+            deadline.close()
 
 
 async def _until_gone(receive: Receive, listener: StreamListener) -> None:

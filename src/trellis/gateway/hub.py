@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, cast
 
 from trellis.auth.ownership import owns, submitter_of
@@ -37,6 +38,7 @@ from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
 from trellis.gateway.events import OF_AGENTS, StreamedEvent, StreamView, rule_of, to_streamed_event
 from trellis.gateway.visibility import PublishedVersions, RunDocument, Visibility
+from trellis.http_server.deadlines import SharedDeadlines
 from trellis.lifecycles import Role
 from trellis.lifecycles.run import RUN
 
@@ -45,9 +47,11 @@ READ_MAX = 200
 """Events per chunk of a stream. Bounds, with the server's own buffer, what waits to be sent to a slow listener."""
 CATCHING_UP_MAX = 8
 """How many listeners may read from the ledger at the same time; the others wait for their turn."""
-PAUSE_S_MIN = 0.05
-PAUSE_S_MAX = 0.25
-PAUSE_GROWTH = 1.2
+PAUSE_S = 0.05
+"""The shortest time from one read of the feed to the next. All events of that time are sent together, so that busy
+writers wake each listener at most 20 times a second."""
+PAUSE_S_MIN = 0.005
+"""The pause after a pass that took longer than PAUSE_S: a slow ledger is not read without pause."""
 WATCH_S = 0.5
 SHARED_MAX = 256
 POSITION_CHARS_MAX = 100
@@ -162,7 +166,12 @@ class StreamListener:
 
 @dataclass(kw_only=True)
 class EventHub:
-    """Reads the feed into the ring, one page per pass, and wakes the listeners. Runs only while there are listeners."""
+    """Reads the feed into the ring, one page per pass, and wakes the listeners. Runs only while there are listeners.
+
+    A hint of new events begins a pass. Without hints the feed is read once a second.
+    """
+
+    waits_for_events = True
 
     ledger: Ledger
     published: PublishedVersions
@@ -178,13 +187,19 @@ class EventHub:
     _called: asyncio.Event | None = None
     """Set when a listener starts to wait for a document."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
-    _pause_s: float = PAUSE_S_MIN
+    _began: float = 0.0
+    """When the last pass began, by the process's clock."""
     _looks: int = 0
     """How many lookups found something for waiting listeners."""
     _agents: LruCache[JobId, AgentAndRun] = field(default_factory=LruCache[JobId, AgentAndRun])
     _submitters: LruCache[JobId, str] = field(default_factory=LruCache[JobId, str])
     _shared: dict[tuple[StreamView, str], EventBatch] = field(default_factory=dict[tuple[StreamView, str], EventBatch])
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CATCHING_UP_MAX))
+
+    @cached_property
+    def send_deadlines(self) -> SharedDeadlines:
+        """Until when a listener must have read what is sent to it."""
+        return SharedDeadlines(self.options.send_timeout_s)
 
     # --- listeners -------------------------------------------------------------------------------------------------
 
@@ -316,6 +331,7 @@ class EventHub:
 
     async def run_once(self) -> int:
         """Read one page of the feed, and return its number of events."""
+        self._began = self.clock.monotonic()
         if self.published.needs_time:
             self.published.set_time(await self.ledger.now())
         if self._ring is None:
@@ -334,9 +350,9 @@ class EventHub:
         return len(events)
 
     def pause_s(self, report: int) -> float:
-        """No pause after a full page, a short one after events, then a growing one."""
-        self._pause_s = PAUSE_S_MIN if report else min(self._pause_s * PAUSE_GROWTH, PAUSE_S_MAX)
-        return 0.0 if report >= PAGE else self._pause_s
+        """No pause after a full page; otherwise what is left of PAUSE_S since this pass began."""
+        took_s = self.clock.monotonic() - self._began
+        return 0.0 if report >= PAGE else max(PAUSE_S - took_s, PAUSE_S_MIN)
 
     async def gauges(self) -> list[Sample]:
         """How many listeners there are, for the metrics of this process."""
@@ -374,7 +390,7 @@ class EventHub:
     def _run(self) -> None:
         if self._stop is not None:
             return
-        self._stop, self._called, self._pause_s = asyncio.Event(), asyncio.Event(), PAUSE_S_MIN
+        self._stop, self._called = asyncio.Event(), asyncio.Event()
         for service in (self, _ListenerTimer(self), _DocumentLookups(self, self._called)):
             task = asyncio.create_task(serve(service, self.clock, self.rng, self._stop))
             self._tasks.add(task)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trellis.engine.records import QueueDepth
 
-COUNTED_MAX = 500
+COUNTED_MAX = 200
 """The longest queue that every reader counts."""
 COUNT_ALL = 2**62
 RECOUNT_S_MIN = 1.0

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from trellis.engine.alerts import ALERTS_MAX, SUBJECT_CHARS_MAX, TEXT_CHARS_MAX, AlertRound
-from trellis.engine.errors import InvalidTransition, OptionInvalid, SignalRefused, UnknownLifecycle
+from trellis.engine.errors import InvalidTransition, LedgerUnavailable, OptionInvalid, SignalRefused, UnknownLifecycle
 from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import (
     ATTEMPTS_MAX,
@@ -58,6 +58,11 @@ RETENTION_BATCH_MAX = 10_000
 """The most jobs that one pass of retention removes, and so the most that its administrative act lists."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 HOLDER_SIGNAL_TYPES = tuple(word for word in SIGNAL_TYPES if word not in REMARK_TYPES)
+
+
+def ledger_closed() -> LedgerUnavailable:
+    """The refusal of a call on a ledger after `close`."""
+    return LedgerUnavailable(reason="this ledger was closed")
 
 
 def check_signals(signals: Sequence[tuple[str, bytes | None]]) -> None:

@@ -501,3 +501,17 @@ async def test_a_deadline_of_no_seconds_is_a_deadline_for_every_job_of_a_call(ri
     for job_id in await rig.submit(2, deadline_s=0.0):
         job = await rig.job(job_id)
         assert job.deadline_at == job.created_at
+
+
+@pytest.mark.parametrize("many", [1, 3])
+async def test_a_generated_id_that_exists_is_compared_with_the_job_that_has_it(rig: Rig, many: int):
+    """The jobs between them are new: one id that exists does not change the answer of the others."""
+    first = [NewJob(job_id=JobId(f"generated-{n}"), type="t", payload=b'{"n": %d}' % n) for n in range(many)]
+    assert await rig.ledger.submit(SUBMITTER, first) == [Submitted(job_id=one.job_id, created=True) for one in first]
+    new = [replace(one, job_id=JobId(f"new-{one.job_id}"), correlation_id="c") for one in first] if many > 1 else []
+    again = await rig.ledger.submit(SUBMITTER, [*first, *new])
+    assert again[:many] == [Submitted(job_id=one.job_id, created=False) for one in first]
+    assert again[many:] == [Submitted(job_id=one.job_id, created=True) for one in new]
+    other = await rig.ledger.submit(SUBMITTER, [replace(one, payload=b'{"n": "other"}') for one in first])
+    assert other == [Mismatch(key=one.job_id, job_id=one.job_id) for one in first]
+    assert [(await rig.job(one.job_id)).payload for one in first] == [one.payload for one in first]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -332,4 +333,8 @@ async def test_a_repeated_call_with_a_lost_answer_says_the_same(rig: Rig):
     new: NewJob = rig.new_job(unique=REPLACE)
     (answer,) = await rig.ledger.submit(SUBMITTER, [new])
     assert answer == Submitted(job_id=new.job_id, created=True, replaced=old.job_id)
-    assert await rig.ledger.submit(SUBMITTER, [new]) == [answer]
+    ledger: Any = rig.ledger
+    calls = [(await ledger._actor(SUBMITTER), (new,))]
+    again = await ledger._submit_lane.call("submit", "", lambda c, _: ledger._submit_calls(c, calls, repeat=True))
+    assert again == [[answer]]
+    assert await ledger.submit(SUBMITTER, [new]) == [Submitted(job_id=new.job_id, created=False)], "another call"

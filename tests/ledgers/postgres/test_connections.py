@@ -12,8 +12,8 @@ from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.engine.records import FindingSeverity
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.connection import ARRAY_TYPES
+from trellis.ledgers.postgres.findings import findings
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX
-from trellis.ledgers.postgres.reads import findings
 from trellis.lifecycles import Role
 from trellis.worker.options import WorkerOptions
 

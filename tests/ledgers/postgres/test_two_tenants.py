@@ -388,6 +388,7 @@ CALLABLE = {
         "beat",
         "sequence_feed",
         "feed_places",
+        "summarize_events",
         "now",
     },
     "keys of requests, its own": {"find_request_key", "store_request_answer"},

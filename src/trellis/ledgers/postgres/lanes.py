@@ -42,6 +42,7 @@ from trellis.ledgers.postgres.connection import (
     UniqueViolation,
     connect,
 )
+from trellis.ledgers.refusals import ledger_closed
 
 Answer = TypeVar("Answer")
 
@@ -77,6 +78,7 @@ class PostgresLane:
         self._options = options
         self._lock = asyncio.Lock()
         self._connection: PostgresConnection | None = None
+        self._closed = False
         self.waiting = 0
         """Calls in progress or queued."""
 
@@ -88,10 +90,12 @@ class PostgresLane:
         *,
         window_s: float | None = None,
     ) -> Answer:
-        """Make a call and repeat it after a lost answer.
+        """Make a call and repeat it after a lost answer. Raises LedgerUnavailable after `close`.
 
         `ask` is told whether an earlier try may have had its effect.
         """
+        if self._closed:
+            raise ledger_closed()
         self.waiting += 1
         try:
             return await self._call(verb, request, ask, window_s)
@@ -184,7 +188,8 @@ class PostgresLane:
             self._connection = None
 
     async def close(self) -> None:
-        """Finish the call in progress and close the connection."""
+        """Finish the calls that were made before, and close the connection. Later calls are refused."""
+        self._closed = True
         async with self._lock:
             if self._connection is not None:
                 try:

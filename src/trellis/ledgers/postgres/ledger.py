@@ -81,8 +81,10 @@ from trellis.ledgers.postgres.connection import (
     PostgresConnection,
     PostgresError,
     PostgresRow,
+    UniqueViolation,
     check_url,
 )
+from trellis.ledgers.postgres.event_summaries import EventSummaries
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
@@ -140,6 +142,7 @@ class PostgresLedger(PostgresReads):
         self._steps_lane = PostgresLane(url, options, failures)
         self._read_lane = PostgresLane(url, options, failures)
         self._queue_counts = QueueCounts()
+        self._summaries = EventSummaries()
         self._ping_lane = PostgresLane(url, replace(options, call_timeout_s=PING_S, connect_timeout_s=PING_S), failures)
         self._notifier = PostgresNotifier(url, options, on=hints)
         assert len(self._lanes()) + NOTIFIER_CONNECTIONS == CONNECTIONS_MAX, "the number that operators plan with"
@@ -317,8 +320,12 @@ class PostgresLedger(PostgresReads):
     async def _submit_calls(
         self, connection: PostgresConnection, calls: Sequence[SubmitCall], *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
-        """One transaction for calls of many callers."""
-        return await self._learning(lambda: self._submit_calls_once(connection, calls, repeat=repeat))
+        """One transaction for calls of many callers. If an id exists, each job is compared with the one that has it."""
+        once = partial(self._submit_calls_once, connection, calls, repeat=repeat)
+        try:
+            return await self._learning(once)
+        except UniqueViolation:
+            return await self._learning(partial(once, compare=True))
 
     async def _learning(self, transaction: Callable[[], Awaitable[AnswerT]]) -> AnswerT:
         """Make a transaction of submits. The types whose jobs are unique are learned from its refusals."""
@@ -332,11 +339,12 @@ class PostgresLedger(PostgresReads):
                 self._unique_types.add(unique)
 
     async def _submit_calls_once(
-        self, connection: PostgresConnection, calls: Sequence[SubmitCall], *, repeat: bool
+        self, connection: PostgresConnection, calls: Sequence[SubmitCall], *, repeat: bool, compare: bool = False
     ) -> list[list[Submitted | Mismatch]]:
-        """Submit each actor's calls of plain jobs set-wise, and calls with a key in them one by one, in their order."""
+        """Submit each actor's calls of plain jobs set-wise, and calls with a key, or to `compare`, one by one, in order."""
+        compare = compare or repeat
         actor, jobs = calls[0]
-        alike = None if repeat else submit.joined(calls)
+        alike = None if compare else submit.joined(calls)
         is_plain = alike is not None and different_ones(alike)[0].type not in self._unique_types
         if alike is not None and is_plain and await submit.submit_alike(connection, actor, alike, self._types):
             return [all_created(ids_of(jobs)) for _, jobs in calls]
@@ -347,7 +355,7 @@ class PostgresLedger(PostgresReads):
         keyed: dict[int, list[NewJob]] = {}
         unique = self._unique_types
         for actor, jobs in calls:
-            group = plain if submit.are_plain(jobs, unique) else keyed
+            group = plain if not compare and submit.are_plain(jobs, unique) else keyed
             group.setdefault(actor, []).extend(jobs)
         if len(plain) + len(keyed) == 1:
             by_number = await submit.submit_groups(connection, plain, keyed, self._types, repeat=repeat)

@@ -163,7 +163,7 @@ class PostgresNotifier:
                         application_name=self._options.application_name,
                     )
                 assert self._listener is not None
-                self._listens = listens(self._listener)
+                self._listens = self._listens and listens(self._listener)
                 if self._listens:
                     await self._listener.add_listener(channel, lambda *_: hear())
                     self._listens_to.add(channel)
@@ -182,7 +182,8 @@ class PostgresNotifier:
             self._listener = None
 
     async def close(self) -> None:
-        """Finish notifications in progress and close the connections."""
+        """Finish notifications in progress and close the connections. Later waits hear no hints."""
+        self._listens = False
         await self._work_hints.close()
         await self._event_hints.close()
         for attempt in self._attempts.values():

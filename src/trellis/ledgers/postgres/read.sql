@@ -259,15 +259,19 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
  order by e.at, e.id, e.version limit $3
 
 -- name: events_by_frequent_type
--- those of a window of time, by the index on time
+-- Those of a window of time, by the index on time. The end of the window stands first: every range of the index that is later is compared
+-- with that alone.
 select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
-  from (select o.* from event o where o.type = $1 and o.at >= coalesce($2::timestamptz, '-infinity') and o.at < coalesce($4::timestamptz, 'infinity')
+  from (select o.* from event o where o.type = $1 and o.at < coalesce($4::timestamptz, 'infinity') and o.at >= coalesce($2::timestamptz, '-infinity')
          order by o.at, o.id, o.version limit $3) e join job j on j.id = e.id join actor a on a.id = e.actor
  order by e.at, e.id, e.version
 
 -- name: event_times
--- when the events begin, about (the first one of the oldest job), and the present
-select coalesce((select e.at from event e order by e.id, e.version limit 1), trellis.now()) as first, trellis.now() as now
+-- when the events begin, about (the first one of the oldest job); when the oldest jobs were submitted that have $1 events each of four
+-- types together; and the present
+select coalesce(o.first, trellis.now()) as first, o.early, trellis.now() as now
+  from (select (array_agg(e.at order by e.id, e.version))[1] as first, max(e.at) filter (where e.version = 1) as early
+          from (select e.id, e.version, e.at from event e order by e.id, e.version limit 4 * $1::bigint) e) o
 
 -- name: count_events
 select e.type, count(*) as many from event e where e.type = any($1::smallint[]) and e.at >= $2 group by e.type
@@ -300,11 +304,14 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
 select pos, batch from feed_places($1, $2)
 
 -- name: feed_events
-select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
-  from event e join feed f on f.batch = e.batch join job j on j.id = e.id join actor a on a.id = e.actor
- where e.batch between $1 and $2 and e.batch = any($10::bigint[]) and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7)
-   and ($8::smallint[] is null or e.lifecycle = any($8)) and ($11::smallint[] is null or e.type = any($11))
- order by f.pos, e.id, e.version limit $9
+-- The page is cut before jobs and actors are looked up. `e.batch + 0`: the index on batches would be read once for each number of a list.
+select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+  from (select f.pos, o.* from event o join feed f on f.batch = o.batch
+         where o.batch between $1 and $2 and o.batch + 0 = any($10::bigint[]) and f.pos between $3 and $4
+           and (f.pos, o.id, o.version) > ($5, $6, $7)
+           and ($8::smallint[] is null or o.lifecycle = any($8)) and ($11::smallint[] is null or o.type = any($11))
+         order by f.pos, o.id, o.version limit $9) e join job j on j.id = e.id join actor a on a.id = e.actor
+ order by e.pos, e.id, e.version
 
 -- name: feed_infrequent_events
 -- the same without leased-jobs and bus-jobs, found by the index that leaves those out; its condition must stand here word for word

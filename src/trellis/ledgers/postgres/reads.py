@@ -1,5 +1,6 @@
-"""Reads on PostgreSQL: jobs, events, dead letters, and the findings for `doctor`."""
+"""Reads on PostgreSQL: jobs, events and dead letters."""
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -58,7 +59,9 @@ from trellis.ledgers.event_types import event_codes, known_event_code
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import job_selection, request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow, is_pooled
-from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, PostgresLane
+from trellis.ledgers.postgres.event_summaries import EventSummaries
+from trellis.ledgers.postgres.findings import findings
+from trellis.ledgers.postgres.lanes import PostgresLane
 from trellis.ledgers.postgres.submit import CALLER_SCOPE
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.queue_counts import COUNTED_MAX, QueueCounts
@@ -78,117 +81,8 @@ from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.contract import completed_states, final_states
 from trellis.lifecycles.leased_job import LEASED_JOB
 
-# Findings for `doctor`.
-
-SWEEP_AGE_S_MAX = 10.0
-OLD_TRANSACTION_S = 60.0
-UNSEQUENCED_MAX = 10_000
-CONNECTIONS_USED_SHARE = 0.8
-"""If a larger share of the server's connections is in use, the next processes may get none."""
-
-
-def findings(row: PostgresRow, *, is_pooled: bool) -> list[Finding]:
-    """One finding per check. `is_pooled`: whether the ledger's connections go through a pooler."""
-    checks = (_role, _sweep, _old_transaction, _feed, _connections)
-    return [*_durability(row), *(check(row) for check in checks), _hints(is_pooled=is_pooled)]
-
-
-def _durability(row: PostgresRow) -> list[Finding]:
-    problems: list[Finding] = []
-    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
-        off = row[setting] == "off"
-        problems.append(
-            Finding(
-                check=f"postgresql {setting}",
-                severity=FindingSeverity.ERROR if off else FindingSeverity.OK,
-                detail=f"{setting} = {row[setting]} on PostgreSQL {row['version']}",
-                remedy="set it on: acknowledged work can be lost in a crash" if off else "",
-            )
-        )
-    vacuum_off = row["autovacuum"] == "off"
-    return [
-        *problems,
-        Finding(
-            check="postgresql autovacuum",
-            severity=FindingSeverity.WARNING if vacuum_off else FindingSeverity.OK,
-            detail=f"autovacuum = {row['autovacuum']}",
-            remedy="set it on: claims slow down as dead rows pile up" if vacuum_off else "",
-        ),
-    ]
-
-
-def _role(row: PostgresRow) -> Finding:
-    strong = row["is_superuser"] or row["is_owner"]
-    return Finding(
-        check="postgresql role",
-        severity=FindingSeverity.WARNING if strong else FindingSeverity.OK,
-        detail=f"connected as {row['db_role']}" + (", which may write past the ledger's functions" if strong else ""),
-        remedy="connect as a login role that is only a member of trellis_app" if strong else "",
-    )
-
-
-def _sweep(row: PostgresRow) -> Finding:
-    age = row["sweep_age_s"]
-    late = age is None or age > SWEEP_AGE_S_MAX
-    return Finding(
-        check="sweep",
-        severity=FindingSeverity.WARNING if late else FindingSeverity.OK,
-        detail="nobody has swept yet" if age is None else f"last sweep {age:.1f} s ago, {row['held']} jobs held",
-        remedy="start a worker or `trellis up`: nobody takes lost jobs back" if late else "",
-    )
-
-
-def _old_transaction(row: PostgresRow) -> Finding:
-    age = row["oldest_transaction_s"] or 0.0
-    old = age > OLD_TRANSACTION_S
-    return Finding(
-        check="postgresql oldest transaction",
-        severity=FindingSeverity.WARNING if old else FindingSeverity.OK,
-        detail=f"the oldest open transaction of the server is {age:.0f} s old",
-        remedy="find it in pg_stat_activity: it delays the feed and keeps dead rows" if old else "",
-    )
-
-
-def _feed(row: PostgresRow) -> Finding:
-    many = row["unsequenced"] > UNSEQUENCED_MAX
-    return Finding(
-        check="feed",
-        severity=FindingSeverity.WARNING if many else FindingSeverity.OK,
-        detail=f"{row['unsequenced']} transactions wait for their place in the feed",
-        remedy="a transaction that writes holds the feed back, or nobody sweeps" if many else "",
-    )
-
-
-def _connections(row: PostgresRow) -> Finding:
-    used, most = row["connections"], row["connections_max"]
-    few = used > CONNECTIONS_USED_SHARE * most
-    return Finding(
-        check="postgresql connections",
-        severity=FindingSeverity.WARNING if few else FindingSeverity.OK,
-        detail=f"{used} of {most} are in use, {row['own_connections']} of them by Trellis;"
-        f" a process uses at most {CONNECTIONS_MAX} for each ledger that it opens",
-        remedy="raise max_connections, put several roles into one process (`trellis up --roles A,B`), or put pgbouncer in between"
-        if few
-        else "",
-    )
-
-
-def _hints(*, is_pooled: bool) -> Finding:
-    """Says whether work is found by hints. Through a pooler nobody can listen for them."""
-    if not is_pooled:
-        return Finding(check="hints", severity=FindingSeverity.OK, detail="the connection is direct, so hints arrive")
-    return Finding(
-        check="hints",
-        severity=FindingSeverity.WARNING,
-        detail="there is a pooler before PostgreSQL: no hints arrive, so new work is found by polling, within a second",
-        remedy="name the server itself in TRELLIS_LEDGER, or leave it so: nothing is lost",
-    )
-
-
-# Reads of jobs, events and dead letters.
-
 VERSION_MAX = 2**31 - 1
-FEED_BATCHES = 32
+FEED_BATCHES = 64
 FEED_BATCHES_NARROWED = 2_000
 """Feed positions per query when the lifecycles of FREQUENT are left out: few events match, and an index finds them."""
 FREQUENT = frozenset({LEASED_JOB.code, BUS_JOB.code})
@@ -204,7 +98,8 @@ FREQUENT_TYPES = frozenset(
 )
 """Event types of nearly every leased-job and bus-job, which the index `event_rare_type` leaves out."""
 EVENTS_WINDOW = timedelta(milliseconds=5)
-"""The first window of time in which events of a frequent type are looked for."""
+"""The first window of time in which events of a frequent type are looked for, unless the oldest events tell a better one."""
+EVENTS_WINDOW_MIN = timedelta(milliseconds=1)
 FEED_EMPTY_BATCHES_MAX = 2_048
 """The most feed positions per query after positions without matching events."""
 BY_INDEX = "set local enable_seqscan = off"
@@ -228,6 +123,7 @@ class PostgresReads:
     name_prefix: str
     _read_lane: PostgresLane
     _queue_counts: QueueCounts
+    _summaries: EventSummaries
     _events_a_place: float = 1
     """How many events a position of the feed had in the page that was read last."""
 
@@ -237,6 +133,7 @@ class PostgresReads:
 
     async def _fetch_by_index(self, sql: LiteralString, *args: object) -> list[PostgresRow]:
         """The rows of a read that must not scan a whole table, whatever the planner knows about it."""
+        await self._summaries.keep(self.fetch)
 
         async def read(connection: PostgresConnection, _: object) -> list[PostgresRow]:
             async with connection.transaction(readonly=True):
@@ -301,8 +198,7 @@ class PostgresReads:
         wants_ended = where.place in {None, JobPlace.ENDED}
         ended = [pair for pair in pairs if _is_end(*pair)] if wants_ended else []
         if where.reason_code is not None:
-            narrowed = _narrows(where)
-            args = (_codes(ended), where.type, where.reason_code, narrowed)
+            args = (_codes(ended), where.type, where.reason_code, _narrows(where))
             return await self.fetch(READ_QUERIES.jobs_buried, before, limit, *args)
         unfinished = [pair for pair in pairs if not _is_end(*pair)] if where.place is not JobPlace.ENDED else []
         return await self.fetch(
@@ -399,8 +295,11 @@ class PostgresReads:
 
     async def _frequent_events(self, code: int, since: datetime | None, limit: int) -> list[PostgresRow]:
         """The oldest events of a type that no index names, looked for in a window of time that grows."""
-        (times,) = await self.fetch(READ_QUERIES.event_times)
+        (times,) = await self.fetch(READ_QUERIES.event_times, limit)
         begin, width = max(times["first"], since or times["first"]), EVENTS_WINDOW
+        if begin == times["first"] and times["early"]:
+            # About as long as the submits of a page took: a longer window may read very many events of a busy time.
+            width = EVENTS_WINDOW_MIN + max(times["early"] - begin, timedelta(0)) * 1.25
         while True:
             until = begin + width if width < times["now"] - begin else None
             stored = await self._fetch_by_index(READ_QUERIES.events_by_frequent_type, code, since, limit, until)
@@ -447,7 +346,8 @@ class PostgresReads:
             if is_narrowed
             else (READ_QUERIES.feed_events, FEED_BATCHES)
         )
-        places = at_once if is_narrowed else min(at_once, 1 + int(limit / self._events_a_place))
+        is_inside = after > BEGINNING and after[1] < KEY_MAX  # a rest of the first position may be all that it has
+        places = at_once if is_narrowed else min(at_once, math.ceil(limit / self._events_a_place) + is_inside)
         events: list[Event] = []
         positions: list[str] = []
         while len(events) < limit:
@@ -456,6 +356,7 @@ class PostgresReads:
             batches = await self.fetch(READ_QUERIES.feed_batches, after[0] + read_to_end, places)
             if not batches:
                 break
+            await self._summaries.keep(self.fetch)
             numbers, last = [row["batch"] for row in batches], batches[-1]["pos"]
             feed_rows = await self.fetch(
                 query,

@@ -75,18 +75,18 @@ def _shared(values: list[int]) -> list[int]:
 
 
 async def submit_plain(
-    connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int], *, repeat: bool
+    connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int]
 ) -> None:
-    """Submit jobs without keys, one statement per lifecycle."""
+    """Submit jobs without keys for the first time, one statement per lifecycle."""
     for lifecycle, group in groupby(sorted(jobs, key=lambda j: j.lifecycle), key=lambda j: j.lifecycle):
         same = list(group)
-        if not repeat and are_alike(same) and await submit_alike(connection, actor, same, types):
+        if are_alike(same) and await submit_alike(connection, actor, same, types):
             continue
         await connection.execute(
             SUBMIT_PLAIN,
             actor,
             LIFECYCLES[lifecycle].code,
-            repeat,
+            False,
             [job.job_id for job in same],
             _shared([types[job.type] for job in same]),
             _shared([job.priority for job in same]),
@@ -268,7 +268,7 @@ async def submit_groups(
     """Submit jobs by actor: plain ones set-wise, then those with keys. Returns the answers of the latter, by `id(job)`."""
     answers: dict[int, Submitted | Mismatch] = {}
     for actor, jobs in plain.items():
-        await submit_plain(connection, actor, jobs, types, repeat=repeat)
+        await submit_plain(connection, actor, jobs, types)
     for actor, jobs in keyed.items():
         outcomes = await submit_keyed(connection, actor, jobs, types, repeat=repeat) or []
         answers.update((id(job), answer) for job, answer in zip(jobs, outcomes, strict=True))

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import apsw
 
-from trellis.engine.errors import LedgerUnavailable, Refused
+from trellis.engine.errors import Refused
 from trellis.engine.private_files import open_beside
+from trellis.ledgers.refusals import ledger_closed
 from trellis.ledgers.sqlite.connection import Database, spoils_transaction, to_ledger_error
 from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import US
@@ -191,7 +192,7 @@ class SqliteLane:
 
     async def _send(self, work: Callable[[Transaction], T], *, shared: SharedCall | None = None) -> T:
         if self._stop is not None:
-            raise LedgerUnavailable(reason="this ledger was closed")
+            raise ledger_closed()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._calls.put(_LaneCall(work, future, loop, shared))
@@ -243,7 +244,7 @@ class SqliteLane:
     def _finish(self, stop: _Stop) -> None:
         late, _ = self._late()
         for call in late:
-            call.error = LedgerUnavailable(reason="this ledger was closed")
+            call.error = ledger_closed()
         _answer_callers(late)
         self._connection.close()
         if self._room is not None:

@@ -307,6 +307,8 @@ class Folders:
             for depth in reversed(range(len(names))):
                 with self.folder(names[:depth]) as above:
                     os.rmdir(names[depth], dir_fd=above)
+                # Another process may make the folder again, unsynced, and the system may give it the same inode.
+                self._synced.pop(tuple(names[: depth + 1]), None)
 
     def sweep(self) -> int:
         """Remove the scratch files of dead writers. Returns how many."""

@@ -91,3 +91,38 @@ begin
     end if;
   end loop;
 end $$;
+
+-- Makes missing summaries of the index on (batch, at): for each partition p_parts[i] from its range p_ranges[i] on, from the first one of
+-- other partitions. Returns how many ranges of each have one now, and how many should. Stops after 10 ms, and at once where a vacuum runs,
+-- which makes them itself. The last two ranges have none: they may still be filled. Takes no transaction id, so the feed does not wait for
+-- it.
+create or replace function summarize_events(p_parts bigint[], p_ranges bigint[]) returns table (part bigint, ranges bigint, whole bigint)
+language plpgsql security definer set search_path from current set lock_timeout = '1ms' as $$
+declare
+  ends constant timestamptz := clock_timestamp() + interval '10 ms';
+  pages int;
+  brins regclass[];
+begin
+  -- A partition of an earlier version has two such indexes.
+  for part, brins, pages, whole, ranges in
+    select o.part, o.brins, o.pages, o.whole, least(greatest(coalesce(k.ranges, 0), 0), o.whole)
+      from (select substr(c.relname, 7)::bigint as part, array_agg(i.indexrelid::regclass) as brins, min(p.pages) as pages,
+                   greatest(pg_relation_size(c.oid) / current_setting('block_size')::int / min(p.pages) - 1, 0) as whole
+              from pg_inherits h join pg_class c on c.oid = h.inhrelid join pg_index i on i.indrelid = c.oid
+              join pg_class x on x.oid = i.indexrelid join pg_am a on a.oid = x.relam
+              cross join lateral (
+                select coalesce((select substr(n, 17)::int from unnest(x.reloptions) n where n like 'pages_per_range=%'), 128) as pages) p
+             where h.inhparent = 'event'::regclass and a.amname = 'brin' group by c.oid, c.relname) o
+      left join (select u.part, min(u.ranges) as ranges from unnest(p_parts, p_ranges) u(part, ranges) group by u.part) k on k.part = o.part
+     order by o.part desc
+  loop
+    begin
+      while ranges < whole and clock_timestamp() < ends loop
+        perform brin_summarize_range(b.name, ranges * pages) from unnest(brins) b(name);
+        ranges := ranges + 1;
+      end loop;
+    exception when lock_not_available then null;
+    end;
+    return next;
+  end loop;
+end $$;

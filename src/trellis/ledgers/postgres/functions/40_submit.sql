@@ -178,8 +178,8 @@ begin
   raise exception 'key % changes hands all the time', p_key using errcode = '40001';
 end $$;
 
--- outcome: 'created', 'existing', 'mismatch' or 'mismatched_id'. An existing job with our own generated id is our own
--- earlier submit. `replaced` is the job whose unique key the new one took.
+-- outcome: 'created', 'existing', 'mismatch' or 'mismatched_id'. An existing job with the same generated id and the same request is our
+-- own earlier submit if there may have been one (p_asked_before). `replaced` is the job whose unique key the new one took.
 create or replace function _submit_one(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_id text, p_type int, p_prio smallint,
   p_payload bytea, p_max_attempts smallint, p_max_deaths smallint, p_delay float8, p_run_at timestamptz, p_deadline float8,
@@ -296,7 +296,7 @@ begin
                               and k.id <> new_id), (j.lifecycle, j.type, j.payload) = (p_lifecycle, p_type, p_payload)) as same
       into old from job j where j.job_id = p_job_id for key share;
     if not found then raise exception 'job % was removed just now', p_job_id using errcode = '40001'; end if;
-    outcome := case when p_key is null then 'created' when old.same then 'existing' else 'mismatched_id' end;
+    outcome := case when not old.same then 'mismatched_id' when p_key is null and p_asked_before then 'created' else 'existing' end;
     if outcome = 'existing' then update idempotency k set id = old.id where k.id = new_id and k.scope <> 'job_id'; end if;
     delete from idempotency k where k.id = new_id;
     return;
@@ -349,10 +349,11 @@ begin
   if cardinality(p_job_ids) > 1 then
     plain := array(
       select u.ckey is null and u.key is null and not u.given and u.compensates is null and u.rule is null and u.most is null
+             and not exists (select from job e where e.job_id = u.job_id)
              and not exists (select from type_options o where o.lifecycle = u.lifecycle and o.type = u.type and u.chosen <> 63
                                                           and o.unique_rule is not null)
-        from unnest(p_ckeys, p_keys, p_given, p_compensates, p_rules, p_waiting_max, p_lifecycles, p_types, p_chosen) with ordinality
-             u(ckey, key, given, compensates, rule, most, lifecycle, type, chosen, n) order by u.n);
+        from unnest(p_ckeys, p_keys, p_given, p_compensates, p_rules, p_waiting_max, p_lifecycles, p_types, p_chosen, p_job_ids) with ordinality
+             u(ckey, key, given, compensates, rule, most, lifecycle, type, chosen, job_id, n) order by u.n);
   end if;
   while i <= cardinality(p_job_ids) loop
     j := i;
