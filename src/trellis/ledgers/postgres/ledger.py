@@ -351,12 +351,7 @@ class PostgresLedger(PostgresReads):
         if len(calls) == 1 and len(jobs) == 1:
             (job,) = jobs
             return [[await submit.submit_one(connection, actor, job, self._types, repeat=repeat)]]
-        plain: dict[int, list[NewJob]] = {}
-        keyed: dict[int, list[NewJob]] = {}
-        unique = self._unique_types
-        for actor, jobs in calls:
-            group = plain if not compare and submit.are_plain(jobs, unique) else keyed
-            group.setdefault(actor, []).extend(jobs)
+        plain, keyed = submit.grouped(calls, self._unique_types, compare=compare)
         if len(plain) + len(keyed) == 1:
             by_number = await submit.submit_groups(connection, plain, keyed, self._types, repeat=repeat)
         else:

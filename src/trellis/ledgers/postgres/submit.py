@@ -59,6 +59,21 @@ def are_plain(jobs: Sequence[NewJob], unique_types: AbstractSet[str]) -> bool:
     )
 
 
+def grouped(
+    calls: Sequence[SubmitCall], unique_types: AbstractSet[str], *, compare: bool
+) -> tuple[dict[int, list[NewJob]], dict[int, list[NewJob]]]:
+    """The jobs of calls by actor: those that are inserted set-wise, and those that are submitted one by one.
+
+    To `compare` jobs with those that have their ids, all are submitted one by one.
+    """
+    plain: dict[int, list[NewJob]] = {}
+    keyed: dict[int, list[NewJob]] = {}
+    for actor, jobs in calls:
+        group = plain if not compare and are_plain(jobs, unique_types) else keyed
+        group.setdefault(actor, []).extend(jobs)
+    return plain, keyed
+
+
 def type_to_submit_with_keys(error: Exception) -> str | None:
     """The job type whose jobs `submit_plain` refuses because they are unique; None for another error."""
     return str(getattr(error, "detail", "")) if getattr(error, "sqlstate", "") == PLAIN_REFUSED else None
