@@ -67,10 +67,7 @@ async def count_events(rig: Rig, job_id: JobId, *types: str) -> int:
 def submit(
     name: str, sql: str, n: int = 1, *, mixed: bool = False, with_request_key: bool = False, **options: Any
 ) -> Verb:
-    """Whatever was lost on the way, one call answers that it made the job. A second call with a key or a given id is told
-    that the job was there; one whose id nobody chose can only be the first call again, and is answered like it.
-    """
-    named = "idempotency_key" in options or "id_is_given" in options or with_request_key
+    """Whatever was lost on the way, one call answers that it made the job. A second call is told that the job was there."""
 
     async def arrange(rig: Rig) -> list[NewJob]:
         unique = rig.new_id("case")
@@ -95,7 +92,7 @@ def submit(
         act=act,
         effects=effects,
         accepts=partial(all_say, created=True),
-        accepts_again=partial(all_say, created=not named),
+        accepts_again=partial(all_say, created=False),
         one_statement=not with_request_key,
     )
 
@@ -132,7 +129,8 @@ def batch(name: str, *, named: bool) -> Verb:
 
 SUBMITS = (
     submit("submit_one", "select submit_"),  # `submit_alike_jobs`, and `submit_one` when it is repeated
-    submit("submit_many", "submit_plain(", 3, deadline_s=1_000_000.0),
+    # `submit_plain`, and `submit_keyed` when it is repeated
+    submit("submit_many", " submit_", 3, deadline_s=1_000_000.0),
     submit("submit_delayed", "submit_one(", delay_s=60.0),
     submit("submit_concurrency_key", "submit_keyed(", 2, concurrency_key="user:{}"),
     submit("submit_idempotency_key", "submit_one(", idempotency_key="once-{}", fingerprint=b"f"),

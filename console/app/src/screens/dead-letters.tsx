@@ -214,7 +214,7 @@ function Requeue({ asked, onClose }: { asked: Asked; onClose: () => void }) {
           {t("dead.requeue.group", { n: shown })}
         </button>
       </div>
-      <SameElsewhere commands={requeueCommands(ids, filter ?? ("same" in asked ? (asked.same ?? null) : null), reason)} />
+      {total > 0 && <SameElsewhere commands={requeueCommands(ids, filter ?? ("same" in asked ? (asked.same ?? null) : null), reason)} />}
     </Dialog>
   );
 }
@@ -231,7 +231,7 @@ function requeueCommands(ids: string[], filter: LetterFilter | null, reason: str
     address: "/dlq/requeue",
     bodies: starts.map((from) => {
       const piece = ids.slice(from, from + REQUEUE_AT_ONCE);
-      return filter === null ? { job_ids: piece, ...why } : { filter, limit: Math.max(1, piece.length), ...why };
+      return filter === null ? { job_ids: piece, ...why } : { filter, limit: piece.length, ...why };
     }),
     python: [
       `ids = ${chosen}`,
