@@ -41,7 +41,7 @@ JOB_QUEUE: dict[str, Mutant] = {
     ),
     # A job is COMPLETE and its artifact is not final.
     "JQ-5": Mutant(
-        file="ledgers/sqlite/migrations/0004_artifacts.sql",
+        file="ledgers/sqlite/migrations/0026_one_look_per_event.sql",
         old="WHERE n.job = new.job AND NOT EXISTS (SELECT 1 FROM trellis_restoring WHERE job = new.job);",
         new="WHERE n.job = 0 AND NOT EXISTS (SELECT 1 FROM trellis_restoring WHERE job = new.job);",
         tests=(f"{LEDGER}/test_artifacts.py::test_a_job_completes_together_with_the_artifact_it_names[sqlite]",),

@@ -75,15 +75,15 @@ RULES: dict[str, Mutant] = {
     ),
     # A role makes the steps of another.
     "DJ-1 sqlite": Mutant(
-        file="ledgers/sqlite/migrations/0001_ledger.sql",
-        old="WHEN a.roles >> new.role & 1 = 0 THEN",
-        new="WHEN a.roles = 0 THEN",
+        file="ledgers/sqlite/migrations/0026_one_look_per_event.sql",
+        old="AND a.roles >> e.role & 1 AND",
+        new="AND",
         tests=("tests/ledgers/sqlite/test_transitions_by_hand.py::test_exactly_the_declared_steps_pass[leased-job]",),
     ),
     # The database takes an event of an earlier attempt.
     "DJ-3 sqlite": Mutant(
-        file="ledgers/sqlite/migrations/0001_ledger.sql",
-        old="OR new.attempt <> CASE a.opens WHEN 0 THEN j.attempt WHEN 1 THEN j.attempt + 1 ELSE 0 END\n",
+        file="ledgers/sqlite/migrations/0026_one_look_per_event.sql",
+        old="AND e.attempt = CASE a.opens WHEN 0 THEN old.attempt WHEN 1 THEN old.attempt + 1 ELSE 0 END\n",
         new="",
         tests=("tests/ledgers/sqlite/test_guards.py::test_the_sqlite_file_refuses_forged_writes",),
     ),
@@ -382,7 +382,7 @@ RECORDS: dict[str, Mutant] = {
     ),
     # A finalized artifact does not say which job finalized it.
     "JQ-5 sqlite cause": Mutant(
-        file="ledgers/sqlite/migrations/0004_artifacts.sql",
+        file="ledgers/sqlite/migrations/0026_one_look_per_event.sql",
         old="'finalized by ' || (SELECT job_id FROM trellis_submission WHERE id = new.job)",
         new="'finalized'",
         tests=(f"{LEDGER}/test_artifacts.py::test_a_job_completes_together_with_the_artifact_it_names[sqlite]",),
