@@ -122,10 +122,29 @@ async def test_dialog_of_a_decision_stays_with_its_proposal(server: ConsoleServe
         client.proposals.reject(first, "somebody else was faster")
         await expect(page.locator(".toast", has_text=f"{first} was changed or decided meanwhile")).to_be_visible()
         await expect(dialog).to_have_count(0)
-        await page.keyboard.press("j")
+        await page.keyboard.press("k")
         await expect(page.locator("article .diff .add")).to_have_text("+the second note")
         await expect(dialog).to_have_count(0)
         client.proposals.reject(second, "the test has seen it")
+
+
+@pytest.mark.requirement("D22")
+async def test_keys_go_on_from_the_place_of_a_proposal_that_left_the_list(server: ConsoleServer, open_screen: Open):
+    oldest, middle, newest = [server.proposal(f"place note {number}") for number in range(3)]
+    screen = await open_screen(f"/console/proposals?id={middle}", Role.OWNER)
+    page = screen.page
+    listed, shown = page.locator(".inbox-list button", has_text="place note"), page.locator("article .diff .add")
+    await expect(listed).to_have_count(3)
+    with connect_sync(server.url, token=server.token(Role.OWNER, name="taras")) as client:
+        client.proposals.reject(middle, "somebody else was faster")
+        await expect(listed).to_have_count(2)
+        await page.keyboard.press("j")
+        await expect(shown).to_have_text("+place note 0")
+        client.proposals.reject(oldest, "somebody else was faster")
+        await expect(listed).to_have_count(1)
+        await page.keyboard.press("k")
+        await expect(shown).to_have_text("+place note 2")
+        client.proposals.reject(newest, "the test has seen it")
 
 
 @pytest.mark.requirement("D22")
@@ -368,6 +387,7 @@ async def test_every_dialog_passes_axe_keeps_the_focus_and_closes_by_keyboard(se
             assert await page.evaluate(inside), f"{button} of {path}"
         await page.keyboard.press("Escape")
         await expect(dialog).to_have_count(0)
+        await expect(opener).to_be_focused()
     await visit(page, f"/console/jobs/{dead}")
     await expect(page.get_by_role("heading", name=dead, exact=True)).to_be_visible()
     assert await serious(page, "main") == []

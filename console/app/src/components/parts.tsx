@@ -2,7 +2,7 @@
 
 import { Link } from "@tanstack/react-router";
 import { GatewayUnreachable, ProblemError } from "@trellis/client";
-import { useEffect, useId, useRef, useState, type ReactNode } from "react";
+import { useEffect, useId, useLayoutEffect, useRef, useState, type KeyboardEvent as ReactKeyboardEvent, type ReactNode } from "react";
 import { typed, type Commands } from "../lib/commands";
 import { session } from "../session";
 import { Store, useStore } from "../store";
@@ -139,17 +139,21 @@ export function Dialog({ title, onClose, children }: { title: string; onClose: (
   const dialog = useRef<HTMLDialogElement>(null);
   const layer = useLayer();
   const heading = useId();
-  useEffect(() => {
-    dialog.current?.showModal();
-    dialog.current?.querySelector<HTMLElement>("[data-focus=true]")?.focus();
+  useLayoutEffect(() => {
+    const shown = dialog.current;
+    shown?.showModal();
+    shown?.querySelector<HTMLElement>("[data-focus=true]")?.focus();
+    return () => shown?.close(); // before it is removed: so the focus goes back to where it was
   }, []);
+  const pressed = (event: ReactKeyboardEvent) => {
+    event.stopPropagation();
+    if (event.key !== "Escape" || event.defaultPrevented || event.nativeEvent.isComposing) return;
+    // The browser would hide the dialog now and say so later. A key that is pressed in between would find it still open.
+    event.preventDefault();
+    onClose();
+  };
   return (
-    <dialog
-      ref={dialog}
-      aria-labelledby={heading}
-      onClose={onClose}
-      onKeyDown={(event) => event.stopPropagation()}
-    >
+    <dialog ref={dialog} aria-labelledby={heading} onClose={onClose} onKeyDown={pressed}>
       <h2 id={heading}>{title}</h2>
       {children}
       <Toasts layer={layer} />

@@ -51,8 +51,13 @@ export function Proposals() {
   const chosen = items.find((one) => one.id === shownId);
   const go = (next: { status?: ProposalStatus; id?: string }) =>
     void navigate({ to: "/console/proposals", search: { status, ...next }, replace: true });
+  // Where the shown proposal stands, or stood before it left the list: the keys go on from there.
+  const place = useRef(0);
+  useEffect(() => {
+    if (chosen !== undefined) place.current = items.indexOf(chosen);
+  });
   const step = (by: number) => {
-    const at = chosen === undefined ? -1 : items.indexOf(chosen);
+    const at = chosen !== undefined ? items.indexOf(chosen) : by > 0 ? place.current - 1 : place.current;
     const next = items[Math.min(Math.max(at + by, 0), items.length - 1)];
     if (next !== undefined) go({ id: next.id });
   };
