@@ -251,10 +251,7 @@ class Trellis:
             handles: list[JobHandle] = []
             for first in range(0, len(jobs), SUBMIT_MAX):
                 answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
-                handles += [
-                    JobHandle(self, job_id, type_=type_, created=created, returns=returns, replaced=replaced)
-                    for job_id, created, replaced in map(accepted, answers)
-                ]
+                handles += [self._handle(accepted(answer), type_, returns) for answer in answers]
             if len(handles) == 1:
                 span.note({"trellis.job_id": handles[0].id})
             return handles
@@ -645,8 +642,8 @@ class Trellis:
             )
 
     def _handle(self, answer: Submitted, type_: str, returns: Any) -> JobHandle:
-        created, replaced = answer.created, answer.replaced
-        return JobHandle(self, answer.job_id, type_=type_, created=created, returns=returns, replaced=replaced)
+        job_id, created, replaced = answer
+        return JobHandle(self, job_id, type_=type_, created=created, returns=returns, replaced=replaced)
 
     def _request_id(self) -> RequestId:
         return RequestId(self._new_id())
