@@ -14,7 +14,7 @@ from tests.faults.fleet import Nursery
 from tests.servers.nats import LEFT_BEHIND
 
 pytestmark = [
-    pytest.mark.quiet,
+    pytest.mark.long,  # it mostly waits: for leases and for messages that come late
     pytest.mark.filterwarnings(LEFT_BEHIND),
 ]
 
