@@ -1,7 +1,7 @@
 """New jobs that differ only in id and payload: held as lists, and built as jobs only for who reads them one by one."""
 
-from trellis.engine.jobs import AlikeJobs, JobId, NewJob, different_ones, ids_of
-from trellis.ledgers.alike_jobs import are_alike
+from trellis.engine.jobs import AlikeJobs, JobId, NewJob, different_ones, ids_of, payloads_of
+from trellis.ledgers.alike_jobs import are_alike, join_alike
 from trellis.ledgers.postgres.submit import joined
 
 PLAIN = NewJob(job_id=JobId(""), type="mail.send", correlation_id="c1")
@@ -48,6 +48,15 @@ def test_calls_that_one_actor_made_alike_are_joined_in_their_order():
     whole = joined([(1, alike("a", "b")), (1, alike("c"))])
     assert whole is not None
     assert [(job.job_id, job.payload) for job in whole] == [("a", b'"a"'), ("b", b'"b"'), ("c", b'"c"')]
+
+
+def test_calls_whose_common_part_is_equal_are_joined_and_single_jobs_are_not():
+    twin = NewJob(job_id=JobId(""), type="mail.send", correlation_id="c1")
+    whole = join_alike([alike("a"), alike("b", common=twin)])
+    assert whole is not None
+    assert ids_of(whole) == ["a", "b"]
+    assert payloads_of(whole) == payloads_of(list(whole)) == [b'"a"', b'"b"']
+    assert join_alike([list(alike("a")), alike("b")]) is None
 
 
 def test_calls_of_another_actor_or_of_another_kind_are_not_joined():

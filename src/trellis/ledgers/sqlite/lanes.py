@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import apsw
 
@@ -114,19 +114,18 @@ class Transaction:
 LaneWork = Callable[[Transaction], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SharedCall:
+class SharedCall(NamedTuple):
     """A call that can be merged with others of its kind.
 
-    `work` takes the items of all calls and answers each item in order.
+    `work` takes the items of each call and answers all items in order.
     """
 
     kind: Hashable
     items: Sequence[Any]
-    work: Callable[[Transaction, Sequence[Any]], list[Any]]
+    work: Callable[[Transaction, Sequence[Sequence[Any]]], list[Any]]
 
     def alone(self, transaction: Transaction) -> list[Any]:
-        return self.work(transaction, self.items)
+        return self.work(transaction, (self.items,))
 
 
 @dataclass(slots=True)
@@ -314,7 +313,7 @@ class SqliteLane:
         shares = [call.shared for call in calls if call.shared is not None]
         self._db.execute("SAVEPOINT call")
         try:
-            answers = iter(shares[0].work(transaction, [item for shared in shares for item in shared.items]))
+            answers = iter(shares[0].work(transaction, [shared.items for shared in shares]))
         except BaseException as error:
             if spoils_transaction(error):
                 raise
@@ -408,16 +407,21 @@ def _units(batch: list[_LaneCall]) -> list[list[_LaneCall]]:
         return [batch]
     units: list[list[_LaneCall]] = []
     open_units: dict[Hashable, tuple[list[_LaneCall], int]] = {}
-    for call in batch:
-        shared = call.shared
-        calls, items = open_units.get(shared.kind, ([], 0)) if shared is not None else ([], 0)
-        if shared is not None and items + len(shared.items) > SHARED_ITEMS_MAX:
-            calls, items = [], 0
-        if not calls:
-            units.append(calls)
-        calls.append(call)
-        if shared is not None:
-            open_units[shared.kind] = (calls, items + len(shared.items))
+    for kind, neighbours in groupby(batch, lambda call: call.shared and call.shared.kind):
+        if kind is None:
+            units += ([call] for call in neighbours)
+            continue
+        calls: list[_LaneCall]
+        calls, items = open_units.get(kind, ([], 0))
+        for call in neighbours:
+            assert call.shared is not None
+            size = len(call.shared.items)
+            if not calls or items + size > SHARED_ITEMS_MAX:
+                calls, items = [], 0
+                units.append(calls)
+            calls.append(call)
+            items += size
+        open_units[kind] = (calls, items)
     return units
 
 
