@@ -239,6 +239,13 @@ class AlikeJobs(Sequence[NewJob]):
         return self._jobs
 
 
+def submit_parts(jobs: Sequence[NewJob]) -> Sequence[Sequence[NewJob]]:
+    """New jobs in parts that are small enough for one submit each."""
+    if len(jobs) <= SUBMIT_MAX:
+        return (jobs,) if jobs else ()
+    return [jobs[first : first + SUBMIT_MAX] for first in range(0, len(jobs), SUBMIT_MAX)]
+
+
 def ids_of(jobs: Sequence[NewJob]) -> list[JobId]:
     """The ids of new jobs, in their order."""
     return jobs.ids if isinstance(jobs, AlikeJobs) else [job.job_id for job in jobs]

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 from trellis.engine.errors import ChildExists, NotABatch
 from trellis.engine.job_batches import BatchSubmitted, NewBatch, earlier_batch, members_of
 from trellis.engine.jobs import (
-    SUBMIT_MAX,
     JobId,
     Lease,
     LeaseLost,
@@ -22,6 +21,7 @@ from trellis.engine.jobs import (
     different_ones,
     ids_of,
     payloads_of,
+    submit_parts,
 )
 from trellis.ledgers.alike_jobs import are_alike, join_alike
 from trellis.ledgers.postgres.connection import PostgresConnection
@@ -337,8 +337,8 @@ async def submit_batch(
         if not answer.created:
             raise NotABatch(job_id=answer.job_id)
         answers: list[Submitted] = []
-        for start in range(0, len(batch.members), SUBMIT_MAX):
-            answers += map(accepted, await submit_part(batch.members[start : start + SUBMIT_MAX]))
+        for part in submit_parts(batch.members):
+            answers += map(accepted, await submit_part(part))
         members = members_of(batch, answer, answers)
         await connection.execute(
             "select complete_batch($1, $2, $3, $4, $5)",
