@@ -43,7 +43,6 @@ from trellis.engine.job_batches import checked_batch
 from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
-    SUBMIT_MAX,
     Actor,
     CancelMode,
     CancelRequested,
@@ -58,6 +57,7 @@ from trellis.engine.jobs import (
     SubmitOutcome,
     Submitted,
     accepted,
+    submit_parts,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.option_values import check_listed
@@ -249,8 +249,8 @@ class Trellis:
             if self.principal.by_token:
                 jobs = [await self._admitted(job) for job in jobs]
             handles: list[JobHandle] = []
-            for first in range(0, len(jobs), SUBMIT_MAX):
-                answers = await self.ledger.submit(actor, jobs[first : first + SUBMIT_MAX])
+            for part in submit_parts(jobs):
+                answers = await self.ledger.submit(actor, part)
                 handles += [self._handle(accepted(answer), type_, returns) for answer in answers]
             if len(handles) == 1:
                 span.note({"trellis.job_id": handles[0].id})

@@ -78,6 +78,22 @@ HIGH: dict[str, Mutant] = {
         new="            _ = check_new_id",
         tests=("tests/bus/test_compensation.py::test_ids_of_a_compensation_cannot_be_taken_before_it_is_made",),
     ),
+    "H2-alike-jobs-on-sqlite": Mutant(
+        file="ledgers/sqlite/submit.py",
+        old="    check_new_ids(ids, first.lifecycle, actor.role)",
+        new="    _ = check_new_ids",
+        tests=(
+            "tests/ledgers/conformance/test_submit.py::test_jobs_of_a_call_are_refused_together_if_one_id_is_reserved",
+        ),
+    ),
+    "H2-alike-jobs": Mutant(
+        file="engine/jobs.py",
+        old="    if any(mark in text for mark in RESERVED_ID_MARKS):",
+        new="    if any(mark in text for mark in RESERVED_ID_MARKS[1:]):",
+        tests=(
+            "tests/ledgers/conformance/test_submit.py::test_jobs_of_a_call_are_refused_together_if_one_id_is_reserved",
+        ),
+    ),
     "H2-retry": Mutant(
         file="engine/jobs.py",
         old=r'RESERVED_ID_PATTERN = r"(\.(c|r[0-9]+|q-[0-9a-f]+)|@[0-9]+)\Z"',

@@ -239,9 +239,21 @@ class AlikeJobs(Sequence[NewJob]):
         return self._jobs
 
 
+def submit_parts(jobs: Sequence[NewJob]) -> Sequence[Sequence[NewJob]]:
+    """New jobs in parts that are small enough for one submit each."""
+    if len(jobs) <= SUBMIT_MAX:
+        return (jobs,) if jobs else ()
+    return [jobs[first : first + SUBMIT_MAX] for first in range(0, len(jobs), SUBMIT_MAX)]
+
+
 def ids_of(jobs: Sequence[NewJob]) -> list[JobId]:
     """The ids of new jobs, in their order."""
     return jobs.ids if isinstance(jobs, AlikeJobs) else [job.job_id for job in jobs]
+
+
+def payloads_of(jobs: Sequence[NewJob]) -> list[bytes]:
+    """The payloads of new jobs, in their order."""
+    return jobs.payloads if isinstance(jobs, AlikeJobs) else [job.payload for job in jobs]
 
 
 def different_ones(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
@@ -681,7 +693,7 @@ REPORT_ID_PATTERN = r"\Aalert-[0-9a-f-]{36}-(raised|resolved)-[a-z]+(-[0-9]+)?\Z
 """The ids of jobs that report alerts (`report_job_id` in engine/alerts.py). Whoever took one would keep a report from
 being sent."""
 RESERVED_ID_MARKS = (".", "@", "alert-")
-"""Every id that one of the two patterns matches contains one of these. PostgreSQL searches many ids for them at once."""
+"""Every id that one of the two patterns matches contains one of these, so many ids are searched for them at once."""
 REPORTING_ROLE = Role.CONTROL_PLANE
 """The only role that may create jobs with the ids of reports."""
 DERIVING_ROLES: Mapping[str, Role] = MappingProxyType({BUS_JOB.name: Role.RECONCILER, NLM_JOB.name: Role.NLM_BACKEND})
@@ -696,6 +708,14 @@ def check_new_id(job_id: str, lifecycle: str, role: Role) -> None:
         raise IdReserved(job_id=job_id)
     if _report.search(job_id) and role is not REPORTING_ROLE:
         raise IdReserved(job_id=job_id)
+
+
+def check_new_ids(job_ids: Sequence[str], lifecycle: str, role: Role) -> None:
+    """`check_new_id` for each of these ids. Raises IdReserved."""
+    text = "\0".join(job_ids)
+    if any(mark in text for mark in RESERVED_ID_MARKS):
+        for job_id in job_ids:
+            check_new_id(job_id, lifecycle, role)
 
 
 # Type options: what an application declares about a job type, stored in the ledger for every submit (D66).

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import chain
 from operator import attrgetter
 
 from trellis.engine.jobs import AlikeJobs, NewJob
@@ -35,3 +36,18 @@ def are_alike(jobs: Sequence[NewJob]) -> bool:
         return True
     first = _common_fields(jobs[0])
     return all(_common_fields(job) == first for job in jobs[1:])
+
+
+def join_alike(calls: Sequence[Sequence[NewJob]]) -> Sequence[NewJob] | None:
+    """The jobs of calls as one list, if they have no key and differ only in id and payload."""
+    jobs = calls[0]
+    if not are_alike(jobs):
+        return None
+    if len(calls) == 1:
+        return jobs
+    whole = [call for call in calls if isinstance(call, AlikeJobs)]
+    common = whole[0].common if whole else None
+    if len(whole) < len(calls) or any(call.common is not common and call.common != common for call in whole):
+        return None
+    ids = list(chain.from_iterable(call.ids for call in whole))
+    return AlikeJobs(whole[0].common, ids, list(chain.from_iterable(call.payloads for call in whole)))

@@ -160,7 +160,7 @@ def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> No
     jobs: Sequence[NewJob] = args[1]
     kinds = different_ones(jobs)
     if len(kinds) == 1:
-        n = sum(isinstance(outcome, Submitted) and outcome.created for outcome in answer)
+        n = sum([isinstance(outcome, Submitted) and outcome[1] for outcome in answer])
         if n:
             process_metrics.count(SUBMITTED, n, type_label(kinds[0].type, kinds[0].lifecycle))
         return

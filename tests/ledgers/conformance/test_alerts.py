@@ -12,12 +12,12 @@ import pytest
 
 from tests.ledgers.conformance.rig import ADMIN, DEATH, Rig, actor
 from tests.ledgers.conformance.test_idle import read_statements
+from trellis.engine import jobs as engine_jobs
 from trellis.engine.alerts import ALERTS_MAX, HOLD_S, Alert, AlertChangeKind, AlertObservation, AlertRound, AlertScope
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid
 from trellis.engine.jobs import SUBMIT_MAX, CancelMode, JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, RetentionOptions
-from trellis.ledgers.sqlite import alerts as sqlite_alerts
 from trellis.ledgers.sqlite import submit as sqlite_submit
 from trellis.lifecycles import Role, Trigger
 from trellis.operations.alert_conditions import LedgerConditions
@@ -315,7 +315,7 @@ async def reports_every_change(rig: Rig, changes: int) -> None:
 @pytest.mark.only("sqlite")
 async def test_a_round_reports_more_changes_than_one_submit_may_hold(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     """SQLite submits the reports in parts. PostgreSQL submits them at once, in the long proof as many as there can be."""
-    for module in (sqlite_alerts, sqlite_submit):
+    for module in (engine_jobs, sqlite_submit):
         monkeypatch.setattr(module, "SUBMIT_MAX", 50)
     await reports_every_change(rig, 9)
 

@@ -1,8 +1,12 @@
 """Calls that share a transaction: none hurts its neighbour, all are answered, and closing finishes them."""
 
 import asyncio
+import os
 import threading
-from typing import Self
+from collections.abc import Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
@@ -151,6 +155,58 @@ async def test_event_loops_in_other_threads_use_the_same_ledger(ledger: SqliteLe
     await submit(ledger, 3)
     assert await asyncio.gather(*there) == [3, 3, 3, 3]
     assert await ledger.feed_end() == f"{15:016d}"
+
+
+class UnwatchingLoop(asyncio.SelectorEventLoop):
+    """An event loop that watches no descriptors, as that of Windows."""
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        raise NotImplementedError
+
+
+async def test_callers_in_a_loop_that_watches_no_descriptors_get_their_answers(ledger: SqliteLedger):
+    def elsewhere() -> int:
+        with closing(UnwatchingLoop()) as loop:
+            return len(loop.run_until_complete(submit(ledger, 3)))
+
+    assert await asyncio.get_running_loop().run_in_executor(None, elsewhere) == 3
+
+
+@pytest.mark.parametrize("kind", [asyncio.SelectorEventLoop, UnwatchingLoop])
+async def test_a_loop_that_was_closed_with_a_call_under_way_harms_nobody(
+    ledger: SqliteLedger, kind: type[asyncio.SelectorEventLoop]
+):
+    async def begin() -> Coroutine[Any, Any, Any]:
+        call = submit(ledger)
+        call.send(None)
+        return call
+
+    def elsewhere() -> Coroutine[Any, Any, Any]:
+        with closing(kind()) as loop:
+            return loop.run_until_complete(begin())
+
+    async with Gate(ledger):
+        abandoned = await asyncio.get_running_loop().run_in_executor(None, elsewhere)
+        kept = asyncio.ensure_future(submit(ledger))
+        await asyncio.sleep(0)
+    assert len(await kept) == 1
+    assert await ledger.feed_end() == f"{2:016d}"
+    abandoned.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="only Linux has such descriptors")
+async def test_a_closed_ledger_leaves_no_descriptor_in_the_event_loop(tmp_path: Path):
+    def signals() -> int:
+        links = list(Path("/proc/self/fd").iterdir())
+        return sum(os.path.lexists(link) and str(link.readlink()) == "anon_inode:[eventfd]" for link in links)
+
+    before = signals()
+    ledger = await SqliteLedger.open(f"sqlite:///{tmp_path}/jobs.db", clock=lambda: 1.0)
+    await submit(ledger)
+    await ledger.feed_end()
+    assert signals() == before + 2, "one for the writer, one for the reader"
+    await ledger.close()
+    assert signals() == before
 
 
 async def test_alike_jobs_of_which_one_exists_and_two_callers_submit_another_are_each_made_once(ledger: SqliteLedger):

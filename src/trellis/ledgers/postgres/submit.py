@@ -3,14 +3,12 @@
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, groupby
 from typing import Any, TypeAlias
 
 from trellis.engine.errors import ChildExists, NotABatch
 from trellis.engine.job_batches import BatchSubmitted, NewBatch, earlier_batch, members_of
 from trellis.engine.jobs import (
-    SUBMIT_MAX,
-    AlikeJobs,
     JobId,
     Lease,
     LeaseLost,
@@ -22,8 +20,10 @@ from trellis.engine.jobs import (
     accepted,
     different_ones,
     ids_of,
+    payloads_of,
+    submit_parts,
 )
-from trellis.ledgers.alike_jobs import are_alike
+from trellis.ledgers.alike_jobs import are_alike, join_alike
 from trellis.ledgers.postgres.connection import PostgresConnection
 from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
@@ -120,16 +120,8 @@ async def submit_plain(
 
 def joined(calls: Sequence[SubmitCall]) -> Sequence[NewJob] | None:
     """The jobs of calls as one list, if one actor submits them all and they differ only in id and payload."""
-    actor, jobs = calls[0]
-    if not are_alike(jobs):
-        return None
-    if len(calls) == 1:
-        return jobs
-    whole = [jobs for by, jobs in calls if by == actor and isinstance(jobs, AlikeJobs)]
-    if len(whole) < len(calls) or any(jobs.common != whole[0].common for jobs in whole):
-        return None
-    ids = list(chain.from_iterable(jobs.ids for jobs in whole))
-    return AlikeJobs(whole[0].common, ids, list(chain.from_iterable(jobs.payloads for jobs in whole)))
+    actor = calls[0][0]
+    return join_alike([jobs for _, jobs in calls]) if all(by == actor for by, _ in calls) else None
 
 
 async def submit_alike(
@@ -139,7 +131,7 @@ async def submit_alike(
     first, ids = different_ones(jobs)[0], " ".join(ids_of(jobs))
     if ids.count(" ") >= len(jobs):
         return False
-    payloads = jobs.payloads if isinstance(jobs, AlikeJobs) else [job.payload for job in jobs]
+    payloads = payloads_of(jobs)
     ends = accumulate(map(len, payloads), initial=0)
     await connection.execute(
         SUBMIT_ALIKE,
@@ -345,8 +337,8 @@ async def submit_batch(
         if not answer.created:
             raise NotABatch(job_id=answer.job_id)
         answers: list[Submitted] = []
-        for start in range(0, len(batch.members), SUBMIT_MAX):
-            answers += map(accepted, await submit_part(batch.members[start : start + SUBMIT_MAX]))
+        for part in submit_parts(batch.members):
+            answers += map(accepted, await submit_part(part))
         members = members_of(batch, answer, answers)
         await connection.execute(
             "select complete_batch($1, $2, $3, $4, $5)",

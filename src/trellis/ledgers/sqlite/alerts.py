@@ -14,7 +14,7 @@ from trellis.engine.alerts import (
     is_in,
     report_jobs,
 )
-from trellis.engine.jobs import SUBMIT_MAX, Actor, NewJob
+from trellis.engine.jobs import Actor, NewJob, submit_parts
 from trellis.engine.records import Event, WaitingType
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite import rows, submit
@@ -54,8 +54,8 @@ def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertCha
             (row,) = tx.db.execute(_ALERT_QUERIES.resolve, (tx.now, number, alert.id)).fetchall()
             changes.append(AlertChange(kind=AlertChangeKind.RESOLVED, alert=_alert(row)))
     reports = _reports(tx, checked.report_types, number)
-    for start in range(0, len(reports), SUBMIT_MAX):
-        submit.submit(tx, actor, reports[start : start + SUBMIT_MAX])
+    for part in submit_parts(reports):
+        submit.submit(tx, actor, part)
     tx.db.execute(_ALERT_QUERIES.drop_resolved, (tx.now - int(checked.keep_s * US), DROP_MAX))
     return changes
 

@@ -10,7 +10,7 @@ from trellis.engine.job_batches import (
     earlier_batch,
     members_of,
 )
-from trellis.engine.jobs import BATCH_ENTRY, SUBMIT_MAX, Actor, Submitted, Wait, WaitMode, accepted
+from trellis.engine.jobs import BATCH_ENTRY, Actor, Submitted, Wait, WaitMode, accepted, submit_parts
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ROLE_CODES, STEPS, ActorRef, JobRow, StepWrite, target_place
 from trellis.ledgers.sqlite.steps import WAIT_QUERIES, StepBatch, children_array, find_job_row
@@ -29,8 +29,8 @@ def submit_batch(tx: Transaction, actor: Actor, batch: NewBatch) -> BatchSubmitt
     if not answer.created:
         raise NotABatch(job_id=answer.job_id)
     answers: list[Submitted] = []
-    for start in range(0, len(batch.members), SUBMIT_MAX):
-        answers += map(accepted, submit(tx, actor, batch.members[start : start + SUBMIT_MAX]))
+    for part in submit_parts(batch.members):
+        answers += map(accepted, submit(tx, actor, part))
     created = {one.job_id for one in answers if one.created}
     values = {"parent": row.id, "children": children_array(created, set() if batch.abandon else created)}
     tx.db.execute(WAIT_QUERIES.link_members, values)

@@ -6,12 +6,14 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import apsw
 
@@ -114,29 +116,93 @@ class Transaction:
 LaneWork = Callable[[Transaction], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class SharedCall:
+class SharedCall(NamedTuple):
     """A call that can be merged with others of its kind.
 
-    `work` takes the items of all calls and answers each item in order.
+    `work` takes the items of each call and answers all items in order.
     """
 
     kind: Hashable
     items: Sequence[Any]
-    work: Callable[[Transaction, Sequence[Any]], list[Any]]
+    work: Callable[[Transaction, Sequence[Sequence[Any]]], list[Any]]
 
     def alone(self, transaction: Transaction) -> list[Any]:
-        return self.work(transaction, self.items)
+        return self.work(transaction, (self.items,))
 
 
 @dataclass(slots=True)
 class _LaneCall:
     work: LaneWork
     future: "asyncio.Future[Any]"
-    loop: asyncio.AbstractEventLoop
+    loop: "_CallersLoop"
     shared: SharedCall | None = None
     answer: Any = None
     error: BaseException | None = None
+
+
+class _CallersLoop(Protocol):
+    """An event loop with callers of a lane, as the lane's thread sees it."""
+
+    def resolve(self, calls: list[_LaneCall]) -> None:
+        """Deliver answers. Called from the lane's thread."""
+        ...
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Deliver what has been answered and stop watching. Called in the loop itself."""
+        ...
+
+
+class _WatchedLoop:
+    """An event loop that watches an eventfd for answers.
+
+    That takes half as long as `call_soon_threadsafe`, which makes a handle, writes to a socket and reads it twice.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._answered: deque[list[_LaneCall]] = deque()
+        self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # The lane's thread may still write when the loop is gone, so the descriptor is closed with this object.
+        weakref.finalize(self, os.close, self._signal)
+        loop.add_reader(self._signal, self._resolve_answered)
+
+    def resolve(self, calls: list[_LaneCall]) -> None:
+        self._answered.append(calls)
+        os.eventfd_write(self._signal, 1)
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._signal)
+        self._resolve_all()
+
+    def _resolve_answered(self) -> None:
+        os.eventfd_read(self._signal)
+        self._resolve_all()
+
+    def _resolve_all(self) -> None:
+        while self._answered:
+            _resolve(self._answered.popleft())
+
+
+class _CalledLoop:
+    """An event loop that cannot watch an eventfd, as outside Linux."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+
+    def resolve(self, calls: list[_LaneCall]) -> None:
+        loop = self._loop()
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: no caller waits there any more
+                loop.call_soon_threadsafe(_resolve, calls)
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """It watches nothing."""
+
+
+def _callers_loop(loop: asyncio.AbstractEventLoop) -> _CallersLoop:
+    if hasattr(os, "eventfd"):
+        with contextlib.suppress(OSError, RuntimeError):  # no descriptor is left, or the loop watches none
+            return _WatchedLoop(loop)
+    return _CalledLoop(loop)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,6 +240,7 @@ class SqliteLane:
         self._calls: SimpleQueue[_LaneCall | _Stop] = SimpleQueue()
         self.waiting = 0
         """Calls in progress or queued."""
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _CallersLoop] = weakref.WeakKeyDictionary()
         self._stop: _Stop | None = None
         self._run_batch = self._write if writes else self._read
         self._changes = connection.total_changes()
@@ -182,21 +249,21 @@ class SqliteLane:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, work: Callable[[Transaction], T]) -> T:
-        """The result of `work`, after its commit."""
-        return await self._send(work)
-
-    async def share(self, shared: SharedCall) -> list[Any]:
+    def share(self, shared: SharedCall) -> Coroutine[Any, Any, list[Any]]:
         """Like `run`, but waiting calls of one kind are merged into one."""
-        return await self._send(shared.alone, shared=shared)
+        return self.run(shared.alone, shared)
 
-    async def _send(self, work: Callable[[Transaction], T], *, shared: SharedCall | None = None) -> T:
+    async def run(self, work: Callable[[Transaction], T], shared: SharedCall | None = None) -> T:
+        """The result of `work`, after its commit."""
         if self._stop is not None:
             raise ledger_closed()
         loop = asyncio.get_running_loop()
+        callers = self._loops.get(loop)
+        if callers is None:
+            callers = self._loops[loop] = _callers_loop(loop)
         future: asyncio.Future[T] = loop.create_future()
-        self._calls.put(_LaneCall(work, future, loop, shared))
         self.waiting += 1
+        self._calls.put(_LaneCall(work, future, callers, shared))
         try:
             return await future
         finally:
@@ -211,7 +278,11 @@ class SqliteLane:
         if self._stop is None:
             self._stop = _Stop()
             self._calls.put(self._stop)
-        await asyncio.get_running_loop().run_in_executor(None, self._stop.closed.wait)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._stop.closed.wait)
+        callers = self._loops.pop(loop, None)
+        if callers is not None:
+            callers.leave(loop)
 
     def _serve(self) -> None:
         while True:
@@ -314,7 +385,7 @@ class SqliteLane:
         shares = [call.shared for call in calls if call.shared is not None]
         self._db.execute("SAVEPOINT call")
         try:
-            answers = iter(shares[0].work(transaction, [item for shared in shares for item in shared.items]))
+            answers = iter(shares[0].work(transaction, [shared.items for shared in shares]))
         except BaseException as error:
             if spoils_transaction(error):
                 raise
@@ -408,29 +479,31 @@ def _units(batch: list[_LaneCall]) -> list[list[_LaneCall]]:
         return [batch]
     units: list[list[_LaneCall]] = []
     open_units: dict[Hashable, tuple[list[_LaneCall], int]] = {}
-    for call in batch:
-        shared = call.shared
-        calls, items = open_units.get(shared.kind, ([], 0)) if shared is not None else ([], 0)
-        if shared is not None and items + len(shared.items) > SHARED_ITEMS_MAX:
-            calls, items = [], 0
-        if not calls:
-            units.append(calls)
-        calls.append(call)
-        if shared is not None:
-            open_units[shared.kind] = (calls, items + len(shared.items))
+    for kind, neighbours in groupby(batch, lambda call: call.shared and call.shared.kind):
+        if kind is None:
+            units += ([call] for call in neighbours)
+            continue
+        calls: list[_LaneCall]
+        calls, items = open_units.get(kind, ([], 0))
+        for call in neighbours:
+            assert call.shared is not None
+            size = len(call.shared.items)
+            if not calls or items + size > SHARED_ITEMS_MAX:
+                calls, items = [], 0
+                units.append(calls)
+            calls.append(call)
+            items += size
+        open_units[kind] = (calls, items)
     return units
 
 
 def _answer_callers(batch: list[_LaneCall]) -> None:
     """Deliver all answers, with one wake-up per event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_LaneCall]] = {}
+    by_loop: dict[_CallersLoop, list[_LaneCall]] = {}
     for call in batch:
         by_loop.setdefault(call.loop, []).append(call)
     for loop, calls in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, calls)
-        except RuntimeError:  # the loop was closed: no caller waits there any more
-            continue
+        loop.resolve(calls)
 
 
 def _resolve(calls: list[_LaneCall]) -> None:

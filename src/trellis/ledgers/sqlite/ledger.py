@@ -263,9 +263,11 @@ class SqliteLedger:
             return await self.writer.run(
                 lambda tx: request_keys.answer_once(tx, key, SUBMIT_ANSWERS, lambda: submits.submit(tx, actor, jobs))
             )
-        return await self.writer.share(
-            SharedCall(actor, jobs, lambda tx, all_jobs: submits.submit(tx, actor, all_jobs))
-        )
+
+        def work(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[Submitted | Mismatch]:
+            return submits.submit_calls(tx, actor, calls)
+
+        return await self.writer.share(SharedCall(actor, jobs, work))
 
     async def turn(self, turn: Turn) -> TurnResult:
         least_urgent = turn.claim is not None and next(self._claims) % LEAST_URGENT_FIRST_EVERY == 0

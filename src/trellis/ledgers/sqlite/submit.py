@@ -4,7 +4,7 @@ A second submit with the same idempotency key returns the first job. `unique_job
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -24,13 +24,18 @@ from trellis.engine.jobs import (
     ResolvedOptions,
     Submitted,
     TypeOptions,
+    all_created,
     check_new_id,
+    check_new_ids,
+    different_ones,
+    ids_of,
     options_text,
+    payloads_of,
     resolve_options,
 )
 from trellis.engine.key_rates import key_rate
 from trellis.engine.uniqueness import UniqueClaim, UniqueRule, merged, resolve, rule_from_text
-from trellis.ledgers.alike_jobs import are_alike
+from trellis.ledgers.alike_jobs import are_alike, join_alike
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_declared
 from trellis.ledgers.sqlite import control
@@ -50,7 +55,7 @@ from trellis.ledgers.sqlite.plan import (
     target_place,
 )
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
-from trellis.ledgers.sqlite.steps import StepRuns, array, promote, write_step
+from trellis.ledgers.sqlite.steps import StepRuns, array, promote
 from trellis.ledgers.sqlite.unique_jobs import FreedKey, debounced_delay_us, free_key, take_key
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
 
@@ -148,6 +153,7 @@ CALLER_SCOPE = "key:"
 
 SUBMIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/submit.sql")
 _NEW_NUMBER = SUBMIT_QUERIES.new_number.replace("{last_job}", SUBMIT_QUERIES.last_job)
+_FIRST_NEW_NUMBER = SUBMIT_QUERIES.first_new_number.replace("{last_job}", SUBMIT_QUERIES.last_job)
 
 
 @dataclass(slots=True)
@@ -170,6 +176,11 @@ class _NewRows:
         for rows in (self.jobs, self.submissions, self.keys, self.concurrency, self.waiting):
             rows.clear()
         self.steps = StepRuns()
+
+
+def submit_calls(tx: Transaction, actor: Actor, calls: Sequence[Sequence[NewJob]]) -> list[Submitted | Mismatch]:
+    """`submit` for the jobs of several calls."""
+    return submit(tx, actor, join_alike(calls) or [job for call in calls for job in call])
 
 
 def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
@@ -212,47 +223,46 @@ def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list
 
     They need more if an id exists, as after an unknown outcome, or if their type declares unique jobs.
     """
-    first = jobs[0]
+    first, ids = different_ones(jobs)[0], ids_of(jobs)
     step = _submit_step(actor, first.lifecycle)
     of_type = None if first.chosen == ChosenOptions.ALL else declared(tx, step.lifecycle, first.type)
-    number = None if of_type is not None and of_type.unique is not None else _first_number(tx, jobs)
+    number = None if of_type is not None and of_type.unique is not None else _first_number(tx, ids)
     if number is None:
         return None
-    check_new_id(first.job_id, first.lifecycle, actor.role)
+    check_new_ids(ids, first.lifecycle, actor.role)
     options = resolve_options(first, of_type)
-    for job in jobs[1:]:
-        check_new_id(job.job_id, job.lifecycle, actor.role)
     type_id = tx.names.type_id(step.lifecycle, first.type)
     length = _deadline_us(options)
     deadline = None if length is None else tx.now + length
     place, wait = target_place(step, keyed=False, delay_us=step.timer_us)
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     columns = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline)
-    if len(jobs) == 1:
+    event = (step.event, step.source, step.target, *who, tx.now, place, wait)
+    numbers = range(number, number + len(ids))
+    rows = _submission_rows(first, options, tx.now, None, zip(numbers, ids, payloads_of(jobs), strict=True))
+    if len(ids) == 1:
         tx.cursor.execute(SUBMIT_QUERIES.insert_job, (number, *columns))
-        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, _submission_row(first, options, number, tx.now, None))
-        event = (number, step.event, step.source, step.target, *who, tx.now, place, wait)
-        tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, event)
-        tx.woke |= place == READY
-        tx.appended = True
+        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, rows[0])
+        tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, (number, *event))
     else:
-        keys = range(number, number + len(jobs))
-        tx.db.execute(SUBMIT_QUERIES.insert_jobs, (*columns, None, None, array(keys)))
-        rows = [_submission_row(job, options, key, tx.now, None) for key, job in zip(keys, jobs, strict=True)]
-        tx.db.executemany(SUBMIT_QUERIES.insert_submission, rows)
-        write_step(tx, StepWrite(step, who, place, wait), keys)
-    return [Submitted(job_id=job.job_id, created=True) for job in jobs]
+        keys = array(numbers)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_jobs, (*columns, None, None, keys))
+        tx.cursor.executemany(SUBMIT_QUERIES.insert_submission, rows)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_first_events, (*event, keys))
+    tx.woke |= place == READY
+    tx.appended = True
+    return all_created(ids)
 
 
-def _first_number(tx: Transaction, jobs: Sequence[NewJob]) -> int | None:
+def _first_number(tx: Transaction, ids: Sequence[JobId]) -> int | None:
     """The number of the first of these new jobs; None if one of their ids exists or occurs twice."""
-    if len(jobs) == 1:
-        numbers = tx.cursor.execute(_NEW_NUMBER, (jobs[0].job_id,)).fetchall()
-        return numbers[0][0] if numbers else None
-    ids = [job.job_id for job in jobs]
-    if len(set(ids)) < len(ids) or existing(tx, ids):
+    if len(ids) == 1:
+        numbers = tx.cursor.execute(_NEW_NUMBER, (ids[0],)).fetchall()
+    elif len(set(ids)) == len(ids):
+        numbers = tx.cursor.execute(_FIRST_NEW_NUMBER, (json.dumps(ids),)).fetchall()
+    else:
         return None
-    return last_job(tx) + 1
+    return numbers[0][0] if numbers else None
 
 
 class _ClaimedKey(NamedTuple):
@@ -405,7 +415,7 @@ def _take_in(
     original = None if job.compensates is None else _original(tx, job.compensates)
     alike = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline, ckey, original)
     new.jobs.setdefault(alike, []).append(key)
-    new.submissions.append(_submission_row(job, options, key, tx.now, ckey))
+    new.submissions += _submission_rows(job, options, tx.now, ckey, [(key, job.job_id, job.payload)])
     place, wait = target_place(step, keyed=ckey is not None, delay_us=delay_us or step.timer_us)
     new.steps.add(StepWrite(step, who, place, wait), JobKey(key))
     _remember(new, job, key, tx.now)
@@ -415,24 +425,18 @@ def _deadline_us(options: ResolvedOptions) -> int | None:
     return None if options.deadline_s is None else int(options.deadline_s * US)
 
 
-def _submission_row(
-    job: NewJob, options: ResolvedOptions, key: int, now: int, ckey: int | None
-) -> tuple[int | str | bytes | None, ...]:
-    """The values of the query `insert_submission`."""
-    return (
-        key,
-        job.job_id,
-        now,
-        options.max_attempts,
-        options.max_deaths,
-        None if job.correlation_id == job.job_id else job.correlation_id,
-        job.trace,
-        job.parent_id,
-        job.payload,
-        _deadline_us(options),
-        None if ckey is None else options.concurrency_limit,
-        job.compensates,
-    )
+def _submission_rows(
+    common: NewJob, options: ResolvedOptions, now: int, ckey: int | None, jobs: Iterable[tuple[int, JobId, bytes]]
+) -> list[tuple[int | str | bytes | None, ...]]:
+    """The values of the query `insert_submission` for jobs like `common`: their numbers, ids and payloads."""
+    correlation = common.correlation_id
+    shared = (common.trace, common.parent_id)
+    last = (_deadline_us(options), None if ckey is None else options.concurrency_limit, common.compensates)
+    first = (now, options.max_attempts, options.max_deaths)
+    return [
+        (key, job_id, *first, None if correlation == job_id else correlation, *shared, payload, *last)
+        for key, job_id, payload in jobs
+    ]
 
 
 def _remember(new: _NewRows, job: NewJob, key: int, now: int) -> None:

@@ -25,6 +25,11 @@ SELECT max(coalesce((SELECT max(id) FROM trellis_job), 0),
 -- name: new_number
 SELECT 1 + ({last_job}) WHERE NOT EXISTS (SELECT 1 FROM trellis_submission WHERE job_id = ?);
 
+-- The number of the first of new jobs; no row if one of their ids exists.
+-- name: first_new_number
+SELECT 1 + ({last_job})
+WHERE NOT EXISTS (SELECT 1 FROM json_each(?) AS new CROSS JOIN trellis_submission s ON s.job_id = new.value);
+
 -- name: insert_jobs
 INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at, ckey, compensates)
 SELECT value, ?, ?, ?, ?, ?, ?, ? FROM json_each(?);
@@ -35,6 +40,10 @@ INSERT INTO trellis_job (id, lifecycle, type, prio, max_attempts, deadline_at) V
 -- name: insert_first_event
 INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait)
 VALUES (?, 1, ?, ?, ?, ?, ?, 0, 0, 0, ?, ?, ?);
+
+-- name: insert_first_events
+INSERT INTO trellis_event (job, version, type, source, target, role, actor, epoch, generation, attempt, at, place, wait)
+SELECT value, 1, ?, ?, ?, ?, ?, 0, 0, 0, ?, ?, ? FROM json_each(?);
 
 -- name: insert_submission
 INSERT INTO trellis_submission (id, job_id, created_at, max_attempts, max_deaths, correlation, trace, parent, payload, deadline,
