@@ -138,7 +138,7 @@ class DocumentPublisher:
             when: PutCondition | None = CREATE
             if one.version is not None and known is not None:
                 when = if_match(seen.etag) if seen is not None and one.key not in planned else None
-            elif one.version is not None and one.version > FIRST_VERSION:
+            elif one.first_version > FIRST_VERSION:
                 break
             puts.append(_PlannedPut(one.key, one.body, when, one.version, place))
             if one.version is not None:
@@ -181,7 +181,7 @@ class DocumentPublisher:
                 if seen is not None:
                     self._remember(one.key, seen)
                 else:
-                    result.differs = one.version > FIRST_VERSION
+                    result.differs = one.first_version > FIRST_VERSION
         except StoreError as error:
             result.error = error
         except DocumentDiffers:
@@ -209,7 +209,7 @@ class DocumentPublisher:
     async def _rising(self, publication: Publication, version: int) -> bool:
         for tried in range(CONFLICTS_MAX):
             seen = self._seen.get(publication.key)
-            expected = tried or version > FIRST_VERSION  # version 1 needs no read: nothing is there
+            expected = tried or publication.first_version > FIRST_VERSION  # version 1 needs no read: nothing is there
             if seen is None and expected:
                 seen = await self._look(publication.key)
             if seen is not None and seen.version >= version:

@@ -87,6 +87,13 @@ class Publication:
     key: str
     body: bytes
     version: int | None = None
+    merged: int = 0
+    """How many versions directly before this one are published with it: readers need not see each of them."""
+
+    @property
+    def first_version(self) -> int:
+        """The earliest version that is published with this object; 0 for an object without versions."""
+        return (self.version or 0) - self.merged
 
 
 def status(facts: RunFacts) -> bytes:
@@ -163,11 +170,17 @@ def step_publications(facts: RunFacts, journal: Mapping[str, bytes]) -> list[Pub
     ]
 
 
-def state_publications(facts: RunFacts) -> list[Publication]:
-    """The run's state after the last event. Written after its audit record, so that everything shown is recorded."""
+def state_publications(facts: RunFacts, merged: int | None = 0) -> list[Publication]:
+    """The run's state after the last event. Written after its audit record, so that everything shown is recorded.
+
+    `merged` says how many versions of status.json before this one are published with it; with None it is left out,
+    because a later version is published with it.
+    """
     last, slug, run_id = facts.events[-1], facts.request.agent_slug, facts.run_id
     puts = [Publication(ids.manifest_key(slug, run_id), manifest(facts))] if has_ended(last) else []
-    return [*puts, Publication(ids.status_key(slug, run_id), status(facts), last.version)]
+    if merged is None:
+        return puts
+    return [*puts, Publication(ids.status_key(slug, run_id), status(facts), last.version, merged)]
 
 
 def has_ended(event: Event) -> bool:

@@ -1,6 +1,7 @@
 """The clock of the engine's loops: a monotonic reading and a sleep, injected so that tests never wait."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -22,19 +23,28 @@ class Clock(Protocol):
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` for at most this many seconds of this clock, else raise TimeoutError.
 
-    On time-out or cancellation, `work` is cancelled and awaited first.
+    `work` runs in the caller's task, as with `asyncio.timeout`. On time-out or cancellation it is cancelled and awaited
+    first.
     """
-    working = asyncio.ensure_future(work)
-    limit = asyncio.ensure_future(clock.sleep(seconds))
-    try:
-        await asyncio.wait({working, limit}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-    finally:
-        for task in (working, limit):
+    task = asyncio.current_task()
+    assert task is not None, "awaited by a task"
+    cancels, is_late, is_over = task.cancelling(), False, False
+
+    def stop(ended: "asyncio.Task[None]") -> None:
+        nonlocal is_late
+        if not (is_over or ended.cancelled() or task.cancelling() > cancels):  # else `work` has ended, or is stopped
+            is_late = True
             task.cancel()
-        await asyncio.gather(working, limit, return_exceptions=True)
-    raise TimeoutError
+
+    limit = asyncio.ensure_future(clock.sleep(seconds))
+    limit.add_done_callback(stop)
+    try:
+        return await work
+    finally:
+        is_over = True
+        limit.cancel()
+        if is_late and task.uncancel() <= cancels:
+            raise TimeoutError from None
 
 
 async def sleep_or_stop(
@@ -46,8 +56,11 @@ async def sleep_or_stop(
             sooner.close()
         await asyncio.sleep(0)
         return stop.is_set()
-    waits = [clock.sleep(seconds), stop.wait(), *(() if sooner is None else (sooner,))]
-    waiting = [asyncio.ensure_future(wait) for wait in waits]
+    if sooner is None:
+        with contextlib.suppress(TimeoutError):
+            await within(clock, seconds, stop.wait())
+        return stop.is_set()
+    waiting = [asyncio.ensure_future(wait) for wait in (clock.sleep(seconds), stop.wait(), sooner)]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -279,14 +279,7 @@ class EventRecorder:
         the store has something else under a key of theirs.
         """
         pasts = await self._pasts.read(records for family in families for records in _jobs(family))
-        sequences = [
-            [
-                one
-                for record in family
-                for one in await self._objects_of(record, pasts.get(record.event.job_id, NO_PAST))
-            ]
-            for family in families
-        ]
+        sequences = [await self._objects_of(family, pasts.get(family[0].event.job_id, NO_PAST)) for family in families]
         results = await self._publisher.publish_all(sequences)
         error = next((result.error for result in results if result.error is not None), None)
         left = [
@@ -294,11 +287,19 @@ class EventRecorder:
         ]
         return sum(result.written for result in results), error, left
 
-    async def _objects_of(self, record: RecordedEvent, past: JobPast) -> list[Publication]:
-        """Every object that publishes an event, in order."""
-        files, shown = await self._documents(record, past)
-        event = record.event
-        return [*files, Publication(ids.audit_key(event.ts, event.id), audit.to_bytes(record)), *shown]
+    async def _objects_of(self, family: Family, past: JobPast) -> list[Publication]:
+        """Every object that publishes consecutive events of a job, in order.
+
+        A document with versions is made once, for the last event: readers would see the earlier versions for less than
+        a millisecond.
+        """
+        objects, last = list[Publication](), family[-1]
+        for record in family:
+            merged = last.event.version - family[0].event.version if record is last else None
+            files, shown = await self._documents(record, past, merged)
+            key = ids.audit_key(record.event.ts, record.event.id)
+            objects += (*files, Publication(key, audit.to_bytes(record)), *shown)
+        return objects
 
     async def _publish_job(
         self,
@@ -388,8 +389,13 @@ class EventRecorder:
             self.differing[str(differs.data["key"])] = alert
             _log.error("set_aside", job_id=job_id, key=differs.data["key"], event_id=line.event_id)
 
-    async def _documents(self, record: RecordedEvent, past: JobPast) -> tuple[list[Publication], list[Publication]]:
-        """The documents to publish before the audit record of an event, and those to publish after it."""
+    async def _documents(
+        self, record: RecordedEvent, past: JobPast, merged: int | None = 0
+    ) -> tuple[list[Publication], list[Publication]]:
+        """The documents to publish before the audit record of an event, and those to publish after it.
+
+        `merged` versions of a document before this one are published with it. None leaves out documents with versions.
+        """
         event = record.event
         row = await self._artifact(record)
         if row is not None:
@@ -398,9 +404,10 @@ class EventRecorder:
             return [], []
         events = past.until(event)
         if event.lifecycle == PROPOSAL.name:
-            return [], [proposal.publication(await self._pasts.payload(record), events)]
+            payload = await self._pasts.payload(record)
+            return [], [] if merged is None else [replace(proposal.publication(payload, events), merged=merged)]
         facts = RunFacts(event.job_id, await self._pasts.request(record), events)
-        return documents.step_publications(facts, past.journal), documents.state_publications(facts)
+        return documents.step_publications(facts, past.journal), documents.state_publications(facts, merged)
 
     async def _before(self, record: RecordedEvent) -> Sequence[RecordedEvent]:
         """Records that must be written before this one: for an artifact's finalization, the completion of its job."""

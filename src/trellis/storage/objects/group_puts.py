@@ -70,8 +70,8 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HOLD = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_NOFOLLOW | os.O_CLOEXEC
 """Opens a file only to keep its inode."""
 
-EtagOf = Callable[[int, bytes, str], str | None]
-"""The etag of the file with this name in an open folder, by the object's key; None if there is none."""
+EtagOf = Callable[[int, bytes], str | None]
+"""The etag of the file with this name in an open folder; None if there is none."""
 
 
 def store_error(error: OSError, verb: str, key: str) -> StoreError:
@@ -235,7 +235,7 @@ class _Group:
                 raise ObjectTooLarge(key=put.key, size=len(put.body), limit=self._bytes_max)
             put.folder = self._folder(put)
             if isinstance(put.when, Create) and len(put.body) > LOOK_FIRST_BYTES:
-                there = self._etag_of(put.folder.fd, put.name, put.key)
+                there = self._etag_of(put.folder.fd, put.name)
                 if there is not None:
                     put.answer = self._refused(put.folder.fd, put.name, there)
             if put.answer is None and put.replaced_by is None:
@@ -250,11 +250,13 @@ class _Group:
             put.answer = error
 
     def _folder(self, put: _Put) -> FolderToWrite:
-        names, make = put.path[:-1], not isinstance(put.when, IfMatch)
+        names = put.path[:-1]
+        if (there := self._open.get(names)) is not None:
+            return there
+        make = not isinstance(put.when, IfMatch)
         for _ in range(PLACE_TRIES):
             with contextlib.suppress(FileNotFoundError):  # a deletion removed the empty folder
-                if names not in self._open:
-                    self._open[names] = self._folders.open_to_write(names, make=make)
+                self._open[names] = self._folders.open_to_write(names, make=make)
                 return self._open[names]
             if not make:
                 break
@@ -298,7 +300,7 @@ class _Group:
         """Refuse a put whose bytes are not written if its condition does not hold."""
         if put.is_first and isinstance(put.when, IfMatch):
             folder = self._folder(put).fd
-            there = self._etag_of(folder, put.name, put.key)
+            there = self._etag_of(folder, put.name)
             if there != put.when.etag:
                 put.answer = self._refused(folder, put.name, there)
 
@@ -314,11 +316,11 @@ class _Group:
             try:
                 self._folders.link(file, folder, put.name)
             except FileExistsError:
-                return self._refused(folder, put.name, self._etag_of(folder, put.name, put.key))
+                return self._refused(folder, put.name, self._etag_of(folder, put.name))
             return None
         with self._folders.lock(put.key):
             if isinstance(put.when, IfMatch):
-                there = self._etag_of(folder, put.name, put.key)
+                there = self._etag_of(folder, put.name)
                 if there != put.when.etag:
                     return self._refused(folder, put.name, there)
             if len(self._puts) > 1:
@@ -363,12 +365,17 @@ class _Group:
 
     def close(self) -> None:
         """Drop the scratch files and close the folders."""
-        with contextlib.ExitStack() as stack:
-            for folder in (*self._open.values(), *self._removed):
-                stack.callback(os.close, folder.fd)
-            for put in self._puts:
+        problem: OSError | None = None
+        for put in self._puts:
+            try:
                 if put.file is not None:
-                    stack.callback(self._folders.drop_scratch, put.file, renamed=put.is_renamed)
+                    self._folders.drop_scratch(put.file, renamed=put.is_renamed)
+            except OSError as error:
+                problem = error
+        for folder in (*self._open.values(), *self._removed):
+            os.close(folder.fd)
+        if problem is not None:
+            raise problem
 
 
 def _groups(sequences: Sequence[Sequence[ObjectPut]]) -> Iterator[list[tuple[int, ObjectPut]]]:

@@ -186,11 +186,15 @@ class LocalObjects:
             os.close(fd)
         return ObjectInfo(key=key, etag=etag, size=file_status.st_size, modified_at=_time(file_status))
 
-    def _etag(self, folder: int, name: bytes, key: str) -> str | None:
+    def _etag(self, folder: int, name: bytes) -> str | None:
         try:
-            return self._look(folder, name, key).etag
+            fd, file_status = _checked_file(os.open(name, READ_FLAGS, dir_fd=folder))
         except FileNotFoundError:
             return None
+        try:
+            return self._etags.of(fd, file_status)
+        finally:
+            os.close(fd)
 
     def _delete(self, key: str) -> bool:
         path = file_path(key)

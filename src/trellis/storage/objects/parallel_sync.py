@@ -63,6 +63,20 @@ class _SyncCompletion(ctypes.Structure):
     )
 
 
+class _Context:
+    """A context of the kernel, with the memory of its calls: SYNCS_MAX requests that are used again and again."""
+
+    def __init__(self) -> None:
+        self.handle = ctypes.c_ulong(0)
+        self.requests = (_SyncRequest * SYNCS_MAX)()
+        self.pointers = (ctypes.c_void_p * SYNCS_MAX)()
+        self.completions = (_SyncCompletion * SYNCS_MAX)()
+        first, size = ctypes.addressof(self.requests), ctypes.sizeof(_SyncRequest)
+        for index, request in enumerate(self.requests):
+            request.data, request.opcode = index, _FSYNC
+            self.pointers[index] = first + index * size
+
+
 class _Contexts:
     """The contexts of this process. A context serves one call at a time and is used again after it."""
 
@@ -76,49 +90,46 @@ class _Contexts:
     def forget(self) -> None:
         """Drop all contexts: those of a parent process cannot be used by its child."""
         self._lock = threading.Lock()
-        self._free: list[ctypes.c_ulong] = []
+        self._free: list[_Context] = []
         self._count = 0
 
-    def take(self) -> ctypes.c_ulong | None:
+    def take(self) -> _Context | None:
         """A free context; None if there is none."""
         with self._lock:
             if self._free:
                 return self._free.pop()
             if self._numbers is None or self._count >= CONTEXTS_MAX:
                 return None
-            context = ctypes.c_ulong(0)
-            if self._call(self._numbers.setup, ctypes.c_uint(SYNCS_MAX), ctypes.byref(context)) < 0:
+            context = _Context()
+            if self._call(self._numbers.setup, ctypes.c_uint(SYNCS_MAX), ctypes.byref(context.handle)) < 0:
                 if ctypes.get_errno() in _UNUSABLE:
                     self._numbers = None
                 return None
             self._count += 1
             return context
 
-    def give_back(self, context: ctypes.c_ulong) -> None:
+    def give_back(self, context: _Context) -> None:
         with self._lock:
             self._free.append(context)
 
-    def sync(self, context: ctypes.c_ulong, fds: Sequence[int]) -> dict[int, int]:
+    def sync(self, context: _Context, fds: Sequence[int]) -> dict[int, int]:
         """Sync files, at most SYNCS_MAX. Returns 0 or the error number by index, without those it did not take."""
         assert self._numbers is not None
         count = len(fds)
-        requests, pointers = (_SyncRequest * count)(), (ctypes.c_void_p * count)()
-        for index, fd in enumerate(fds):
-            requests[index].data, requests[index].opcode, requests[index].fd = index, _FSYNC, fd
-            pointers[index] = ctypes.addressof(requests[index])
+        for request, fd in zip(context.requests, fds, strict=False):
+            request.fd = fd
         taken = 0
         while taken < count:
-            rest = ctypes.byref(pointers, taken * ctypes.sizeof(ctypes.c_void_p))
-            more = self._call(self._numbers.submit, context, ctypes.c_long(count - taken), rest)
+            rest = ctypes.byref(context.pointers, taken * ctypes.sizeof(ctypes.c_void_p))
+            more = self._call(self._numbers.submit, context.handle, ctypes.c_long(count - taken), rest)
             if more <= 0:
                 break
             taken += more
-        completions, results = (_SyncCompletion * count)(), dict[int, int]()
+        completions, results = context.completions, dict[int, int]()
         while len(results) < taken:  # the requests belong to the kernel until each is answered
             left = ctypes.c_long(taken - len(results))
-            for one in completions[
-                : max(0, self._call(self._numbers.getevents, context, left, left, completions, None))
-            ]:
+            answered = self._call(self._numbers.getevents, context.handle, left, left, completions, None)
+            for one in completions[: max(0, answered)]:
                 results[one.data] = -one.result
         return results
 
