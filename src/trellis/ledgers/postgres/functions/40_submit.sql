@@ -4,6 +4,12 @@
 -- `submit_unique_job` are for SQL callers inside their own transaction. A second submit with the same idempotency key returns the
 -- first job.
 
+-- Tells the check of events, until the transaction ends, that it makes first events only. Called where a variable is set: that needs no
+-- statement.
+create or replace function _only_first_events() returns text language sql volatile as $$
+  select set_config('trellis.first_events', 'on', true)
+$$;
+
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin
   raise exception 'job id % ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1, -resolved-webhook); choose another id', p_job_id
@@ -75,6 +81,7 @@ create or replace function submit_plain(
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
+  first_events text := _only_first_events();
 begin
   perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, p_parents);
   perform _submit_set(p_actor, a.role, trellis.now(), _open_batch(), p_lifecycle, p_repeat, p_job_ids, p_types, p_prios, p_payloads,
@@ -83,7 +90,7 @@ end $$;
 
 -- Jobs without keys and times that differ only in id and payload, as one call submits many, or one. They are inserted by one statement,
 -- because a statement costs as much to begin as an insert. It inserts nothing if the login is limited, if the type or the lifecycle asks
--- for more, and if anything is to be refused: then `submit_plain` has the jobs. The ids come as one text with a space between two, the
+-- for more, and if anything may be to be refused: then `submit_plain` has the jobs. The ids come as one text with a space between two, the
 -- payloads one after the other with their ends (the first is 0, where the first payload begins): drivers look at each element of an array.
 create or replace function submit_alike_jobs(
   p_actor int, p_lifecycle smallint, p_type int, p_prio smallint, p_max_attempts smallint, p_max_deaths smallint, p_correlation text,
@@ -92,6 +99,7 @@ language plpgsql security definer set search_path from current as $$
 declare
   ends int[] := string_to_array(p_ends, ' ')::int[];
   ids text[];
+  first_events text := _only_first_events();
 begin
   with c as materialized (
     select trellis.now() as at, a.role, l.initial, l.initial_event,
@@ -102,8 +110,7 @@ begin
            left join type_options o on o.lifecycle = p_lifecycle and o.type = p_type and p_chosen <> 63
      where a.id = p_actor and a.db_role = session_user and not _is_limited() and l.initial_claimable and l.initial_timer_s is null
        and o.unique_rule is null and (o.keyed is not true or p_chosen & 16 > 0) and (o.deadline_s is null or p_chosen & 8 > 0)
-       and not (_may_be_reserved(p_job_ids)
-                and exists (select from string_to_table(p_job_ids, ' ') u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role)))
+       and not _may_be_reserved(p_job_ids)
   ), i as materialized (
     select nextval('job_id_seq') as id, u.job_id, substr(p_payloads, ends[u.n] + 1, ends[u.n + 1] - ends[u.n]) as payload, c.*
       from c cross join string_to_table(p_job_ids, ' ') with ordinality u(job_id, n)
@@ -328,6 +335,7 @@ returns table (outcome text, job_id text, replaced text)
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
+  first_events text := _only_first_events();
   at timestamptz;
   no bigint;
   plain boolean[];
@@ -387,6 +395,7 @@ create or replace function submit_one(
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
+  first_events text := _only_first_events();
   new record;
 begin
   if p_waiting_max is not null then perform lock_waiting(array[p_ckey]); end if;
