@@ -74,7 +74,7 @@ async def test_a_hint_whose_task_was_cancelled_before_it_began_is_sent_later():
     assert channel.sent == 1
 
 
-@pytest.mark.parametrize(("is_heard", "sent"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize("is_heard, sent", [(True, 2), (False, 1)])
 async def test_hints_are_fewer_while_nobody_listens(is_heard: bool, sent: int):
     channel = Channel(is_heard=is_heard)
     channel.gate.set()
@@ -108,10 +108,6 @@ async def test_a_sender_learns_whether_somebody_listens(postgres_url: str):
         waiting = asyncio.create_task(listener.wait(30))
         await is_heard(sender)
         await asyncio.wait_for(waiting, 5)
-        await listener.close()
-        async with asyncio.timeout(10):
-            while await is_heard(sender):  # the server notices a closed connection a moment later
-                await asyncio.sleep(0.01)
     finally:
         await listener.close()
         await sender.close()

@@ -35,7 +35,9 @@ NOTIFIER_CONNECTIONS = 2
 """One to send hints, one to receive them."""
 
 LISTENERS_LOCK = "hashtextextended('trellis.listeners', 0)"
-IS_HEARD = f"case when pg_try_advisory_lock({LISTENERS_LOCK}) then not pg_advisory_unlock({LISTENERS_LOCK}) else true end"
+IS_HEARD = (
+    f"case when pg_try_advisory_lock({LISTENERS_LOCK}) then not pg_advisory_unlock({LISTENERS_LOCK}) else true end"
+)
 """Whether somebody else holds the lock of listeners. A login that takes the lock for itself only makes hints frequent."""
 NOTIFY_WORK: LiteralString = f"select {IS_HEARD}, pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
 NOTIFY_EVENTS: LiteralString = f"select true, pg_notify('{EVENTS_CHANNEL}', '')"
@@ -184,10 +186,11 @@ class PostgresNotifier:
                         timeout_s=self._options.connect_timeout_s,
                         application_name=self._options.application_name,
                     )
-                    if listens(self._listener):
-                        await self._hold_listeners_lock(self._listener)
+                assert self._listener is not None
                 self._listens = self._listens and listens(self._listener)
                 if self._listens:
+                    if not self._listens_to:
+                        await self._hold_listeners_lock(self._listener)
                     await self._listener.add_listener(channel, lambda *_: hear())
                     self._listens_to.add(channel)
                     hear()
