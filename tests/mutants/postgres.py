@@ -55,6 +55,18 @@ POSTGRES: dict[str, Mutant] = {
         new="  select case",
         tests=("tests/ledgers/postgres/test_guards.py::test_an_event_that_does_not_follow_is_refused",),
     ),
+    # A wrong first event is taken from a statement that says that it makes first events.
+    "DJ-1 postgres first": Mutant(
+        file=f"{SQL}/20_events.sql",
+        old="     where n.version <> 1 or _is_refused(1, ",
+        new="     where n.version <> 1 or false and _is_refused(1, ",
+        tests=(
+            (
+                "tests/ledgers/postgres/test_guards.py::"
+                "test_a_wrong_event_is_refused_whether_or_not_its_statement_says_that_it_makes_first_events"
+            ),
+        ),
+    ),
     # Whoever knows the id of another worker's claim is given its leases.
     "DJ-2 postgres": Mutant(
         file=f"{SQL}/45_claim.sql",

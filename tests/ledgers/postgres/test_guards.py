@@ -91,6 +91,46 @@ async def test_one_wrong_event_among_many_is_refused_also_where_they_are_checked
         await sql("ROLLBACK")
 
 
+FIRST_EVENT = """
+INSERT INTO trellis.event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+SELECT e.id + 1, e.batch, e.at, 1, e.actor, 0, e.type, e.lifecycle, {source}, {target}, {generation}, {attempt}, e.role
+  FROM trellis.event e WHERE e.version = 1 LIMIT 1
+"""
+FIRST = {"source": 0, "target": "e.to_state", "generation": 0, "attempt": 0}
+WRONG_FIRST: dict[str, dict[str, object]] = {
+    "illegal transition": {"target": 4},
+    "wrong predecessor": {"source": 1, "target": 2},
+    "attempt": {"attempt": 1},
+    "generation": {"generation": 1},
+}
+
+
+@pytest.mark.requirement("D1", "D2", "DJ-1", "DJ-3")
+@pytest.mark.parametrize("first_events", ["on", "off"])
+async def test_a_wrong_event_is_refused_whether_or_not_its_statement_says_that_it_makes_first_events(
+    rig: Rig, first_events: str
+):
+    sql = rig.admin_sql
+    assert sql is not None
+    await rig.submit_one()
+    await rig.claim_one(start=False)
+    await sql("BEGIN")
+    try:
+        await sql(f"SET LOCAL trellis.first_events = {first_events}")
+        await sql("SAVEPOINT s")
+        for control in (FIRST_EVENT.format(**FIRST), EVENT.format(**NEXT, target=3)):
+            await sql(control)
+            await sql("ROLLBACK TO s")
+        wrong_ones = {name: FIRST_EVENT.format(**(FIRST | wrong)) for name, wrong in WRONG_FIRST.items()}
+        wrong_ones |= {f"later, {name}": EVENT.format(**(NEXT | wrong)) for name, wrong in WRONG.items()}
+        for name, statement in wrong_ones.items():
+            error = await _refused(rig, statement)
+            assert getattr(error, "sqlstate", "") == "TR001", name
+            await sql("ROLLBACK TO s")
+    finally:
+        await sql("ROLLBACK")
+
+
 async def test_a_second_event_for_a_version_is_refused(rig: Rig):
     await rig.submit_one()
     await rig.claim_one(start=False)

@@ -4,6 +4,10 @@ NOTIFY is sent after the commit, on its own connection and at most one at a time
 would make every commit of the server wait for every other one. New work also appends events, so a hint of work is one
 of events too. Hints of work are sent at most every `WORK_GAP_S`, hints of events alone at most every `EVENTS_GAP_S`: a
 hint costs half as much as a submit, and the claim that follows it finds all work of that time.
+
+A listener holds an advisory lock in shared mode. While nobody does, hints of work are sent at most every
+`UNHEARD_GAP_S`, so that submits without a worker do not pay for them. A hint is sent all the same: programs of earlier
+versions listen without the lock, and a listener may begin in the gap.
 """
 
 import asyncio
@@ -13,30 +17,47 @@ from functools import partial
 from typing import Any, LiteralString
 
 from trellis.engine.errors import TrellisError
-from trellis.ledgers.postgres.connection import CONNECTION_LOST_ERRORS, PostgresConnection, connect, listens
+from trellis.ledgers.postgres.connection import (
+    CONNECTION_LOST_ERRORS,
+    LockNotAvailable,
+    PostgresConnection,
+    connect,
+    listens,
+)
 from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 
 CHANNEL = "trellis_work"
 EVENTS_CHANNEL = "trellis_events"
 WORK_GAP_S = 0.002
 EVENTS_GAP_S = 0.05
+UNHEARD_GAP_S = 0.05
 NOTIFIER_CONNECTIONS = 2
 """One to send hints, one to receive them."""
 
-NOTIFY_WORK: LiteralString = f"select pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
-NOTIFY_EVENTS: LiteralString = f"select pg_notify('{EVENTS_CHANNEL}', '')"
+LISTENERS_LOCK = "hashtextextended('trellis.listeners', 0)"
+IS_HEARD = (
+    f"case when pg_try_advisory_lock({LISTENERS_LOCK}) then not pg_advisory_unlock({LISTENERS_LOCK}) else true end"
+)
+"""Whether somebody else holds the lock of listeners. A login that takes the lock for itself only makes hints frequent."""
+NOTIFY_WORK: LiteralString = f"select {IS_HEARD}, pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
+NOTIFY_EVENTS: LiteralString = f"select true, pg_notify('{EVENTS_CHANNEL}', '')"
+HOLD_LISTENERS_LOCK = f"set lock_timeout = '300ms'; select pg_advisory_lock_shared({LISTENERS_LOCK})"
+"""Senders hold the lock for an instant. If a login keeps it, the senders believe that there are listeners anyway."""
 
 
 class HintSender:
     """Sends hints of one kind: one at a time, and after each none for `gap_s`. Hints in that time are merged into one.
 
-    A timer ends the gap, not a task that sleeps: a task with a time-out costs the sender as much as the hint itself.
+    `send` returns whether anybody listens. If nobody does, the gap is `unheard_gap_s`. A timer ends the gap, not a task that sleeps: a task with a time-out costs the sender as much as the hint itself.
     """
 
-    def __init__(self, send: Callable[[], Coroutine[Any, Any, None]], gap_s: float) -> None:
+    def __init__(
+        self, send: Callable[[], Coroutine[Any, Any, bool]], gap_s: float, unheard_gap_s: float | None = None
+    ) -> None:
         self._send = send
         self._gap_s = gap_s
-        self._sending: asyncio.Task[None] | None = None
+        self._unheard_gap_s = gap_s if unheard_gap_s is None else unheard_gap_s
+        self._sending: asyncio.Task[bool] | None = None
         self._gap: asyncio.TimerHandle | None = None
         self._again = False
 
@@ -48,15 +69,16 @@ class HintSender:
         else:
             self._again = True
 
-    async def _send_one(self) -> None:
+    async def _send_one(self) -> bool:
         self._again = False  # this hint tells of all that was committed before it
-        await self._send()
+        return await self._send()
 
-    def _begin_gap(self, sending: "asyncio.Task[None]") -> None:
+    def _begin_gap(self, sending: "asyncio.Task[bool]") -> None:
         """Begin the gap after a hint, also after one whose task was cancelled before it began."""
         self._again = self._again or sending.cancelled()
         self._sending = None
-        self._gap = sending.get_loop().call_later(self._gap_s, self._end_gap)
+        gap_s = self._gap_s if sending.cancelled() or sending.result() else self._unheard_gap_s
+        self._gap = sending.get_loop().call_later(gap_s, self._end_gap)
 
     def _end_gap(self) -> None:
         self._gap = None
@@ -89,7 +111,7 @@ class PostgresNotifier:
         self._connecting = asyncio.Lock()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         """The latest attempt to listen, by channel."""
-        self._work_hints = HintSender(partial(self._send, NOTIFY_WORK), WORK_GAP_S)
+        self._work_hints = HintSender(partial(self._send, NOTIFY_WORK), WORK_GAP_S, UNHEARD_GAP_S)
         self._event_hints = HintSender(partial(self._send, NOTIFY_EVENTS), EVENTS_GAP_S)
         self._events = 0
         self._next_event = asyncio.Event()
@@ -112,9 +134,11 @@ class PostgresNotifier:
         if self._on:
             self._event_hints.hint()
 
-    async def _send(self, ring: LiteralString) -> None:
+    async def _send(self, ring: LiteralString) -> bool:
+        """Send a hint. Returns false if it is known that nobody listens."""
         with contextlib.suppress(TrellisError):
-            await self._lane.call("ring", "", lambda c, _: c.execute(ring), window_s=0)
+            return await self._lane.call("ring", "", lambda c, _: c.fetchval(ring), window_s=0)
+        return True
 
     def skip_next_notify(self) -> None:
         """Discard received hints: the claim that follows will see the work they announced."""
@@ -165,6 +189,8 @@ class PostgresNotifier:
                 assert self._listener is not None
                 self._listens = self._listens and listens(self._listener)
                 if self._listens:
+                    if not self._listens_to:
+                        await self._hold_listeners_lock(self._listener)
                     await self._listener.add_listener(channel, lambda *_: hear())
                     self._listens_to.add(channel)
                     hear()
@@ -172,6 +198,11 @@ class PostgresNotifier:
                     self._hang_up()
             except (TrellisError, *CONNECTION_LOST_ERRORS):
                 self._hang_up()
+
+    async def _hold_listeners_lock(self, listener: PostgresConnection) -> None:
+        """Tell the senders of hints, as long as the connection lasts, that somebody listens."""
+        with contextlib.suppress(LockNotAvailable):
+            await listener.execute(HOLD_LISTENERS_LOCK)
 
     def _is_connected(self) -> bool:
         return self._listener is not None and not self._listener.is_closed()

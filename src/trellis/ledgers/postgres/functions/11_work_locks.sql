@@ -10,7 +10,7 @@ end $$;
 -- The lock number for counting the jobs of a key. It differs from the key's own number.
 create or replace function _waiting_lock(p_name text) returns bigint language sql immutable as $$ select hashtextextended(p_name, 43) $$;
 
--- Serializes transactions that count the waiting jobs of one key. This is the only advisory lock: waiting for a row
+-- Serializes transactions that count the waiting jobs of one key. No function takes another advisory lock: waiting for a row
 -- lock would assign a transaction id, and the feed would wait for it. Any login can hold an advisory lock, so the wait
 -- is bounded. After a time that no count takes, the jobs are counted without the lock, and concurrent submits may
 -- exceed the key's bound. A transaction that has an id never waits: the feed would wait for it.

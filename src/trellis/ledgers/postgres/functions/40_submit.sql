@@ -4,6 +4,12 @@
 -- `submit_unique_job` are for SQL callers inside their own transaction. A second submit with the same idempotency key returns the
 -- first job.
 
+-- Tells the check of events, until the transaction ends, that it makes first events only. Called where a variable is set: that needs no
+-- statement.
+create or replace function _only_first_events() returns text language sql volatile as $$
+  select set_config('trellis.first_events', 'on', true)
+$$;
+
 create or replace function _refuse_reserved(p_job_id text) returns void language plpgsql set search_path from current as $$
 begin
   raise exception 'job id % ends as only ids do that the engine makes itself (.c, .r1, .q-1f, @1, -resolved-webhook); choose another id', p_job_id
@@ -75,16 +81,18 @@ create or replace function submit_plain(
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
+  first_events text := _only_first_events();
 begin
   perform _check_lifecycle(a.role, array[p_lifecycle]), _check_links(a.role, p_parents);
   perform _submit_set(p_actor, a.role, trellis.now(), _open_batch(), p_lifecycle, p_repeat, p_job_ids, p_types, p_prios, p_payloads,
                       p_max_attempts, p_max_deaths, p_delays, p_run_ats, p_deadlines, p_correlations, p_traces, p_parents, p_chosen);
 end $$;
 
--- Jobs without keys and times that differ only in id and payload, as one call submits many, or one. They are inserted by one statement,
--- because a statement costs as much to begin as an insert. It inserts nothing if the login is limited, if the type or the lifecycle asks
--- for more, and if anything is to be refused: then `submit_plain` has the jobs. The ids come as one text with a space between two, the
--- payloads one after the other with their ends (the first is 0, where the first payload begins): drivers look at each element of an array.
+-- Jobs without keys and times that differ only in id and payload, as one call submits many, or one. One statement asks what concerns all
+-- of them, and one inserts them, because a statement costs as much to begin as an insert. Nothing is inserted if the login is limited, if
+-- the type or the lifecycle asks for more, and if an id may be reserved or the actor is another login's: then `submit_plain` has the jobs.
+-- The ids come as one text with a space between two, the payloads one after the other with their ends (the first is 0, where the first
+-- payload begins): drivers look at each element of an array.
 create or replace function submit_alike_jobs(
   p_actor int, p_lifecycle smallint, p_type int, p_prio smallint, p_max_attempts smallint, p_max_deaths smallint, p_correlation text,
   p_trace text, p_parent text, p_chosen smallint, p_job_ids text, p_ends text, p_payloads bytea) returns void
@@ -92,39 +100,46 @@ language plpgsql security definer set search_path from current as $$
 declare
   ends int[] := string_to_array(p_ends, ' ')::int[];
   ids text[];
+  first_events text := _only_first_events();
+  now_at timestamptz := trellis.now();
+  as_role smallint;
+  first_state smallint;
+  first_event smallint;
+  as_prio smallint;
+  attempts smallint;
+  deaths_max smallint;
 begin
-  with c as materialized (
-    select trellis.now() as at, a.role, l.initial, l.initial_event,
-           case when o.type is null or p_chosen & 1 > 0 then p_prio else o.prio end as prio,
-           case when o.type is null or p_chosen & 2 > 0 then p_max_attempts else o.max_attempts end as max_attempts,
-           case when o.type is null or p_chosen & 4 > 0 then p_max_deaths else o.max_deaths end as max_deaths
-      from actor a join lifecycle l on l.lifecycle = p_lifecycle
-           left join type_options o on o.lifecycle = p_lifecycle and o.type = p_type and p_chosen <> 63
-     where a.id = p_actor and a.db_role = session_user and not _is_limited() and l.initial_claimable and l.initial_timer_s is null
-       and o.unique_rule is null and (o.keyed is not true or p_chosen & 16 > 0) and (o.deadline_s is null or p_chosen & 8 > 0)
-       and not (_may_be_reserved(p_job_ids)
-                and exists (select from string_to_table(p_job_ids, ' ') u(job_id) where _id_is_reserved(u.job_id, p_lifecycle, a.role)))
-  ), i as materialized (
-    select nextval('job_id_seq') as id, u.job_id, substr(p_payloads, ends[u.n] + 1, ends[u.n + 1] - ends[u.n]) as payload, c.*
-      from c cross join string_to_table(p_job_ids, ' ') with ordinality u(job_id, n)
-  ), b as (
-    insert into batch (xid) select pg_current_xact_id()::text::bigint from c returning no
-  ), j as (
-    insert into job (id, created_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace, parent_id, payload)
-    select id, at, p_type, max_attempts, max_deaths, p_lifecycle, prio, job_id, p_correlation, p_trace, p_parent, payload from i
-  ), r as (
-    insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
-    select id, p_type, 1, 0, 0, 0, max_attempts, 0, initial, p_lifecycle, prio, 0 from i
-  )
-  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
-  select id, (select no from b), at, 1, p_actor, 0, initial_event, p_lifecycle, 0, initial, 0, 0, role from i;
+  select a.role, l.initial, l.initial_event, case when o.type is null or p_chosen & 1 > 0 then p_prio else o.prio end,
+         case when o.type is null or p_chosen & 2 > 0 then p_max_attempts else o.max_attempts end,
+         case when o.type is null or p_chosen & 4 > 0 then p_max_deaths else o.max_deaths end
+    into as_role, first_state, first_event, as_prio, attempts, deaths_max
+    from actor a join lifecycle l on l.lifecycle = p_lifecycle
+         left join type_options o on o.lifecycle = p_lifecycle and o.type = p_type and p_chosen <> 63
+   where a.id = p_actor and a.db_role = session_user and not _is_limited() and l.initial_claimable and l.initial_timer_s is null
+     and o.unique_rule is null and (o.keyed is not true or p_chosen & 16 > 0) and (o.deadline_s is null or p_chosen & 8 > 0)
+     and not _may_be_reserved(p_job_ids);
   if not found then
     ids := string_to_array(p_job_ids, ' ');
     perform submit_plain(p_actor, p_lifecycle, false, ids, array[p_type], array[p_prio],
                          array(select substr(p_payloads, ends[n] + 1, ends[n + 1] - ends[n]) from generate_series(1, cardinality(ids)) n),
                          array[p_max_attempts], array[p_max_deaths], null, null, null, array_fill(p_correlation, array[cardinality(ids)]),
                          array_fill(p_trace, array[cardinality(ids)]), array_fill(p_parent, array[cardinality(ids)]), array[p_chosen]);
+    return;
   end if;
+  with i as materialized (
+    select nextval('job_id_seq') as id, u.job_id, substr(p_payloads, ends[u.n] + 1, ends[u.n + 1] - ends[u.n]) as payload
+      from string_to_table(p_job_ids, ' ') with ordinality u(job_id, n)
+  ), b as (
+    insert into batch (xid) values (pg_current_xact_id()::text::bigint) returning no
+  ), j as (
+    insert into job (id, created_at, type, max_attempts, max_deaths, lifecycle, prio, job_id, correlation_id, trace, parent_id, payload)
+    select id, now_at, p_type, attempts, deaths_max, p_lifecycle, as_prio, job_id, p_correlation, p_trace, p_parent, payload from i
+  ), r as (
+    insert into ready (id, type, version, epoch, generation, attempt, max_attempts, deaths, state, lifecycle, prio, flags)
+    select id, p_type, 1, 0, 0, 0, attempts, 0, first_state, p_lifecycle, as_prio, 0 from i
+  )
+  insert into event (id, batch, at, version, actor, epoch, type, lifecycle, from_state, to_state, generation, attempt, role)
+  select id, (select no from b), now_at, 1, p_actor, 0, first_event, p_lifecycle, 0, first_state, 0, 0, as_role from i;
 end $$;
 
 -- The stored form of an idempotency key's scope. Compensations are not scoped by login: each is made once, for a job that is
@@ -328,6 +343,7 @@ returns table (outcome text, job_id text, replaced text)
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
+  first_events text := _only_first_events();
   at timestamptz;
   no bigint;
   plain boolean[];
@@ -387,6 +403,7 @@ create or replace function submit_one(
 language plpgsql security definer set search_path from current as $$
 declare
   a record := _actor(p_actor);
+  first_events text := _only_first_events();
   new record;
 begin
   if p_waiting_max is not null then perform lock_waiting(array[p_ckey]); end if;
