@@ -304,8 +304,12 @@ class Scheduler:
     async def _dispatch_ready(self) -> SchedulerReport:
         did = Counter[DispatchOutcome]()
         await self._tenants.write_limits()
-        now = await self.ledger.now()
         heads = await self.ledger.peek_ready(BUS_JOB.name, each=self.options.each)
+        if not heads:
+            self._behind = frozenset()
+            self._checks.passed(away=False)
+            return SchedulerReport(did=did)
+        now = await self.ledger.now()
         waiting, until = self._in_order(heads, now), self.clock.monotonic() + self.options.pass_s
         kinds = Counter((job.type, job.priority) for job in heads)
         room = _PassState(StepOrder(tree=self._tree), crowded=len(kinds) >= HEADS_MAX)
