@@ -679,6 +679,94 @@ async def test_the_result_of_an_own_dispatch_is_judged_without_reading_its_event
         assert calls == []
 
 
+async def _own_dispatch(parts: Parts, worker_id: str, **fields: Any) -> Held:
+    """A job that this process dispatched to this worker, and remembers."""
+    held = await parts.dispatched(worker_id=worker_id, **fields)
+    (hold,) = await parts.ledger.holds([JobId(held.job_id)])
+    parts.results.attempts.dispatched(
+        hold, Dispatch(dispatch_id=held.dispatch_id, attempt=hold.attempt + 1, worker_id=worker_id)
+    )
+    return held
+
+
+async def _no_read(*_: object) -> Any:
+    raise AssertionError("a lease or an event was read")
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-2", "D28")
+async def test_start_and_success_of_an_own_dispatch_cost_no_read(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    parts = parts_of(rig)
+    asks, starts_by_result = await _own_dispatch(parts, "w1"), await _own_dispatch(parts, "w1")
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.ledger, "holds", _no_read)
+        patched.setattr(rig.ledger, "events_of", _no_read)
+        assert (await parts.start(asks, "w1", "token")).message == "accepted"
+        assert (await parts.result(asks, "w1")).message == "accepted"
+        assert (await parts.result(starts_by_result, "w1")).message == "accepted"
+    for held in (asks, starts_by_result):
+        assert await rig.path(held.job_id) == [*BEFORE, "job_started", "job_succeeded"]
+    assert (await rig.said(asks.job_id, "job_started"))["token"] == "token"
+    dispatch = (await rig.said(asks.job_id, "job_succeeded"))["dispatch"]
+    assert dispatch == {"dispatch_id": asks.dispatch_id, "attempt": 1, "worker_id": "w1"}
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-2", "D29")
+async def test_start_of_an_own_dispatch_is_granted_once(rig: Rig):
+    parts = parts_of(rig)
+    held = await _own_dispatch(parts, "w1")
+    assert (await parts.start(held, "w2")).message == "refused: foreign"
+    assert (await parts.start(held, "w1", "token")).message == "accepted"
+    assert (await parts.start(held, "w1", "another")).message == "refused: started already"
+    assert (await parts.start(held, "w1", "token")).message == "accepted"
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-2", "D29")
+async def test_start_of_an_own_dispatch_that_another_process_granted_is_refused(rig: Rig):
+    parts, another = parts_of(rig), parts_of(rig, name="process-2")
+    held = await _own_dispatch(parts, "w1")
+    assert (await another.start(held, "w1", "token")).message == "accepted"
+    assert (await parts.start(held, "w1", "another")).message == "refused: started already"
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-2", "D28")
+async def test_own_dispatch_that_has_changed_is_judged_by_what_the_ledger_has(rig: Rig):
+    parts = parts_of(rig)
+    to_stop, cancelled = await _own_dispatch(parts, "w1"), await _own_dispatch(parts, "w1")
+    await parts.cancel(to_stop.job_id, CancelMode.SOFT)
+    await parts.cancel(cancelled.job_id)
+    assert (await parts.start(to_stop, "w1")).message == "refused: late"
+    assert (await parts.result(cancelled, "w1")).message == "refused: late"
+    assert [await rig.state(one.job_id) for one in (to_stop, cancelled)] == ["CANCELLED"] * 2
+
+
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-2", "BUS-11")
+async def test_own_dispatch_of_a_removed_job_does_not_apply_to_a_new_job_with_its_id(rig: Rig):
+    parts = parts_of(rig)
+    first = await _own_dispatch(parts, "w1", job_id="a")
+    await parts.cancel("a")
+    await rig.advance(2 * 86_400)
+    while (await rig.ledger.retain(RetentionOptions(ended_s=86_400))).more:
+        pass
+    second = await parts.dispatched(job_id="a", worker_id="w1", context_ptr="redis://other")
+    assert second.wire_id == first.wire_id
+    assert (await parts.start(second, "w1")).message == "accepted"
+    assert (await parts.result(second, "w1")).message == "accepted"
+    assert await rig.state("a") == "SUCCEEDED"
+
+
+@pytest.mark.on_both
+async def test_repeat_of_a_result_of_an_own_dispatch_is_accepted(rig: Rig):
+    parts = parts_of(rig)
+    held = await _own_dispatch(parts, "w1")
+    assert [(await parts.result(held, "w1")).message for _ in range(2)] == ["accepted"] * 2
+    assert await rig.path(held.job_id) == [*BEFORE, "job_started", "job_succeeded"]
+
+
 @pytest.mark.requirement("BUS-2")
 async def test_an_own_dispatch_that_another_worker_started_is_read_again(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     parts = parts_of(rig)

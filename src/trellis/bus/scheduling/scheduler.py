@@ -63,6 +63,7 @@ from trellis.engine.jobs import (
     Advance,
     CancelMode,
     Epoch,
+    HeldLease,
     JobId,
     Lease,
     LeaseLost,
@@ -303,8 +304,12 @@ class Scheduler:
     async def _dispatch_ready(self) -> SchedulerReport:
         did = Counter[DispatchOutcome]()
         await self._tenants.write_limits()
-        now = await self.ledger.now()
         heads = await self.ledger.peek_ready(BUS_JOB.name, each=self.options.each)
+        if not heads:
+            self._behind = frozenset()
+            self._checks.passed(away=False)
+            return SchedulerReport(did=did)
+        now = await self.ledger.now()
         waiting, until = self._in_order(heads, now), self.clock.monotonic() + self.options.pass_s
         kinds = Counter((job.type, job.priority) for job in heads)
         room = _PassState(StepOrder(tree=self._tree), crowded=len(kinds) >= HEADS_MAX)
@@ -505,7 +510,7 @@ class Scheduler:
             if not isinstance(moved, Moved) or moved.lease is None:
                 return DispatchOutcome.LOST
             if self.attempts is not None:
-                self.attempts.dispatched(moved.lease, dispatch)
+                self.attempts.dispatched(_hold_of(job, moved, moved.lease, terms.lease_s), dispatch)
             return await self._publish(job, placed, moved.lease, order)
 
     def _lease_s(self, job: Job) -> float:
@@ -609,6 +614,22 @@ class Scheduler:
             cause=_short_cause(cause),
             data=json.dumps(data).encode(),
         )
+
+
+def _hold_of(job: Job, moved: Moved, lease: Lease, lease_s: float) -> HeldLease:
+    """The job as it is after its dispatch."""
+    return HeldLease(
+        lease=lease,
+        type=job.type,
+        state=moved.target,
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        version=moved.version,
+        owner=None,
+        left_s=lease_s,
+        cancel=False,
+        correlation_id=job.correlation_id,
+    )
 
 
 def _outcome_of_move(answer: object, did: DispatchOutcome) -> DispatchOutcome:
