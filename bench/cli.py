@@ -24,19 +24,7 @@ def main(arguments: list[str]) -> int:
     """Run what was asked for; 0 when it was measured, whether targets are met or not."""
     options = _parser().parse_args(arguments)
     try:
-        if options.large:
-            from bench.large import run_large
-
-            return run_large(ready=options.ready, finished=options.finished, json_file=options.json)
-        if options.day:
-            from bench.day import run_days
-
-            return run_days(options.day)
-        if options.cost:
-            from bench.cost import run_cost
-
-            return run_cost(small=options.small, json_file=options.json)
-        return _run(options)
+        return _chosen(options)
     except ChildFailed as error:
         print(error, file=sys.stderr)
         return 1
@@ -45,10 +33,35 @@ def main(arguments: list[str]) -> int:
         return 130
 
 
+def _chosen(options: argparse.Namespace) -> int:
+    if options.large:
+        from bench.large import run_large
+
+        return run_large(ready=options.ready, finished=options.finished, json_file=options.json)
+    if options.day:
+        from bench.day import run_days
+
+        return run_days(options.day)
+    if options.beside:
+        from bench.beside import run_beside
+
+        return run_beside(
+            options.beside, options.only, rounds=options.rounds, small=options.small, json_file=options.json
+        )
+    if options.cost:
+        from bench.cost import run_cost
+
+        return run_cost(small=options.small, json_file=options.json)
+    return _run(options)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Ours beside the floor and the peers.")
     parser.add_argument("--rounds", type=_rounds, default=ROUNDS_DEFAULT, help="interleaved rounds (default 3)")
     parser.add_argument("--only", type=_groups, default=list(GROUPS), help=f"some of {', '.join(GROUPS)}")
+    parser.add_argument(
+        "--beside", type=_checkout, metavar="FOLDER", help="ours alone, beside ours in another checkout of this project"
+    )
     parser.add_argument("--write", type=_document, help="also put the tables into this document, where it says so")
     parser.add_argument("--json", type=Path, help="also write every sample and verdict to this file")
     parser.add_argument(
@@ -77,6 +90,16 @@ def _groups(text: str) -> list[str]:
         if name not in GROUPS:
             raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(GROUPS)}")
     return names
+
+
+def _checkout(text: str) -> Path:
+    """A checkout whose benchmark can be asked: `tools/bootstrap.py bench` makes its environment."""
+    folder = Path(text).resolve()
+    if not (folder / "bench" / "child.py").is_file() or not (folder / ".venv" / "bin" / "python").exists():
+        raise argparse.ArgumentTypeError(
+            f"{text} is no checkout with an environment: run `python3 tools/bootstrap.py bench` in it"
+        )
+    return folder
 
 
 def _document(text: str) -> Path:

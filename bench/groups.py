@@ -155,7 +155,8 @@ def submits(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
 
     def rate(what: str, store: str, action: str, callers: int, jobs: int, slow: int, subject: str) -> Figures:
         task = Task(url="", jobs=slow if subject in SLOW else jobs, concurrency=callers)
-        return {f"{what}.{store}.{subject}": submit_rate(stores, store, subject, action, task)}
+        per_s, cpu_us = submit_rate(stores, store, subject, action, task)
+        return {f"{what}.{store}.{subject}": per_s, f"cpu_{what}.{store}.{subject}": cpu_us}
 
     many = partial(rate, "bulk", action="bulk", callers=1, jobs=sizes.bulk, slow=sizes.slow_bulk)
     yield from of_each(("trellis", *WITH_BULK, "floor_postgres"), lambda one: many(store="pg", subject=one))
@@ -207,7 +208,7 @@ def sqlite_drains(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
         result = drain_file(stores, subject, task)
         return {f"drain1.sqlite.{name}": result.per_s, f"cpu1.sqlite.{name}": result.worker_cpu_us}
 
-    for subject in ("trellis", "ledger", "floor_sqlite"):
+    for subject in present("trellis", "ledger", "floor_sqlite"):
         yield drained(subject, replace(WORKER, jobs=sizes.sqlite_drain), subject)
     for threads in HUEY_THREADS:
         task = Task(url="", jobs=sizes.huey_drain, concurrency=threads, poll_s=POLL_S)
@@ -226,17 +227,18 @@ def latency(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
         jobs = sizes.slow_latency if subject in SLOW else sizes.latency
         threads = 1 if subject == "peer_huey" else task.concurrency
         of_subject = replace(task, jobs=jobs, concurrency=threads)
-        return _percentiles(f"{store}.{subject}", latencies_ms(stores, store, subject, of_subject))
+        return _latency_figures(f"{store}.{subject}", latencies_ms(stores, store, subject, of_subject))
 
     yield from of_each(("trellis", *QUEUES), partial(waited, "pg"))
     without = replace(task, hints=False, jobs=sizes.latency_without_hints, per_s=7.0)
-    yield _percentiles("pg_no_hints.trellis", latencies_ms(stores, "pg", "trellis", without))
+    yield _latency_figures("pg_no_hints.trellis", latencies_ms(stores, "pg", "trellis", without))
     yield from of_each(("trellis", *FILE_QUEUES), partial(waited, "sqlite"))
 
 
-def _percentiles(name: str, values: list[float]) -> Figures:
+def _latency_figures(name: str, measured: tuple[list[float], float]) -> Figures:
+    values, cpu_us = measured
     figures = {f"latency{share}.{name}": percentile(values, share / 100) for share in (50, 95, 99)}
-    return {**figures, f"latency_max.{name}": max(values)}
+    return {**figures, f"latency_max.{name}": max(values), f"cpu_latency.{name}": cpu_us}
 
 
 def guards(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
@@ -262,7 +264,9 @@ def steps(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
             "trellis": Task(url="", jobs=sizes.steps, handler="steps", concurrency=100, batch=100),
             "workflows": _workflow_task("workflows", "steps", sizes.workflows),
         }.get(subject) or _workflow_task(subject, "steps", sizes.peer_runs)
-        return {f"steps{workers}.pg.{subject}": drain(stores, subject, task, workers=workers).per_s}
+        done = drain(stores, subject, task, workers=workers)
+        cpu_us = done.worker_cpu_us + done.server_cpu_us
+        return {f"steps{workers}.pg.{subject}": done.per_s, f"cpu_steps{workers}.pg.{subject}": cpu_us}
 
     for workers in (1, 2):
         yield from of_each(("trellis", "workflows", *WITH_STEPS), partial(drained, workers))
@@ -338,7 +342,8 @@ def gateway(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
         "submits": Task(url="", jobs=sizes.http_submits, concurrency=HTTP_CONNECTIONS),
         "fan_out": Task(url="", jobs=sizes.told, concurrency=sizes.listeners, per_s=TOLD_PER_S),
     }
-    for store, subject in (("pg", "gateway"), ("sqlite", "gateway"), (NO_STORE, "floor_gateway")):
+    places = {"gateway": ("pg", "sqlite"), "floor_gateway": (NO_STORE,)}
+    for store, subject in ((store, name) for name in present(*places) for store in places[name]):
         for action, figures in reports(stores, store, subject, tasks):
             yield {f"http_{action}_{name}.{store}.{subject}": value for name, value in figures.items()}
 
@@ -349,7 +354,11 @@ def bus(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
     alone = Task(url="", jobs=sizes.single_trips)
     tasks = {"sdk_alone": alone, "ours_alone": alone, "sdk": many, "ours": many}
     plain = {"alone": alone, "many": replace(many, jobs=sizes.plain_trips)}
-    for store, subject, of_subject in (("pg", "bus", tasks), ("sqlite", "bus", tasks), (NO_STORE, "floor_nats", plain)):
+    places = {"bus": {"pg": tasks, "sqlite": tasks}, "floor_nats": {NO_STORE: plain}}
+    each = (
+        (store, subject, of_subject) for subject in present(*places) for store, of_subject in places[subject].items()
+    )
+    for store, subject, of_subject in each:
         for action, figures in reports(stores, store, subject, of_subject):
             yield {f"bus_{action}_{name}.{store}.{subject}": value for name, value in figures.items()}
 

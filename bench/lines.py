@@ -83,7 +83,17 @@ def _submit_lines(store: str, queues: tuple[str, ...], bulk: tuple[str, ...]) ->
     if bulk:
         lines.append(line("bulk submit, 500 a call", "bulk", bulk, BULK_AT_LEAST))
     floor = "floor_postgres" if store == "pg" else "floor_sqlite"
-    return [*lines, line("bulk submit, 500 a call", "bulk", (floor,))]
+    lines.append(line("bulk submit, 500 a call", "bulk", (floor,)))
+    who = "client + server" if store == "pg" else "client"
+    costs = {"single1": queues, "single16": queues, "bulk": (*bulk, floor)}
+    titles = {one.ours.partition(".")[0]: one.title for one in lines}
+    return [
+        *lines,
+        *(
+            replace(line(f"CPU, {who}, {titles[what]}", f"cpu_{what}", beside), unit="µs/job")
+            for what, beside in costs.items()
+        ),
+    ]
 
 
 def _drain_lines(workers: int) -> list[Line]:
@@ -111,7 +121,13 @@ def _cost_lines() -> list[Line]:
 
 
 def _latency_lines(store: str, queues: tuple[str, ...]) -> list[Line]:
-    return [
+    cost = Line(
+        title="CPU of the worker at 20 jobs a second",
+        unit="µs/job",
+        ours=f"cpu_latency.{store}.trellis",
+        beside=_of("cpu_latency", store, queues),
+    )
+    waits = [
         Line(
             title=f"submit → handler start, idle, p{share}",
             unit="ms",
@@ -122,6 +138,7 @@ def _latency_lines(store: str, queues: tuple[str, ...]) -> list[Line]:
         )
         for share in (50, 95, 99)
     ]
+    return [*waits, cost]
 
 
 # --- steps, runs and workflows -------------------------------------------------------------------------------------
@@ -139,6 +156,15 @@ def _step_lines() -> list[Line]:
         )
         for workers in (1, 2)
     ]
+    costs = [
+        Line(
+            title=f"CPU, worker + server, {rate.title}",
+            unit="µs/job",
+            ours=f"cpu_{rate.ours}",
+            beside=tuple(f"cpu_{name}" for name in rate.beside),
+        )
+        for rate in journalled
+    ]
     both = Line(
         title="4 journalled steps, 2 processes beside 1",
         unit="runs/s",
@@ -147,7 +173,7 @@ def _step_lines() -> list[Line]:
         ahead=True,
         in_summary=True,
     )
-    return [*journalled, both]
+    return [*journalled, both, *costs]
 
 
 def _run_lines(store: str, processes: int, peers: tuple[str, ...]) -> list[Line]:

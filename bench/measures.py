@@ -11,9 +11,9 @@ import apsw
 import asyncpg
 
 from bench.marks import Marks
-from bench.processes import Child, ChildFailed, ask, children, cpu_s, family
+from bench.processes import Child, ChildFailed, ask, ask_and_count, children, cpu_s, family
 from bench.stores import OURS, Database, Stores
-from bench.task import PLACE, Task
+from bench.task import Task
 
 DRAIN_TIMEOUT_S = 60.0
 POLL_S = 0.02
@@ -79,10 +79,12 @@ def fresh_url(stores: Stores, store: str, subject: str) -> Iterator[str]:
         yield url
 
 
-def submit_rate(stores: Stores, store: str, subject: str, action: str, task: Task) -> float:
-    """Acknowledged jobs per second of one client process."""
+def submit_rate(stores: Stores, store: str, subject: str, action: str, task: Task) -> tuple[float, float]:
+    """Acknowledged jobs per second of one client process, and what client and server spend on one, in microseconds."""
     with fresh_url(stores, store, subject) as url:
-        return task.jobs / ask(subject, action, replace(task, url=url).as_dict(), stores.folder)
+        options, server = replace(task, url=url).as_dict(), stores.server.pid if store == "pg" else None
+        seconds, used = ask_and_count(subject, action, options, stores.folder, server)
+    return task.jobs / seconds, used / task.jobs * 1e6
 
 
 # --- PostgreSQL ----------------------------------------------------------------------------------------------------
@@ -250,8 +252,11 @@ WARM_UP_JOBS = 10
 SETTLE_S = 1.0
 
 
-def latencies_ms(stores: Stores, store: str, subject: str, task: Task) -> list[float]:
-    """Milliseconds from before the submit to the handler's start, on an idle worker, at a gentle pace."""
+def latencies_ms(stores: Stores, store: str, subject: str, task: Task) -> tuple[list[float], float]:
+    """Milliseconds from before the submit to the handler's start, on an idle worker, at a gentle pace.
+
+    Also what the worker spends on one job meanwhile, in microseconds of processor time.
+    """
     marks = Marks(stores.fresh_marks())
     with fresh_url(stores, store, subject) as url:
         task = replace(task, url=url, marks=str(marks.folder))
@@ -260,9 +265,11 @@ def latencies_ms(stores: Stores, store: str, subject: str, task: Task) -> list[f
             ask(subject, "paced", replace(task, jobs=WARM_UP_JOBS).as_dict(), stores.folder)
             wait_for_marks(marks, WARM_UP_JOBS, workers)
             time.sleep(SETTLE_S)
+            began = cpu_s([workers[0].process.pid])
             ask(subject, "paced", task.as_dict(), stores.folder)
             wait_for_marks(marks, WARM_UP_JOBS + task.jobs, workers)
-    return [(mark.began_ns - mark.sent_ns) / 1e6 for mark in marks.records[WARM_UP_JOBS:]]
+            used = cpu_s([workers[0].process.pid]) - began
+    return [(mark.began_ns - mark.sent_ns) / 1e6 for mark in marks.records[WARM_UP_JOBS:]], used / task.jobs * 1e6
 
 
 # --- a server ------------------------------------------------------------------------------------------------------
@@ -286,7 +293,7 @@ def reports(
 def _wait_for_place(marks: Path, server: Child) -> None:
     """Come back when the server has said where it is."""
     deadline = _deadline(server.name)
-    while not (marks / PLACE).exists():
+    while not any(marks.glob("*.json")):
         server.check()
         deadline.check("does not serve")
         time.sleep(POLL_S)

@@ -1,6 +1,9 @@
 """The peers: which there are, and why one cannot be measured on this machine."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +56,22 @@ def why_missing(subject: str) -> str | None:
     return None
 
 
+_left_out: ContextVar[frozenset[str] | None] = ContextVar("left_out", default=None)
+
+
+@contextmanager
+def ours_alone(but: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Measure neither peers nor floors meanwhile, nor these subjects of ours."""
+    token = _left_out.set(but)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
 def present(*subjects: str) -> list[str]:
-    """Those of these subjects that can be measured here. What is not a peer always can."""
+    """Those of these subjects that are measured here: ours, and what is beside it unless it is missing or unwanted."""
+    left_out = _left_out.get()
+    if left_out is not None:
+        return [one for one in subjects if one not in left_out and not one.startswith(("peer_", "floor_"))]
     return [subject for subject in subjects if subject not in PEERS or why_missing(subject) is None]

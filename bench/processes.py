@@ -2,12 +2,15 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,33 @@ PYTHON = sys.executable
 """What starts a child."""
 
 
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """Another checkout of this project with an environment of its own, whose subjects are measured by our program."""
+
+    root: Path
+    options: frozenset[str]
+    """The options that its tasks know; a child there gets no others."""
+
+    @property
+    def python(self) -> str:
+        """Its interpreter, with its packages."""
+        return str(self.root / ".venv" / "bin" / "python")
+
+
+_checkout: ContextVar[Checkout | None] = ContextVar("checkout", default=None)
+
+
+@contextmanager
+def children_from(checkout: Checkout | None) -> Iterator[None]:
+    """Start children there meanwhile, or here without one."""
+    token = _checkout.set(checkout)
+    try:
+        yield
+    finally:
+        _checkout.reset(token)
+
+
 class ChildFailed(Exception):
     """A process of the benchmark ended with an error; the message holds the end of what it said."""
 
@@ -32,13 +62,17 @@ class Child:
     def __init__(self, subject: str, action: str, options: dict[str, Any], folder: Path) -> None:
         self.name = f"{subject} {action}"
         self._errors = folder / f"{subject}-{action}-{os.urandom(4).hex()}.log"
+        python, root, there = PYTHON, ROOT, _checkout.get()
+        if there is not None:
+            python, root = there.python, there.root
+            options = {name: value for name, value in options.items() if name in there.options}
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [PYTHON, "-m", "bench.child", subject, action, json.dumps(options)],
+                [python, "-m", "bench.child", subject, action, json.dumps(options)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                cwd=ROOT,
+                cwd=root,
                 text=True,
                 start_new_session=True,
             )
@@ -56,8 +90,7 @@ class Child:
         self.process.stdin.flush()
 
     def answer(self) -> Any:
-        """What a task that ends by itself reports."""
-        self.wait_ready()
+        """What a task that ends by itself reports, after `wait_ready`."""
         try:
             out, _ = self.process.communicate("go\n", timeout=TASK_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
@@ -105,9 +138,21 @@ def children(subject: str, action: str, options: list[dict[str, Any]], folder: P
 
 def ask(subject: str, action: str, options: dict[str, Any], folder: Path) -> Any:
     """Run one task in a process of its own and return its report."""
+    return ask_and_count(subject, action, options, folder)[0]
+
+
+def ask_and_count(
+    subject: str, action: str, options: dict[str, Any], folder: Path, server: int | None = None
+) -> tuple[Any, float]:
+    """`ask`, with the seconds of processor time that the process and the server that it asks took for it."""
     child = Child(subject, action, options, folder)
     try:
-        return child.answer()
+        child.wait_ready()
+        servers = [] if server is None else [server]
+        began = cpu_s([child.process.pid]) + sum(cpu_s(family(pid)) for pid in servers)
+        before = _reaped_cpu_s()
+        answer = child.answer()
+        return answer, _reaped_cpu_s() - before + sum(cpu_s(family(pid)) for pid in servers) - began
     finally:
         child.stop()
 
@@ -126,6 +171,12 @@ def _own_cpu_s(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | PROCESS_CLOCK)
     except OSError:  # it has ended
         return 0.0
+
+
+def _reaped_cpu_s() -> float:
+    """All children of this process that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def family(parent: int) -> list[int]:

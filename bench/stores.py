@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 import asyncpg
 
-from bench.processes import ROOT, ask
+from bench.processes import ROOT, Checkout, ask
 from bench.task import Task
 from tests.servers.postgres import PostgresServer
 from trellis.ledgers import migrate
@@ -20,6 +21,8 @@ APPLICATION = "bench_app"
 MEMORY = Path("/dev/shm")
 OURS = frozenset({"trellis", "workflows", "ledger", "runs", "gateway", "bus", "lists"})
 """Subjects that work on our own schema."""
+MIGRATE = "import asyncio, sys; from trellis.ledgers import migrate; asyncio.run(migrate(sys.argv[1]))"
+"""How another checkout makes its schema."""
 
 
 @dataclass(slots=True)
@@ -29,6 +32,8 @@ class Stores:
     server: PostgresServer
     folder: Path
     marks: Path
+    checkout: Checkout | None = None
+    """Where our subjects are measured; None is here."""
     _count: int = 0
     _templates: set[str] = field(default_factory=set)
     _kept: "dict[str, Database]" = field(default_factory=dict)
@@ -68,11 +73,17 @@ class Stores:
     def _make_template(self, schema: str, template: str) -> None:
         url = self.server.create_database(template)
         if schema == "trellis":
-            asyncio.run(migrate(url))
+            self._migrate(url)
             if not self.server.sql(f"select 1 from pg_roles where rolname = '{APPLICATION}'"):
                 self.server.sql(f"create role {APPLICATION} login in role trellis_app")
         else:
             ask(schema, "setup", Task(url=url).as_dict(), self.folder)
+
+    def _migrate(self, url: str) -> None:
+        if self.checkout is None:
+            asyncio.run(migrate(url))
+        else:
+            subprocess.run([self.checkout.python, "-c", MIGRATE, url], check=True, cwd=self.checkout.root)
 
     def file(self, name: str) -> Path:
         """A path for a new SQLite file."""
@@ -136,7 +147,7 @@ class Database:
 
 
 @contextlib.contextmanager
-def open_stores(**settings: str | int) -> Iterator[Stores]:
+def open_stores(checkout: Checkout | None = None, **settings: str | int) -> Iterator[Stores]:
     """Everything for one run; all of it is gone afterwards. Files lie in the checkout, which is on a real disk."""
     (ROOT / "build").mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / "build"))
@@ -144,7 +155,7 @@ def open_stores(**settings: str | int) -> Iterator[Stores]:
     try:
         server = PostgresServer.start(None, None, **settings)
         try:
-            yield Stores(server, folder, marks)
+            yield Stores(server, folder, marks, checkout)
         finally:
             server.stop("immediate")
     finally:

@@ -192,8 +192,12 @@ def test_plain_requests_go_round_over_nats(stores: Stores):
 
 def test_latency_and_submits_are_measured_on_a_file(stores: Stores):
     task = Task(url="", jobs=3, per_s=200.0, concurrency=4, batch=10)
-    assert all(wait > 0 for wait in latencies_ms(stores, "sqlite", "trellis", task))
-    assert submit_rate(stores, "sqlite", "floor_sqlite", "bulk", task) > 0
+    waits, worker_cpu_us = latencies_ms(stores, "sqlite", "trellis", task)
+    assert all(wait > 0 for wait in waits)
+    assert worker_cpu_us >= 0
+    per_s, client_cpu_us = submit_rate(stores, "sqlite", "floor_sqlite", "bulk", task)
+    assert per_s > 0
+    assert client_cpu_us >= 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.gateway.test_server import PATIENCE_S, serving
 from trellis.http_server.deadlines import SharedDeadlines
-from trellis.http_server.joined_response import JoinedResponse
+from trellis.http_server.joined_response import WRITE_PART, JoinedResponse
 
 LENGTH = (b"content-length", b"2")
 PLAIN = (b"content-type", b"text/plain")
@@ -42,15 +43,19 @@ def part(body: bytes = b"hi", *, more: bool = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-async def sent(
-    messages: list[dict[str, Any]], *, joined: bool, method: str = "GET", keep_alive: bool = True, fails: bool = False
-) -> tuple[Any, ...]:
-    """What uvicorn writes for these messages, with or without `JoinedResponse`, and the state that it leaves."""
-    transport, ended = Recorder(), list[None]()
-    cycle = RequestResponseCycle(
+def response_cycle(
+    transport: Recorder,
+    flow: FlowControl,
+    *,
+    method: str = "GET",
+    keep_alive: bool = True,
+    on_response: Callable[[], None] = lambda: None,
+) -> RequestResponseCycle:
+    """What uvicorn has for one request."""
+    return RequestResponseCycle(
         scope={"type": "http", "method": method},  # type: ignore[typeddict-item] - what a response needs of it
-        transport=transport,
-        flow=FlowControl(transport),
+        transport=transport,  # type: ignore[arg-type] - what it needs of a transport
+        flow=flow,
         logger=logging.getLogger("uvicorn"),
         access_logger=logging.getLogger("uvicorn"),
         access_log=False,
@@ -58,8 +63,18 @@ async def sent(
         message_event=asyncio.Event(),
         expect_100_continue=False,
         keep_alive=keep_alive,
-        on_response=lambda: ended.append(None),
+        on_response=on_response,
     )
+
+
+async def sent(
+    messages: list[dict[str, Any]], *, joined: bool, method: str = "GET", keep_alive: bool = True, fails: bool = False
+) -> tuple[Any, ...]:
+    """What uvicorn writes for these messages, with or without `JoinedResponse`, and the state that it leaves."""
+    transport, ended = Recorder(), list[None]()
+    cycle = response_cycle(
+        transport, FlowControl(transport), method=method, keep_alive=keep_alive, on_response=lambda: ended.append(None)
+    )  # type: ignore[arg-type]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         for message in messages:
@@ -70,6 +85,44 @@ async def sent(
     await cycle.run_asgi(JoinedResponse(app, cycle) if joined else app)  # type: ignore[arg-type]
     state = (cycle.response_complete, cycle.message_event.is_set(), len(ended), transport.is_closed)
     return transport.writes, state
+
+
+class PartWriter:
+    """An application that writes one part past its layers, and notes which parts it may not write."""
+
+    def __init__(self, *headers: tuple[bytes, bytes], method: str = "GET") -> None:
+        self.transport, self.headers, self.answers = Recorder(), headers, list[bool]()
+        self.flow = FlowControl(self.transport)  # type: ignore[arg-type] - what it needs of a transport
+        self.cycle = response_cycle(self.transport, self.flow, method=method)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        write_part = scope[WRITE_PART]
+        self.answers.append(write_part(b"too early"))
+        await send(start(*self.headers))
+        await send(part(b"h", more=True))
+        self.answers.append(write_part(b"i" * 20))
+        self.flow.write_paused = True
+        self.answers.append(write_part(b"the client does not read"))
+        self.flow.write_paused = False
+        await send(part(b""))
+        self.answers.append(write_part(b"too late"))
+
+
+async def test_part_of_a_stream_is_written_past_the_layers_only_while_it_can_be_sent():
+    app = PartWriter()
+    await app.cycle.run_asgi(JoinedResponse(app, app.cycle))  # type: ignore[arg-type]
+    assert app.answers == [False, True, False, False]
+    plain, _ = await sent([start(), part(b"h", more=True), part(b"i" * 20, more=True), part(b"")], joined=False)
+    assert app.transport.writes == plain
+
+
+@pytest.mark.parametrize("headers, method", [(((b"content-length", b"1"),), "GET"), ((), "HEAD")])
+async def test_no_part_is_written_past_the_layers_of_a_response_without_chunks(
+    headers: tuple[tuple[bytes, bytes], ...], method: str
+):
+    app = PartWriter(*headers, method=method)
+    await app.cycle.run_asgi(JoinedResponse(app, app.cycle))  # type: ignore[arg-type]
+    assert app.answers == [False] * 4
 
 
 CASES = {

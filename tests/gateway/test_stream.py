@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, RequestId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event
-from trellis.gateway.events import rule_of, to_streamed_event, types_of
-from trellis.gateway.hub import PAUSE_S, EventHub
+from trellis.gateway.events import StreamFilter, StreamView, rule_of, to_streamed_event, types_of
+from trellis.gateway.hub import PAUSE_S, EventBatch, EventHub
 from trellis.gateway.visibility import PublishedVersions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role
@@ -31,6 +32,7 @@ from trellis.runs.projector import ProjectorAlert, raise_alert
 
 ALL = f"last_event_id={BEGINNING}"
 OWNER = Actor(role=Role.OWNER, name="iryna")
+EVERYTHING = StreamView(filter=StreamFilter(), whole=frozenset(LIFECYCLES))
 
 
 @pytest.fixture
@@ -405,6 +407,45 @@ class ClockWithoutPolls(SystemClock):
         await super().sleep(seconds)
 
 
+@dataclass
+class WaitingReader:
+    """A stream that notes what the hub writes to it; without `takes`, its task has to send everything."""
+
+    position: str
+    takes: bool = True
+    view: StreamView = EVERYTHING
+    written: "asyncio.Queue[EventBatch]" = field(default_factory=asyncio.Queue[EventBatch])
+
+    def write(self, batch: EventBatch) -> bool:
+        if self.takes:
+            self.written.put_nowait(batch)
+            self.position = batch.position
+        return self.takes
+
+
+async def test_events_are_written_to_waiting_streams_without_their_tasks(stand: Stand):
+    hub = EventHub(ledger=stand.ledger, published=stand.hub.published, clock=stand.hub.clock, rng=random.Random(1))
+    with hub.joined("me") as listener, hub.joined("me") as other:
+        async with asyncio.timeout(PATIENCE_S):
+            await listener.woken()  # the hub knows where the feed ends
+            begins = await stand.ledger.feed_end()
+            reader, busy = WaitingReader(begins), WaitingReader(begins, takes=False)
+            waiting = asyncio.create_task(hub.wait(listener, reader, math.inf))
+            sending = asyncio.create_task(hub.wait(other, busy, math.inf))
+            for number in range(2):
+                await _submit(stand.ledger, f"written-{number}")
+                batch = await reader.written.get()
+                assert f"written-{number}".encode() in batch.body
+                assert batch.position == reader.position
+            await sending
+            assert not waiting.done()
+            assert busy.position == begins
+            listener.wake()
+            await waiting
+            assert listener.waiting is None
+    await hub.close()
+
+
 async def test_a_hint_of_events_wakes_the_listeners_of_the_stream_without_a_poll(stand: Stand):
     clock = ClockWithoutPolls()
     published = PublishedVersions(objects=stand.objects, clock=clock)
@@ -415,7 +456,7 @@ async def test_a_hint_of_events_wakes_the_listeners_of_the_stream_without_a_poll
             for number in range(3):
                 position = await stand.ledger.feed_end()
                 await _submit(stand.ledger, f"hinted-{number}")
-                await hub.wait(listener, position, wake_at=math.inf)
+                await hub.wait(listener, WaitingReader(position, takes=False), wake_at=math.inf)
     await hub.close()
 
 

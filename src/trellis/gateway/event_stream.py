@@ -18,6 +18,7 @@ from trellis.engine.errors import LedgerError, Refused, TokenRefused
 from trellis.engine.logs import log_of
 from trellis.gateway.events import StreamView, closing_frame, first_frame, keep_alive_frame
 from trellis.gateway.hub import EventBatch, EventHub, StreamListener
+from trellis.http_server.joined_response import WRITE_PART
 from trellis.lifecycles import Role
 from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, if_match
 
@@ -195,11 +196,14 @@ class EventStream(Response):
 
     def __init__(self, streams: StreamServices, plan: StreamPlan) -> None:
         self._streams, self._hub, self._course = streams, streams.hub, plan
+        self._last, self._sign_at, self._check_at = plan.first, 0.0, 0.0
+        self._write_part: Callable[[bytes], bool] | None = None
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - the shape of an application
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the stream ends; raises TooManyListeners before anything is sent."""
+        self._write_part = scope.get(WRITE_PART)
         with self._hub.joined(self._course.allowed.identity.name) as listener:
             leaving = asyncio.create_task(_until_gone(receive, listener))
             try:
@@ -212,46 +216,71 @@ class EventStream(Response):
                 leaving.cancel()
                 await asyncio.gather(leaving, return_exceptions=True)
 
+    @property
+    def view(self) -> StreamView:
+        """What its listener gets."""
+        return self._course.view
+
+    @property
+    def position(self) -> str:
+        """The position of the last batch."""
+        return self._last.position
+
+    def write(self, batch: EventBatch) -> bool:
+        """Write the next batch without the task of this stream, which waits; False if the task has to send it."""
+        now, expires_at = self._hub.clock.monotonic(), self._course.allowed.identity.expires_at
+        if now >= self._check_at or expires_at <= self._streams.now():
+            return False
+        if batch.body:
+            if self._write_part is None or not self._write_part(batch.body):
+                return False
+            self._sign_at = now + self._hub.options.keep_alive_s
+        self._last = batch
+        return True
+
     async def _give(self, send: Send, listener: StreamListener) -> None:
         course, hub, clock = self._course, self._hub, self._hub.clock
         ends_at = None if course.for_s is None else clock.monotonic() + course.for_s
         # Token checks have their own timer: on a busy stream a keep-alive is never due.
-        sign_at = check_at = clock.monotonic() + hub.options.keep_alive_s
-        batch = course.first
-        body = first_frame(course.begins, hub.rng.randint(*hub.options.retry_ms)) + batch.body
+        self._sign_at = self._check_at = clock.monotonic() + hub.options.keep_alive_s
+        body = first_frame(course.begins, hub.rng.randint(*hub.options.retry_ms)) + self._last.body
         while not listener.gone:
-            due, again = clock.monotonic() >= sign_at, clock.monotonic() >= check_at
+            now, batch = clock.monotonic(), self._last
+            due, again = now >= self._sign_at, now >= self._check_at
             why = STOPPING if hub.closed else course.allowed.problem(self._streams.now(), again=again)
             if again:
-                check_at = clock.monotonic() + hub.options.keep_alive_s
+                self._check_at = now + hub.options.keep_alive_s
             if why is None and (body or due):
                 await self._send(send, body + keep_alive_frame(batch.position) if due else body)
-                sign_at = clock.monotonic() + hub.options.keep_alive_s
+                self._sign_at = clock.monotonic() + hub.options.keep_alive_s
             is_all = batch.caught_up or batch.is_held
             if why is None and is_all and ends_at is not None and clock.monotonic() >= ends_at:
                 why = TIME_OVER
             if why is None:
-                batch, why = await self._next(listener, batch, self._wake_at(min(sign_at, check_at), ends_at))
+                why = await self._next(listener, self._wake_at(min(self._sign_at, self._check_at), ends_at))
             if why is not None:
                 await self._send(send, closing_frame(why), more=False)
                 return
-            body = batch.body
+            body = self._last.body
 
-    async def _next(self, listener: StreamListener, batch: EventBatch, wake_at: float) -> tuple[EventBatch, str | None]:
-        """The next batch, when there is one or at `wake_at`; or the reason why the stream ends."""
+    async def _next(self, listener: StreamListener, wake_at: float) -> str | None:
+        """Read the next batch, when there is one or at `wake_at`; or return the reason why the stream ends."""
+        batch = self._last
         if batch.is_held:
             await self._hub.wait_until_shown(listener, batch, wake_at)
         elif batch.caught_up:
-            await self._hub.wait(listener, batch.position, wake_at)
+            await self._hub.wait(listener, self, wake_at)
         else:
             await asyncio.sleep(0)  # a long catch-up must not block other listeners
         if listener.gone or self._hub.closed:
-            return replace(batch, body=b""), None
+            self._last = replace(self._last, body=b"")
+            return None
         try:
-            return await self._hub.read(self._course.view, batch.position), None
+            self._last = await self._hub.read(self._course.view, self._last.position)
         except LedgerError as error:
             _log.warning("stream_ended", caller=listener.name, error=str(error))
-            return batch, OUTAGE
+            return OUTAGE
+        return None
 
     def _wake_at(self, due_at: float, ends_at: float | None) -> float:
         now = self._hub.clock.monotonic()

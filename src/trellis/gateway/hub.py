@@ -9,6 +9,7 @@ Invariants:
   waits at the first event that is not shown yet; a listener without events of runs never waits. Reading the feed never
   waits for the object store;
 - no queue per listener, however slow it is: memory is bounded by the ring and by the number of listeners;
+- the hub writes to a listener only while its task waits for events, and leaves to the task whatever may have to wait;
 - without listeners nothing is read.
 """
 
@@ -23,7 +24,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from trellis.auth.ownership import owns, submitter_of
 from trellis.documents.run_documents import has_ended, proposals_created
@@ -139,6 +140,24 @@ class EventRing:
         return events, max(position, self.head) if ends else events[-1].position
 
 
+class WaitingStream(Protocol):
+    """A stream that has sent everything up to `position`, and waits for what follows."""
+
+    @property
+    def view(self) -> StreamView:
+        """What its listener gets."""
+        ...
+
+    @property
+    def position(self) -> str:
+        """The position of its last batch."""
+        ...
+
+    def write(self, batch: EventBatch) -> bool:
+        """Write the next batch at once; False if the stream's task has to send it."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class StreamListener:
     """One open stream."""
@@ -148,6 +167,8 @@ class StreamListener:
     """When to wake it at the latest, by the process's clock."""
     gone: bool = False
     """Whether the client has disconnected."""
+    waiting: WaitingStream | None = None
+    """Its stream, while that waits for events and the hub may write to it."""
     _woken: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
@@ -309,12 +330,18 @@ class EventHub:
             return False
         return owns(view.principal, rule_of(event.lifecycle), event.job_id, await self._submitter(event.job_id))
 
-    async def wait(self, listener: StreamListener, position: str, wake_at: float) -> None:
-        """Return when there may be events after `position`, at `wake_at`, or when the stream ends."""
-        if self.closed or listener.gone or (self._ring is not None and self._ring.head > position):
+    async def wait(self, listener: StreamListener, stream: WaitingStream, wake_at: float) -> None:
+        """Return when its task has something to send, at `wake_at`, or when the stream ends.
+
+        Meanwhile the hub writes to the stream, so that its position moves on.
+        """
+        if self.closed or listener.gone or (self._ring is not None and self._ring.head > stream.position):
             return
-        listener.wake_at = wake_at
-        await listener.woken()
+        listener.wake_at, listener.waiting = wake_at, stream
+        try:
+            await listener.woken()
+        finally:
+            listener.waiting = None
 
     async def wait_until_shown(self, listener: StreamListener, batch: EventBatch, wake_at: float) -> None:
         """Return when a document was published since this batch, at `wake_at`, or when the stream or the wait ends."""
@@ -346,8 +373,23 @@ class EventHub:
         self._shared.clear()
         ring.add(events, page.position)
         if events:
-            self._wake_all()
+            await self._deliver(ring)
         return len(events)
+
+    async def _deliver(self, ring: EventRing) -> None:
+        """Write the new events to the streams that wait for them; wake the tasks of the others.
+
+        Waking a task costs more than writing does, and most streams get the same bytes. Nothing here waits: whose jobs
+        belong to a listener may have to be looked up, so listeners that get only their own are woken.
+        """
+        for listener in tuple(self._listeners):
+            stream = listener.waiting
+            if stream is None or stream.view.own or stream.position < ring.floor or self._ring is not ring:
+                listener.wake()
+                continue
+            batch = await self.read(stream.view, stream.position)
+            if batch.is_held or not batch.caught_up or not stream.write(batch):
+                listener.wake()
 
     def pause_s(self, report: int) -> float:
         """No pause after a full page; otherwise what is left of PAUSE_S since this pass began."""

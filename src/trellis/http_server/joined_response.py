@@ -4,6 +4,7 @@ A write to a socket is the most expensive step of a small response. So the head 
 body is known. A response of unknown length, such as a stream of events, is sent by uvicorn: its head leaves at once.
 
 Invariants:
+- a part of a response that has begun can be written without the layers in between, which change no such part;
 - what is unusual goes to uvicorn unchanged: a response in parts, one to HEAD, one that ends the connection, one whose
   head or length does not fit, and everything while the client does not read. So every check of uvicorn holds;
 - an application that fails between head and body has sent nothing, and uvicorn answers 500.
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
 NO_BODY = frozenset({204, 304})
+WRITE_PART = "trellis.write_part"
+"""Where the scope of a request has its `JoinedResponse.write_part`. Another server's scope has none."""
 _BYTES = [bytes([number]) for number in range(256)]
 _NOT_IN_NAMES = b"".join(filter(HEADER_RE.search, _BYTES)) + b"".join(one for one in _BYTES if one != one.lower())
 _NOT_IN_VALUES = b"".join(filter(HEADER_VALUE_RE.search, _BYTES))
@@ -32,7 +35,21 @@ class JoinedResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `cycle.send`
         """Handle the request."""
+        scope[WRITE_PART] = self.write_part
         await self.app(scope, receive, self._send)
+
+    def write_part(self, body: bytes) -> bool:
+        """Write a part of the body at once, for an application that sends the same to many.
+
+        Returns False, and writes nothing, if the part has to be sent: while the client does not read, and of a response
+        that has not begun, has ended, or is not sent in chunks.
+        """
+        cycle = self.cycle
+        under_way = cycle.response_started and not cycle.response_complete and not cycle.disconnected
+        if not under_way or cycle.flow.write_paused or not cycle.chunked_encoding:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     async def _send(self, message: Any) -> None:
         start, self._start = self._start, None
