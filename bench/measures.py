@@ -293,7 +293,7 @@ def reports(
 def _wait_for_place(marks: Path, server: Child) -> None:
     """Come back when the server has said where it is."""
     deadline = _deadline(server.name)
-    while not any(marks.glob("*.json")):
+    while not any(marks.glob("*.json")):  # another checkout may give the file another name
         server.check()
         deadline.check("does not serve")
         time.sleep(POLL_S)

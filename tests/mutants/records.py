@@ -94,15 +94,6 @@ RULES: dict[str, Mutant] = {
         new="if 0 < max_deaths <= row.deaths - 8:",
         tests=(DIED,),
     ),
-    # A start that another process granted is granted again.
-    "BUS-2 granted": Mutant(
-        file="bus/outcomes/result_listener.py",
-        old="if isinstance(outcome, LeaseLost) or outcome.repeated:",
-        new="if isinstance(outcome, LeaseLost):",
-        tests=(
-            "tests/bus/test_result_listener.py::test_start_of_an_own_dispatch_that_another_process_granted_is_refused",
-        ),
-    ),
     # Jobs of a paused type are handed out on the bus.
     "BUS-3 sqlite": Mutant(
         file="ledgers/sqlite/queries/read.sql",

@@ -43,7 +43,7 @@ from trellis.bus.safety.policy import runtime_ms
 from trellis.bus.topics import LEASE_S_DEFAULT, Topic, Topics
 from trellis.engine.batches import Batcher
 from trellis.engine.clock import Clock
-from trellis.engine.jobs import CLAIM_MAX, ERROR_CHARS_MAX, Actor, Epoch, HeldLease, JobId, JobKey, Renewed
+from trellis.engine.jobs import CLAIM_MAX, ERROR_CHARS_MAX, Actor, Epoch, HeldLease, JobId, JobKey, Lease, Renewed
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.recent_entries import LruCache
@@ -400,9 +400,6 @@ def attempt_key(hold: HeldLease) -> tuple[JobKey, Epoch]:
     return hold.lease.key, hold.lease.epoch
 
 
-AttemptT = TypeVar("AttemptT", AttemptIdentity, DispatchedAttempt)
-
-
 class AttemptCache:
     """Reads and caches attempts. An attempt changes only once, when it starts."""
 
@@ -411,8 +408,6 @@ class AttemptCache:
         self._known: LruCache[tuple[JobKey, Epoch], DispatchedAttempt] = LruCache(REMEMBERED_MAX)
         self._dispatched: LruCache[tuple[JobKey, Epoch], AttemptIdentity] = LruCache(REMEMBERED_MAX)
         """What this process dispatched itself."""
-        self._own: LruCache[tuple[JobId, Epoch], HeldLease] = LruCache(REMEMBERED_MAX)
-        """What this process dispatched to one worker, as it was after the last step that this process made."""
         self._reads: Batcher[JobId, list[Event]] = Batcher(self._events, lambda _: 1, READS_TOGETHER_MAX)
 
     async def of(self, hold: HeldLease) -> DispatchedAttempt | None:
@@ -425,24 +420,9 @@ class AttemptCache:
         return await self.read(hold)
 
     async def identity(self, hold: HeldLease) -> AttemptIdentity | None:
-        """As `of`. Not read if this process dispatched the attempt, and nobody or this process has recorded its start."""
-        own = self._dispatched.get(attempt_key(hold))
-        is_current = own is not None and (own.starter is not None or hold.state == "DISPATCHED")
-        return own if is_current else await self.of(hold)
-
-    def own(self, job_id: JobId, epoch: Epoch, worker_id: str) -> tuple[HeldLease, AttemptIdentity] | None:
-        """An attempt that this process dispatched to this very worker, as it was when this process last moved it.
-
-        Nobody else can start it, or end it in a worker's name. Whether anything else has happened to the job, only the
-        ledger knows: it refuses a step whose lease or state is over.
-        """
-        hold = self._own.get((job_id, epoch))
-        attempt = None if hold is None else self._dispatched.get(attempt_key(hold))
-        return None if hold is None or attempt is None or attempt.assigned != worker_id else (hold, attempt)
-
-    def forget(self, hold: HeldLease) -> None:
-        """The attempt has changed, or has ended: it must be read to be known."""
-        self._own.drop((hold.lease.job_id, hold.lease.epoch))
+        """As `of`. Not read if this process dispatched the attempt and nobody has started it."""
+        own = self._dispatched.get(attempt_key(hold)) if hold.state == "DISPATCHED" else None
+        return own or await self.of(hold)
 
     async def read(self, hold: HeldLease) -> DispatchedAttempt | None:
         """The attempt as it is in the ledger now. Concurrent reads share a query."""
@@ -451,29 +431,23 @@ class AttemptCache:
             self._known[attempt_key(hold)] = attempt
         return attempt
 
-    def dispatched(self, hold: HeldLease, dispatch: Dispatch) -> None:
+    def dispatched(self, lease: Lease, dispatch: Dispatch) -> None:
         """Remember an attempt that this process has just dispatched."""
-        self._dispatched[attempt_key(hold)] = AttemptIdentity(
-            epoch=hold.lease.epoch,
+        self._dispatched[lease.key, lease.epoch] = AttemptIdentity(
+            epoch=lease.epoch,
             dispatch_id=dispatch.dispatch_id,
             assigned=dispatch.worker_id,
             number=dispatch.attempt,
         )
-        if dispatch.worker_id:
-            self._own[hold.lease.job_id, hold.lease.epoch] = hold
 
     async def _events(self, job_ids: Sequence[JobId]) -> list[list[Event]]:
         events = await self._ledger.events_of(list(dict.fromkeys(job_ids)))
         return [events.get(job_id, []) for job_id in job_ids]
 
-    def began(self, hold: HeldLease, attempt: AttemptT, worker_id: str, token: str) -> AttemptT:
+    def began(self, hold: HeldLease, attempt: DispatchedAttempt, worker_id: str, token: str) -> DispatchedAttempt:
         """Cache and return the attempt, now started by this worker."""
         started = replace(attempt, starter=worker_id, token=token)
-        if isinstance(started, DispatchedAttempt):
-            self._known[attempt_key(hold)] = started
-        else:
-            self._dispatched[attempt_key(hold)] = started
-            self._own[hold.lease.job_id, hold.lease.epoch] = hold._replace(state="RUNNING", version=hold.version + 1)
+        self._known[attempt_key(hold)] = started
         return started
 
 

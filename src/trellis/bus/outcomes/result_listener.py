@@ -2,9 +2,7 @@
 
 The ledger decides whether a report counts, never the order of arrival. A report costs one read of the held lease
 (shared by reports that arrive together), one read of the job's events when this process neither dispatched the attempt
-nor has seen it (shared too), and one turn. A start or a success of an attempt that this process dispatched to the very
-worker costs the turn alone: its lease and state are known, and where they have changed, the ledger refuses the turn and
-the report is judged by what is read then. A sender that asked is answered after the ledger has answered. When the
+nor has seen it (shared too), and one turn. A sender that asked is answered after the ledger has answered. When the
 ledger does not answer, the error is raised, and a durable bus redelivers the report.
 """
 
@@ -189,7 +187,7 @@ class ResultListener:
     async def _handle_report(self, received: ReceivedPacket, progress: JobProgress) -> None:
         reported = _reported_attempt(progress.job_id, received.packet.sender_id, progress.dispatch)
         async with self._room:
-            answer = await self._begin_own(reported, progress) or await self._progress(reported, progress)
+            answer = await self._progress(reported, progress)
         await _reply(received, progress.job_id, answer)
 
     async def works_on(self, wire_id: str, worker_id: str) -> None:
@@ -237,29 +235,9 @@ class ResultListener:
         return answer
 
     async def _judge(self, reported: _ReportedAttempt, report: WorkerReport, *, forged: bool) -> ReportAnswer:
-        own = None if forged or report.status != Status.SUCCEEDED.name else self._own(reported)
-        if own is None:
-            return await self._judge_read(reported, report, forged=forged)
-        hold, attempt = own
-        self.attempts.forget(hold)
-        of_attempt = replace(report, dispatch=_finished_dispatch(attempt, reported.worker_id))
-        if await self._succeeded(reported, hold, of_attempt):
-            self._has_settled(reported)
-            return ReportAnswer(status=Status.SUCCEEDED, message=ACCEPTED)
-        return await self._judge_read(reported, report, forged=False, tried=True)
-
-    def _own(self, reported: _ReportedAttempt) -> tuple[HeldLease, AttemptIdentity] | None:
-        """An attempt that this process dispatched to the worker that reports; None if it must be read."""
-        own = self.attempts.own(reported.job_id, reported.epoch, reported.worker_id)
-        return None if own is None or own[1].objection(reported.worker_id, reported.dispatch) is not None else own
-
-    async def _judge_read(
-        self, reported: _ReportedAttempt, report: WorkerReport, *, forged: bool, tried: bool = False
-    ) -> ReportAnswer:
-        """Judge a report by the attempt as it is in the ledger. `tried` as in `_refuse`."""
         hold = await self._looks.put(reported.job_id)
         if hold is None or hold.lease.epoch != reported.epoch:
-            return await self._refuse(reported, report, None, tried=tried)
+            return await self._refuse(reported, report, None)
         attempt = await self.attempts.identity(hold)
         objection = ReportRefusal.FOREIGN if forged else ReportRefusal.STALE
         if attempt is not None and not forged:
@@ -331,12 +309,12 @@ class ResultListener:
         """
         now = await self._looks.put(reported.job_id)
         if now is not None and now.lease == hold.lease and (now.state, now.cancel) != (hold.state, hold.cancel):
-            return await self._judge_read(reported, report, forged=False)
+            return await self._judge(reported, report, forged=False)
         return await self._refuse(reported, report, None, tried=True)
 
     async def _end(self, reported: _ReportedAttempt, hold: HeldLease, step: Advance) -> int | None:
         """Record the end of an attempt, and its start if that is not recorded yet. As `_turn`."""
-        steps = (*_start_of(hold, reported, {"seen_by": "result"}), step)
+        steps = (*_start(hold, reported, {"seen_by": "result"}), step)
         return await self._turn(Actor(role=Role.WORKER, name=reported.worker_id), steps)
 
     async def _failure(self, hold: HeldLease, report: WorkerReport) -> Advance:
@@ -467,26 +445,6 @@ class ResultListener:
             return _may_go_on(attempt, reported, progress.message)
         return await self._keep(reported, hold, attempt, progress)
 
-    async def _begin_own(self, reported: _ReportedAttempt | None, progress: JobProgress) -> ReportAnswer | None:
-        """Grant the requested start of an attempt that this process dispatched to this worker; None if it must be read."""
-        own = None if reported is None or progress.step_id != START_STEP else self._own(reported)
-        if reported is None or own is None or own[0].state != "DISPATCHED":
-            return None
-        hold, attempt = own
-        token = storable_text(progress.message)
-        self.attempts.forget(hold)
-        outcome = await self._start(hold, reported, {"token": token})
-        if isinstance(outcome, LeaseLost) or outcome.repeated:
-            return None
-        self.attempts.began(hold, attempt, reported.worker_id, token)
-        return ReportAnswer(status=Status.RUNNING, message=ACCEPTED)
-
-    async def _start(
-        self, hold: HeldLease, reported: _ReportedAttempt, details: dict[str, str]
-    ) -> StepApplied | LeaseLost:
-        actor = Actor(role=Role.WORKER, name=reported.worker_id)
-        return (await self.ledger.turn(Turn(actor=actor, advances=_start_of(hold, reported, details)))).outcomes[0]
-
     async def _begin(
         self, reported: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, token: str | None
     ) -> ReportAnswer:
@@ -495,7 +453,8 @@ class ResultListener:
         Of concurrent requests exactly one starts.
         """
         data = {"seen_by": "progress"} if token is None else {"token": storable_text(token)}
-        outcome = await self._start(hold, reported, data)
+        actor = Actor(role=Role.WORKER, name=reported.worker_id)
+        outcome = (await self.ledger.turn(Turn(actor=actor, advances=_start(hold, reported, data)))).outcomes[0]
         if isinstance(outcome, LeaseLost):
             return await self._answer_not_now(reported)
         if outcome.repeated:
@@ -576,7 +535,7 @@ def _finished_dispatch(attempt: AttemptIdentity | None, worker_id: str) -> Dispa
     return None if attempt is None else replace(attempt.dispatch, worker_id=attempt.assigned or worker_id)
 
 
-def _start_of(hold: HeldLease, reported: _ReportedAttempt, details: dict[str, str]) -> tuple[Advance, ...]:
+def _start(hold: HeldLease, reported: _ReportedAttempt, details: dict[str, str]) -> tuple[Advance, ...]:
     """The start of an attempt that was not reported as started, in its worker's name."""
     if hold.state != "DISPATCHED":
         return ()

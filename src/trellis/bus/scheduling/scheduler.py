@@ -63,7 +63,6 @@ from trellis.engine.jobs import (
     Advance,
     CancelMode,
     Epoch,
-    HeldLease,
     JobId,
     Lease,
     LeaseLost,
@@ -510,7 +509,7 @@ class Scheduler:
             if not isinstance(moved, Moved) or moved.lease is None:
                 return DispatchOutcome.LOST
             if self.attempts is not None:
-                self.attempts.dispatched(_hold_of(job, moved, moved.lease, terms.lease_s), dispatch)
+                self.attempts.dispatched(moved.lease, dispatch)
             return await self._publish(job, placed, moved.lease, order)
 
     def _lease_s(self, job: Job) -> float:
@@ -614,22 +613,6 @@ class Scheduler:
             cause=_short_cause(cause),
             data=json.dumps(data).encode(),
         )
-
-
-def _hold_of(job: Job, moved: Moved, lease: Lease, lease_s: float) -> HeldLease:
-    """The job as it is after its dispatch."""
-    return HeldLease(
-        lease=lease,
-        type=job.type,
-        state=moved.target,
-        attempt=job.attempt,
-        max_attempts=job.max_attempts,
-        version=moved.version,
-        owner=None,
-        left_s=lease_s,
-        cancel=False,
-        correlation_id=job.correlation_id,
-    )
 
 
 def _outcome_of_move(answer: object, did: DispatchOutcome) -> DispatchOutcome:
