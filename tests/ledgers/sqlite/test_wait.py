@@ -59,6 +59,44 @@ async def test_a_commit_elsewhere_that_a_waiter_for_other_types_has_seen_is_not_
     await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
 
 
+async def submit_elsewhere(ledger: SqliteLedger, other: SqliteLedger, jobs: int = 1) -> None:
+    """Submit in another process, and come back when this one has seen the commit."""
+    events = asyncio.ensure_future(ledger.wait_for_events(ledger.events_mark(), LONG_S))
+    await asyncio.sleep(0)
+    await submit(other, jobs)
+    await asyncio.wait_for(events, 10)
+
+
+async def test_a_commit_elsewhere_after_a_claim_that_took_all_is_not_missed(ledger: SqliteLedger, reopen):
+    other = await reopen()
+    await ledger.wait_for_events(ledger.events_mark(), 0.05)
+    await submit_elsewhere(ledger, other)
+    assert len(await claim(ledger, 2)) == 1
+    await submit_elsewhere(ledger, other)
+    await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
+
+
+async def test_jobs_of_another_process_that_a_claim_left_end_the_wait(ledger: SqliteLedger, reopen):
+    other = await reopen()
+    await ledger.wait_for_events(ledger.events_mark(), 0.05)
+    await submit_elsewhere(ledger, other, 2)
+    assert len(await claim(ledger)) == 1
+    await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
+
+
+async def test_a_wait_after_a_claim_that_took_all_reads_nothing(
+    ledger: SqliteLedger, reopen, monkeypatch: pytest.MonkeyPatch
+):
+    other = await reopen()
+    await ledger.wait_for_events(ledger.events_mark(), 0.05)
+    await submit_elsewhere(ledger, other)
+    reads: list[object] = []
+    monkeypatch.setattr(ledger, "_any_ready", reads.append)
+    assert len(await claim(ledger, 2)) == 1
+    await ledger.wait_for_work(("work",), 0.001)
+    assert reads == []
+
+
 async def test_without_work_the_wait_ends_by_itself(ledger: SqliteLedger):
     assert await claim(ledger) == []
     await ledger.wait_for_work(("work",), 0.01)
@@ -110,6 +148,8 @@ class ScriptedLog:
         self.waits.append(timeout_s)
         return len(self.waits) == 1
 
+    def forget(self) -> None: ...
+
     def interrupt(self) -> None: ...
 
     def close(self) -> None: ...
@@ -143,3 +183,17 @@ def test_the_second_of_two_commits_whose_writes_were_reported_together_is_looked
         assert heard.acquire(timeout=10)
     watch.close()
     assert max(log.waits[1:4]) < UNTOLD_POLL_S
+
+
+def test_a_watch_that_forgot_the_writes_until_now_reports_only_later_ones(tmp_path: Path):
+    log = tmp_path / "log"
+    log.touch()
+    watch = FileWatch.of(log)
+    assert watch is not None
+    log.write_text("earlier")
+    watch.forget()
+    watch.forget()
+    assert not watch.wait(0.0)
+    log.write_text("later")
+    assert watch.wait(10.0)
+    watch.close()

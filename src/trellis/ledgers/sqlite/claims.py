@@ -2,7 +2,7 @@
 
 import heapq
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -108,6 +108,13 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
     tx.db.execute(_CLAIM_QUERIES.record_claim, (request.claim_id, tx.now, leases))
     return claimed
+
+
+def took_all(tx: Transaction, request: Claim, claimed: Sequence[Claimed]) -> bool:
+    """Whether a claim that was just made has left no job that it could have taken."""
+    if len(claimed) >= min(request.start + request.prefetch, CLAIM_MAX):
+        return False
+    return not any_rate(tx)  # jobs whose keys have no tokens may have stood before others
 
 
 def _claimable_by(actor: Actor, who: ActorRef, name: str) -> Lifecycle:

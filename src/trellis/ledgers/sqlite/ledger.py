@@ -58,6 +58,7 @@ from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import (
     audit_chain,
     batches,
+    claims,
     control,
     job_changes,
     lists,
@@ -273,10 +274,14 @@ class SqliteLedger:
         least_urgent = turn.claim is not None and next(self._claims) % LEAST_URGENT_FIRST_EVERY == 0
 
         def work(tx: Transaction) -> TurnResult:
-            rung = self._notifier.notifications
+            rung, commits = self._notifier.notifications, self._watch.commits if self._watch else 0
             result = turns.turn(tx, turn, least_urgent_first=least_urgent)
-            if turn.claim is not None and turn.claim.only is None and not result.claimed:
-                self._found_nothing_at.note((one.type for one in turn.claim.types), rung)
+            if turn.claim is not None and turn.claim.only is None:
+                types = [one.type for one in turn.claim.types]
+                if not result.claimed:
+                    self._found_nothing_at.note(types, rung)
+                if claims.took_all(tx, turn.claim, result.claimed):
+                    self._commits_seen.note(types, commits)
             return result
 
         return await self.writer.run(work)
@@ -358,28 +363,32 @@ class SqliteLedger:
         if rung.done():
             self._found_nothing_at.note(types, self._notifier.notifications)
             return
-        elsewhere = asyncio.ensure_future(self._ready_elsewhere(types))
+        hints = {rung}
         try:
-            await asyncio.wait({rung, elsewhere}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            with nullcontext() if self._watch is None else self._watch.attend(types) as ready:
+                if ready is not None:
+                    hints.add(self._committed_elsewhere(types, ready.wait(0)))
+                await asyncio.wait(hints, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._found_nothing_at.note(types, self._notifier.notifications)
             self._notifier.leave(rung)
-            elsewhere.cancel()
+            for hint in hints:
+                hint.cancel()
 
-    async def _ready_elsewhere(self, types: Sequence[str]) -> None:
-        """Return when another process has committed and a job of these types can be claimed."""
-        watch = self._watch
-        if watch is None:
-            await asyncio.get_running_loop().create_future()
-            return
-        with watch.attend(types) as ready:
-            woken = ready.wait(0)
-            if self._commits_seen.of(types) != watch.commits:  # nobody waited for these types when they were noticed
-                self._commits_seen.note(types, watch.commits)
-                with suppress(LedgerError):  # only a hint is lost: the caller's own polling reports what is wrong
-                    if await self._any_ready(types):
-                        return
-            await woken
+    def _committed_elsewhere(self, types: Sequence[str], woken: asyncio.Future[None]) -> asyncio.Future[None]:
+        """A future that completes when another process has committed and a job of these types can be claimed."""
+        commits = 0 if self._watch is None else self._watch.commits
+        if self._commits_seen.of(types) == commits:
+            return woken
+        self._commits_seen.note(types, commits)  # nobody waited for these types when they were noticed
+        return asyncio.ensure_future(self._ready_or(types, woken))
+
+    async def _ready_or(self, types: Sequence[str], woken: asyncio.Future[None]) -> None:
+        """Return when a job of these types can be claimed now, or else when the future completes."""
+        with suppress(LedgerError):  # only a hint is lost: the caller's own polling reports what is wrong
+            if await self._any_ready(types):
+                return
+        await woken
 
     def events_mark(self) -> int:
         return self._events.notifications

@@ -7,7 +7,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -62,6 +62,11 @@ class FileWatch:
             os.read(self._notify, READ_BYTES)
         return bool(ready)
 
+    def forget(self) -> None:
+        """Let no earlier write end the next `wait`."""
+        with suppress(BlockingIOError):
+            os.read(self._notify, READ_BYTES)
+
     def interrupt(self) -> None:
         """End the current wait and all later ones."""
         os.eventfd_write(self._stop, 1)
@@ -76,9 +81,12 @@ class FileWatch:
 # lost, so waiters also poll the ledger.
 
 POLL_S = 0.015
-"""The interval between checks for other processes' commits, without inotify or some time after a write to the log."""
+"""The interval between checks for other processes' commits without inotify."""
 FIRST_POLL_S = 0.0005
-"""The first check after a write to the log: the commit is visible as soon as its frames are on the disk."""
+"""The first check after a write to the log: the commit is visible as soon as its frames are on the disk.
+
+Each further pause is twice as long, so a commit is found after at most twice the time that its sync took.
+"""
 WRITING_S = 0.1
 """How long after a write to the log a commit is expected."""
 AFTER_COMMIT_S = 0.003
@@ -229,7 +237,7 @@ class CommitWatch:
     def _watch(self, connection: apsw.Connection) -> None:
         seen, newest = _version(connection), _newest_event(connection)
         file = self._watch_file()
-        pause_s, expected_s = POLL_S, 0.0
+        pause_s, expected_s = FIRST_POLL_S, 0.0
         while self._is_wanted():
             version = _version(connection)
             if version != seen:
@@ -239,15 +247,17 @@ class CommitWatch:
                 if newest != before:
                     self._on_events()
                 # The write that was reported may have been that of the next commit, whose sync has not ended yet.
-                expected_s, pause_s = WRITING_S, AFTER_COMMIT_S
+                expected_s, pause_s = WRITING_S, 2 * AFTER_COMMIT_S
                 self._closed.wait(AFTER_COMMIT_S)
+                if file is not None:  # what was written until now is committed at the next check, or expected anyway
+                    file.forget()
             elif file is None:
                 self._closed.wait(POLL_S)
             elif file.wait(pause_s if expected_s > 0 else UNTOLD_POLL_S):
                 expected_s, pause_s = WRITING_S, FIRST_POLL_S
                 self._closed.wait(FIRST_POLL_S)
             else:
-                expected_s, pause_s = expected_s - pause_s, min(2 * pause_s, POLL_S)
+                expected_s, pause_s = expected_s - pause_s, 2 * pause_s
         if file is not None:
             with self._changed:
                 self._file = None
