@@ -496,5 +496,8 @@ def test_a_refusal_of_the_gateway_says_what_the_caller_can_do_there(
     refused = shell("queues", "pause", "echo", code=1)
     assert "trellis token issue --role control-plane` on its machine" in refused
     assert "trellis migrate" not in refused
+    refused = shell("queues", code=1)
+    assert "gives it to owner or gateway or control-plane" in refused
+    assert "trellis token issue --role ROLE` on its machine" in refused
     monkeypatch.setenv("TRELLIS_TOKEN", "no.token.here")
     assert "Whoever administers the gateway makes a token" in shell("queues", "pause", "echo", code=1)

@@ -12,7 +12,7 @@ from trellis.engine.errors import LedgerUnavailable, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import RetentionOptions, SweepOptions, SweepReport, WorkerRecord
-from trellis.engine.service import PresenceBeacon, Retention, Sweeper, backoff_s, serve
+from trellis.engine.service import PresenceBeacon, Retention, Sweeper, pause_after_failures_s, serve
 from trellis.lifecycles import Role
 from trellis.operations.explain import WorkerPresence as Seen
 from trellis.operations.explain import worker_presence
@@ -121,8 +121,8 @@ async def test_an_event_wakes_it_after_its_pause(stand: Stand):
 
 
 def test_the_backoff_doubles_up_to_its_bound():
-    assert [backoff_s(n, 1.0) for n in (1, 2, 3, 10, 1000)] == [0.1, 0.2, 0.4, 5.0, 5.0]
-    assert backoff_s(1, 0.0) == 0.05
+    assert [pause_after_failures_s(n, 1.0) for n in (1, 2, 3, 10, 1000)] == [0.1, 0.2, 0.4, 5.0, 5.0]
+    assert pause_after_failures_s(1, 0.0) == 0.05
 
 
 @pytest.mark.requirement("D33")

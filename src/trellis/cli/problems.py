@@ -121,7 +121,7 @@ def _rights_remedy(error: Forbidden) -> str:
     roles = () if rule is None else rule.holders
     if "bound to" in str(error) or "for its own only" in str(error):
         return "The token reaches only what is its own; whoever administers the gateway can give you another one."
-    return _ASK_FOR_RIGHTS.format(f"--role {' or '.join(roles)}" if roles else "--role ROLE")
+    return _ASK_FOR_RIGHTS.format(f"--role {roles[0] if len(roles) == 1 else 'ROLE'}")  # the error names all of them
 
 
 def _payload_remedy(type_: str, detail: str) -> str:

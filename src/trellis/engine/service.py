@@ -72,7 +72,7 @@ class EventDriven(Protocol):
         ...
 
 
-def backoff_s(failures: int, draw: float) -> float:
+def pause_after_failures_s(failures: int, draw: float) -> float:
     """Seconds to wait after the nth failure in a row (from 1). Half of it is random."""
     nominal = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2.0 ** min(failures - 1, 16))
     return nominal * (0.5 + 0.5 * draw)
@@ -94,7 +94,7 @@ async def serve(service: Service[Any], clock: Clock, rng: random.Random, stop: a
             failures.succeeded(now=clock.monotonic())
             process_metrics.count(PASSES, 1, service.name, "done")
         if failures.count:
-            pause = backoff_s(failures.count, rng.random())
+            pause = pause_after_failures_s(failures.count, rng.random())
         elif hinted is not None and 0 < pause < POLL_S_IDLE:
             began = clock.monotonic()
             # Wait until the next whole second: all idle services of a process then poll at the same time, and it wakes
@@ -214,7 +214,7 @@ async def wait_for_ledger(
             if _names_no_host(error):
                 raise
             failures += 1
-            pause = backoff_s(failures, rng.random())
+            pause = pause_after_failures_s(failures, rng.random())
             waited = round(clock.monotonic() - began, 1)
             if str(error) != last or clock.monotonic() - logged >= SUMMARY_S:
                 logged, last = clock.monotonic(), str(error)

@@ -21,7 +21,7 @@ from trellis.engine.jobs import CLAIM_MAX, Advance, Claim, Claimed, ClaimId, Lea
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.outage_log import Failures
-from trellis.engine.service import backoff_s
+from trellis.engine.service import pause_after_failures_s
 from trellis.lifecycles import Trigger
 from trellis.worker.app import App
 from trellis.worker.context import WorkerServices
@@ -338,7 +338,7 @@ class TurnLoop:
                 if failures is not None:
                     failures.succeeded(now=self._worker.clock.monotonic())
                 return result
-            await self._worker.clock.sleep(backoff_s(failures.count, self._rng.random()))
+            await self._worker.clock.sleep(pause_after_failures_s(failures.count, self._rng.random()))
 
     async def _deliver_apart(self, turn: Turn, error: Exception) -> TurnResult:
         """Sends each transition of a refused turn separately, because the ledger refuses one of them permanently.
