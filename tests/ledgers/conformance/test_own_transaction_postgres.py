@@ -1,6 +1,7 @@
 """Submitting inside the caller's own transaction, from any driver, through the SQL function."""
 
 import asyncio
+from typing import Any
 
 import asyncpg
 import pytest
@@ -189,11 +190,12 @@ async def test_an_id_that_another_transaction_takes_meanwhile_does_not_touch_the
         for n in range(4)
     ]
     await shell.execute("SET search_path = trellis")
-    by = await shell.fetchval("SELECT register_actor('sql', $1::smallint)", SUBMITTER.role.code)
-    types = {"work": await shell.fetchval("SELECT type_id('work')")}
+    by: Any = await shell.fetchval("SELECT register_actor('sql', $1::smallint)", SUBMITTER.role.code)
+    types: dict[str, Any] = {"work": await shell.fetchval("SELECT type_id('work')")}
     transaction = shell.transaction()
     await transaction.start()
-    await submit_one(shell, by, jobs[2], types, repeat=False)
+    connection: Any = shell  # its answers are typed by the driver
+    await submit_one(connection, by, jobs[2], types, repeat=False)
     submitting = asyncio.create_task(rig.ledger.submit(SUBMITTER, jobs, key=key))
     watcher = await asyncpg.connect(rig.app_url)
     try:
