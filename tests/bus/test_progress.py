@@ -100,6 +100,22 @@ async def test_a_job_that_is_to_stop_does_not_begin(rig: Rig):
     assert await rig.path(held.job_id) == [*BEFORE, "job_cancelled"]
 
 
+@pytest.mark.on_both
+async def test_a_cancel_request_after_the_dispatch_is_answered_at_the_start_request(rig: Rig):
+    """The ledger keeps the request with the lease: the worker learns of it when it asks, not from a timer."""
+    parts = parts_of(rig)
+    held = await parts.dispatched()
+    await parts.cancel(held.job_id, CancelMode.SOFT)
+    assert await rig.path(held.job_id) == BEFORE
+    assert parts.stops == []
+    answer = await parts.start(held, "w1")
+    assert (answer.status, answer.message) == (Status.CANCELLED, "refused: late")
+    assert [stop.job_id for stop in parts.stops] == [held.wire_id]
+    assert await rig.path(held.job_id) == [*BEFORE, "job_cancelled"]
+    again = await parts.start(held, "w1")
+    assert (again.status, again.message) == (Status.CANCELLED, "refused: late")
+
+
 @pytest.mark.requirement("BUS-6")
 async def test_progress_of_what_is_not_under_way_changes_nothing(rig_of: Opens):
     async with rig_of(topics={TOPIC: {"idempotent": True, "lease_s": 3}}) as rig:

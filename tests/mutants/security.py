@@ -158,8 +158,8 @@ HIGH: dict[str, Mutant] = {
     ),
     "H4-named": Mutant(
         file="ledgers/postgres/functions/12_ownership.sql",
-        old="  select case when _is_limited() then 'db:' || session_user || ':' || p_name else p_name end",
-        new="  select p_name",
+        old="  return case when _is_limited() then 'db:' || session_user || ':' || p_name else p_name end;",
+        new="  return p_name;",
         tests=(f"{SQL}::test_a_login_cannot_write_another_name_into_the_history",),
     ),
     "H4-acts": Mutant(

@@ -38,6 +38,8 @@ class ReceivedPacket:
     packet: Packet
     answer: "Callable[[PacketBody], Awaitable[None]]"
     wants_answer: bool = False
+    is_checked: bool = False
+    """Whether a request was checked as one from outside (`JobRequest.checked`) when the packet was read."""
 
 
 PacketHandler: TypeAlias = Callable[[ReceivedPacket], Awaitable[None]]

@@ -228,7 +228,7 @@ class JobRequest(_RequestModel):
     @property
     def body(self) -> bytes:
         """The stored form: canonical JSON, so that equal requests have equal bytes."""
-        return _canonical_json(self._stored)
+        return _canonical_json(self.stored)
 
     @property
     def hash(self) -> str:
@@ -246,13 +246,14 @@ class JobRequest(_RequestModel):
     @property
     def body_and_fingerprint(self) -> tuple[bytes, bytes]:
         """Both `body` and `fingerprint`, read from the fields once."""
-        stored = self._stored
+        stored = self.stored
         body = _canonical_json(stored)
         del stored["job_id"]
         return body, hashlib.sha256(_canonical_json(stored)).digest()
 
     @property
-    def _stored(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
+        """The stored form as a dict: without fields that have their default."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @classmethod
@@ -264,12 +265,17 @@ class JobRequest(_RequestModel):
             raise BusRequestInvalid(detail=_first_problem(error)) from None
 
     @classmethod
-    def checked(cls, fields: Mapping[str, Any]) -> "JobRequest":
-        """Validate a request from outside; raises BusRequestInvalid."""
+    def valid(cls, fields: Mapping[str, Any]) -> "JobRequest":
+        """Validate the fields of a request of our own; raises BusRequestInvalid."""
         try:
-            request = cls.model_validate(fields)
+            return cls.model_validate(fields)
         except pydantic.ValidationError as error:
             raise BusRequestInvalid(detail=_first_problem(error)) from None
+
+    @classmethod
+    def checked(cls, fields: Mapping[str, Any]) -> "JobRequest":
+        """Validate a request from outside; raises BusRequestInvalid."""
+        request = cls.valid(fields)
         if len(request.job_id) > CALLER_ID_CHARS_MAX:
             raise BusRequestInvalid(detail=f"job_id: at most {CALLER_ID_CHARS_MAX} characters; choose a shorter one")
         contradiction = _contradiction(request)
@@ -344,12 +350,17 @@ def new_bus_job(
     )
 
 
+_NO_META = JobMeta.model_validate({})
+
+
 def _contradiction(request: JobRequest) -> str | None:
     """Describe where the identity fields of a request contradict each other; None when they agree.
 
     Contradictions are not repaired.
     """
-    identity, meta = request.identity or IdentityBinding.model_validate({}), request.meta or JobMeta.model_validate({})
+    identity, meta = request.identity, request.meta or _NO_META
+    if identity is None:
+        return None
     mirrors = (
         ("tenant_id", identity.tenant_id, (request.tenant_id, meta.tenant_id)),
         ("principal_id", identity.principal_id, (request.principal_id,)),
@@ -376,8 +387,11 @@ def _undo_topic(request: JobRequest) -> str:
     return request.compensation.topic if request.compensation else ""
 
 
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
 def _canonical_json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+    return _CANONICAL.encode(fields).encode()
 
 
 def _first_problem(error: pydantic.ValidationError) -> str:

@@ -1,14 +1,16 @@
 """Submitting inside the caller's own transaction, from any driver, through the SQL function."""
 
 import asyncio
+from typing import Any
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
-from tests.ledgers.conformance.rig import Rig, claimed_ids
-from trellis.engine.jobs import JobId, Priority
+from tests.ledgers.conformance.rig import SUBMITTER, Rig, claimed_ids
+from trellis.engine.jobs import JobId, Priority, RequestKey, Submitted
 from trellis.engine.records import JobFilter, JobPlace
+from trellis.ledgers.postgres.submit import submit_one
 from trellis.lifecycles import Trigger
 
 pytestmark = [pytest.mark.only("postgres"), pytest.mark.oldest_server]
@@ -173,3 +175,39 @@ async def test_sql_and_python_submits_share_idempotency_keys(rig: Rig, shell: as
     await _ask(shell, "SELECT trellis.submit_job('work', p_idempotency_key => 'order-1')")
     await rig.offer(rig.new_job(idempotency_key="order-1", fingerprint=b"mine"))
     assert len((await rig.ledger.jobs(JobFilter(), limit=5)).jobs) == 1
+
+
+@pytest.mark.parametrize(
+    "key", [None, RequestKey(scope="s", key="k", fingerprint=b"f", about="jobs", given="k")], ids=["bare", "with a key"]
+)
+@pytest.mark.requirement("DJ-2")
+async def test_an_id_that_another_transaction_takes_meanwhile_does_not_touch_the_jobs_beside_it(
+    rig: Rig, shell: asyncpg.Connection, key: RequestKey | None
+):
+    """All four go in by one statement, which waits for the other transaction: its job is the one that exists then."""
+    jobs = [
+        rig.new_job(job_id=JobId(f"mine-{n}"), type="work", id_is_given=True, fingerprint=b"x", payload=b"1")
+        for n in range(4)
+    ]
+    await shell.execute("SET search_path = trellis")
+    by: Any = await shell.fetchval("SELECT register_actor('sql', $1::smallint)", SUBMITTER.role.code)
+    types: dict[str, Any] = {"work": await shell.fetchval("SELECT type_id('work')")}
+    transaction = shell.transaction()
+    await transaction.start()
+    connection: Any = shell  # its answers are typed by the driver
+    await submit_one(connection, by, jobs[2], types, repeat=False)
+    submitting = asyncio.create_task(rig.ledger.submit(SUBMITTER, jobs, key=key))
+    watcher = await asyncpg.connect(rig.app_url)
+    try:
+        async with asyncio.timeout(20):
+            while not await watcher.fetchval("select count(*) from pg_locks where not granted"):
+                pass
+    finally:
+        await watcher.close()
+    await transaction.commit()
+    assert await submitting == [Submitted(job_id=job.job_id, created=job is not jobs[2]) for job in jobs]
+    assert [(await rig.ledger.events(job.job_id))[0].actor for job in jobs] == [
+        *[SUBMITTER.name] * 2,
+        "sql",
+        SUBMITTER.name,
+    ]

@@ -257,6 +257,33 @@ async def test_a_given_id_submitted_again_is_the_existing_job(rig: Rig):
     assert len(await rig.ledger.events(JobId("mine"))) == 1
 
 
+@pytest.mark.requirement("DJ-2")
+async def test_given_ids_of_calls_that_meet_are_each_submitted_once(rig: Rig):
+    def given(n: int, fingerprint: bytes = b"x") -> NewJob:
+        job_id = JobId(f"mine-{n}")
+        return rig.new_job(
+            job_id=job_id, id_is_given=True, fingerprint=fingerprint, payload=b"%d" % n, lifecycle="bus-job"
+        )
+
+    gateway, new = actor(Role.GATEWAY), [given(n) for n in range(1, 9)]
+    assert await rig.offer(given(0), by=gateway) == Submitted(job_id=JobId("mine-0"), created=True)
+    jobs = [given(0), *new, given(1), given(2, b"other")]
+    answers = await asyncio.gather(*(rig.ledger.submit(gateway, [job]) for job in jobs))
+    created = {job.job_id: Submitted(job_id=job.job_id, created=True) for job in new}
+    assert answers == [
+        [Submitted(job_id=JobId("mine-0"), created=False)],
+        *([created[job.job_id]] for job in new),
+        [Submitted(job_id=JobId("mine-1"), created=False)],
+        [Mismatch(key="mine-2", job_id=JobId("mine-2"))],
+    ]
+    for n in range(9):
+        job, events = await rig.job(JobId(f"mine-{n}")), await rig.ledger.events(JobId(f"mine-{n}"))
+        assert (job.payload, job.state, job.place, job.due_at) == (b"%d" % n, "PENDING", JobPlace.SCHEDULED, None)
+        assert [event.type for event in events] == ["job_accepted"]
+    again = await asyncio.gather(*(rig.ledger.submit(gateway, [job]) for job in new))
+    assert again == [[Submitted(job_id=job.job_id, created=False)] for job in new]
+
+
 @pytest.mark.requirement("BUS-11")
 async def test_ids_are_unique_over_all_lifecycles(rig: Rig):
     await rig.offer(rig.new_job(job_id=JobId("mine"), id_is_given=True, fingerprint=b"x"))

@@ -202,7 +202,7 @@ def report_in(event: Event) -> WorkerReport | None:
 
 def storable_text(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     """A text from outside, cut to the stored size and cleaned."""
-    return storable(text[:limit]) or ""
+    return storable(text[:limit]) or "" if text else ""
 
 
 def _first(values: Sequence[T], size: Callable[[T], int]) -> list[T]:

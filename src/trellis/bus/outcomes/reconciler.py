@@ -104,10 +104,11 @@ class OutcomeReconciler(FeedSubscriber[SubscriptionOptions]):
             self._learned_in = self.begun
         self._above.clear()
         accepted = [event for event in events if event.source is None]
-        for record in await self.ledger.recorded(accepted):
-            self._tree.learn_party(record.event)
-            if record.submission is not None:
-                self._tree.learn(record.event.job_id, record.submission.payload)
+        for event in accepted:
+            self._tree.learn_party(event)
+        payloads = await self.ledger.payloads([event.job_id for event in accepted]) if accepted else {}
+        for job_id, payload in payloads.items():
+            self._tree.learn(job_id, payload)
         by_family: dict[str, list[tuple[Event, JobRequest]]] = {}
         for event in events:
             request = await self._tree.request(event.job_id)

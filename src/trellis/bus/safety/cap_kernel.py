@@ -54,6 +54,7 @@ _QUARANTINE, _REDACT = 6, 7
 
 Quarantine is not supported; redact means allow with another context in place of the request's.
 """
+_EMPTY_REF: Mapping[str, Any] = ResourceRef.model_validate({}).model_dump()
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "budgets": ("max_runtime_ms", "max_retries", "max_artifact_bytes", "max_concurrent_jobs"),
     "sandbox": ("isolated", "network_allowlist", "fs_read_only", "fs_read_write"),
@@ -238,7 +239,7 @@ def _redacted(response: Any) -> dict[str, Any]:
     if response.redacted_context_ptr:
         redacted["context_ptr"] = response.redacted_context_ptr
     if response.HasField("redacted_context_ref"):
-        redacted["context_ref"] = message_fields(response.redacted_context_ref, ResourceRef)
+        redacted["context_ref"] = {**_EMPTY_REF, **message_fields(response.redacted_context_ref, ResourceRef)}
     try:
         JobRequest.model_validate({"job_id": "redacted", "topic": "job.redacted", **redacted})
     except pydantic.ValidationError as error:

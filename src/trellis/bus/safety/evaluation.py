@@ -151,7 +151,12 @@ def _facts(request: JobRequest) -> _RequestFacts | str:
     return _RequestFacts(topic=request.topic, labels=labels, names=values)
 
 
+_NO_VALUES = _ConditionValues(given=(), known=frozenset(), joined="")
+
+
 def _values(given: Sequence[str], *, any_case: bool) -> _ConditionValues:
+    if not given:
+        return _NO_VALUES
     compared = [one.casefold() for one in given] if any_case else given
     return _ConditionValues(given=given, known=frozenset(compared), joined="\n".join(compared))
 

@@ -322,8 +322,8 @@ def order_of(request: JobRequest, dispatch: Dispatch, wire_id: str, terms: Dispa
     env = {JOB_ID_IN_ENV: request.job_id, **work.env, **ours}
     if terms.trace:
         env[tracing.IN_ENV] = terms.trace
-    sent = work.model_copy(update={"job_id": wire_id, "env": env})
-    return JobOrder(request=JobRequest.read(sent.body), dispatch=dispatch)
+    fields = {**work.stored, "job_id": wire_id, "env": env}
+    return JobOrder(request=JobRequest.valid(fields), dispatch=dispatch)
 
 
 def _shorter_budget(budget: Budget | None, constraints: Mapping[str, Any]) -> Budget | None:

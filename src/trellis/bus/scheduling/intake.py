@@ -242,7 +242,7 @@ class BusIntake:
             _log.warning("not_a_request", sender=packet.sender_id, body=type(submitted).__name__)
             return
         try:
-            request = JobRequest.checked(submitted.model_dump(mode="json", exclude_defaults=True, warnings=False))
+            request = submitted if received.is_checked else _checked(submitted)
             self._early.of_request(request.job_id, packet.sender_id, packet.created_at)  # drops an older cancel
             answer = await self._submit(packet, request)
         except TopicFull as error:
@@ -426,6 +426,10 @@ class BusIntake:
     async def _alert(self, packet: Packet, job_id: str, code: ErrorCode, message: str) -> None:
         details = {"job_id": job_id, "trace_id": packet.trace_id}
         await self._alerts.send(code, message, about=packet.sender_id, trace_id=packet.trace_id, details=details)
+
+
+def _checked(submitted: JobRequest) -> JobRequest:
+    return JobRequest.checked(submitted.model_dump(mode="json", exclude_defaults=True, warnings=False))
 
 
 def _is_mismatch(answer: Mismatch) -> str:

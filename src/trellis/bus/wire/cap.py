@@ -7,7 +7,6 @@ outside a request, have no meaning here; they are neither sent nor stored. `sign
 
 import hashlib
 import importlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -55,30 +54,29 @@ _PARTS: Mapping[str, type[pydantic.BaseModel]] = {
     "identity": IdentityBinding,
     "context_ref": ResourceRef,
 }
-BodyT = TypeVar("BodyT", JobResult, JobProgress, JobCancel, WorkerHeartbeat, Handshake, BusAlert)
+BodyT = TypeVar("BodyT", JobCancel, WorkerHeartbeat, Handshake, BusAlert)
 _PRIORITY_NAMES = {number: name for name, number in PRIORITIES.items()}
 _ACTOR_NAMES = {number: name for name, number in ACTOR_TYPES.items()}
 
 
 def message_fields(message: Any, shape: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """The fields of a message that our model has."""
-    values: dict[str, Any] = {}
-    for name in shape.model_fields:
-        value = getattr(message, name)
-        if name in _PARTS:
-            if message.HasField(name):
-                values[name] = message_fields(value, _PARTS[name])
-        elif name == "priority":
-            values[name] = _PRIORITY_NAMES.get(value, value)
-        elif name == "actor_type":
-            values[name] = _ACTOR_NAMES.get(value, value)
-        elif name == "expires_at":
-            values[name] = value.ToJsonString() if message.HasField(name) else ""
-        elif isinstance(value, bytes):
-            values[name] = value.hex()
-        else:
-            values[name] = value if isinstance(value, str | int) else _plain(value)
-    return values
+    """The fields of a message that our model has. Empty fields are left out: the model has the same defaults."""
+    known = shape.model_fields
+    return {field.name: _field_value(field.name, value) for field, value in message.ListFields() if field.name in known}
+
+
+def _field_value(name: str, value: Any) -> Any:
+    if name in _PARTS:
+        return message_fields(value, _PARTS[name])
+    if name == "priority":
+        return _PRIORITY_NAMES.get(value, value)
+    if name == "actor_type":
+        return _ACTOR_NAMES.get(value, value)
+    if name == "expires_at":
+        return value.ToJsonString()
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if isinstance(value, str | int) else _plain(value)
 
 
 def _plain(value: Any) -> dict[str, Any] | tuple[Any, ...]:
@@ -124,6 +122,19 @@ class NotStrict(ValueError):
     """A packet's bytes break the strict encoding rules."""
 
 
+def is_plainly_strict(data: bytes, message: Any) -> bool:
+    """Whether these bytes are exactly what we would write for this message, without fields that this version does not know.
+
+    Then they are strict, and need not be read once more in Python. Other bytes may be strict too: `check_strict` decides.
+    """
+    if len(data) > FIELDS_MAX or message.SerializeToString(deterministic=True) != data:
+        return False
+    known = type(message)()
+    known.CopyFrom(message)
+    known.DiscardUnknownFields()
+    return known.ByteSize() == len(data)
+
+
 def check_strict(data: bytes, descriptor: Any) -> frozenset[int]:
     """The field numbers at the top level of a message of this type; raises NotStrict.
 
@@ -144,6 +155,12 @@ def check_strict(data: bytes, descriptor: Any) -> frozenset[int]:
 
 
 _UNKNOWN: tuple[Any, str] = (None, "")
+
+
+@cache
+def field_names(shape: type) -> tuple[str, ...]:
+    """The names of the fields of a body."""
+    return tuple(field.name for field in fields(shape))
 
 
 @cache
@@ -233,6 +250,7 @@ SEVERITIES = (
 )
 """Severities by CAP's number. An alert without one is INFO."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_UNKNOWN_FIELDS: frozenset[int] = frozenset()
 
 
 def load() -> None:
@@ -245,14 +263,16 @@ def load() -> None:
 def encode(packet: Packet, keys: PacketKeys, *, subject: str = "", message_id: str = "") -> bytes:
     """Encode a packet for one subject, and sign it when we have a key; raises PacketWrong."""
     check(packet)
-    message = _sdk("buspacket_pb2").BusPacket(
-        trace_id=packet.trace_id, sender_id=packet.sender_id, protocol_version=PROTOCOL_VERSION
-    )
+    since = packet.created_at - _EPOCH
+    name, values = _payload(packet)
     try:
-        since = packet.created_at - _EPOCH
-        message.created_at.seconds = since // timedelta(seconds=1)
-        message.created_at.nanos = since % timedelta(seconds=1) // timedelta(microseconds=1) * 1000
-        _write_body(message, packet)
+        message = _sdk("buspacket_pb2").BusPacket(
+            trace_id=packet.trace_id,
+            sender_id=packet.sender_id,
+            protocol_version=PROTOCOL_VERSION,
+            created_at={"seconds": since.days * 86_400 + since.seconds, "nanos": since.microseconds * 1000},
+            **{name: values},
+        )
     except (ValueError, TypeError) as error:  # a number or text that does not fit its field
         raise PacketWrong(detail=str(error)) from error
     faults = _validator().validate_bus_packet(message)
@@ -315,7 +335,7 @@ def _read_packet(message: Any, subject: str) -> Packet:
 
 
 def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:
-    """The parsed message, and its field numbers."""
+    """The parsed message, and its field numbers; none of a message that has only fields that this version knows."""
     if not data:
         raise PacketRefused(ErrorCode.MALFORMED_PACKET, "it is empty")
     if len(data) > PACKET_BYTES_MAX:
@@ -325,6 +345,8 @@ def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:
         message.ParseFromString(data)
     except _decode_error() as error:
         raise PacketRefused(ErrorCode.MALFORMED_PACKET, f"it is no BusPacket: {error}"[:DETAIL_CHARS_MAX]) from None
+    if is_plainly_strict(data, message):
+        return message, _NO_UNKNOWN_FIELDS
     try:
         return message, check_strict(data, message.DESCRIPTOR)
     except NotStrict as error:
@@ -412,12 +434,11 @@ def _bind(message: Any, keys: PacketKeys, subject: str, message_id: str) -> None
 
 def _check_meaning(message: Any) -> None:
     faults = _validator().validate_bus_packet(message)
-    if message.WhichOneof("payload") == "job_request":
-        of_request = _validator().validate_job_request(message.job_request)
-        if of_request and len(of_request) == len(faults):
-            raise _refused(message, ErrorCode.INVALID_INPUT, f"{of_request[0].field}: {of_request[0].message}")
     if faults:
-        raise _refused(message, ErrorCode.MALFORMED_PACKET, f"{faults[0].field}: {faults[0].message}")
+        is_request = message.WhichOneof("payload") == "job_request"
+        of_request = _validator().validate_job_request(message.job_request) if is_request else ()
+        code = ErrorCode.INVALID_INPUT if len(of_request) == len(faults) else ErrorCode.MALFORMED_PACKET
+        raise _refused(message, code, f"{faults[0].field}: {faults[0].message}")
     if message.WhichOneof("payload") in PRESENCE_PAYLOADS and message.ByteSize() > PRESENCE_BYTES_MAX:
         detail = f"it has {message.ByteSize()} bytes and the limit for what introduces a worker is {PRESENCE_BYTES_MAX}"
         raise _refused(message, ErrorCode.MALFORMED_PACKET, detail)
@@ -460,7 +481,7 @@ def _read_request(message: Any, *, from_outside: bool = False) -> JobRequest | J
     values = message_fields(message, JobRequest)
     if from_outside:
         return JobRequest.checked(values)
-    request = JobRequest.read(json.dumps(values).encode())
+    request = JobRequest.valid(values)
     dispatch = _dispatch(message)
     return request if dispatch is None else JobOrder(request=request, dispatch=dispatch)
 
@@ -482,16 +503,22 @@ def _ref(message: Any) -> ResourceRef | None:
 
 def _fields(message: Any, shape: type[BodyT], **others: Any) -> BodyT:
     """The body with the fields of the same names; `others` are the fields that a packet holds in another form."""
-    values = {field.name: getattr(message, field.name) for field in fields(shape) if field.name not in others}
+    values = {name: getattr(message, name) for name in field_names(shape) if name not in others}
     plain = {name: value if isinstance(value, str | int | float) else _plain(value) for name, value in values.items()}
     return shape(**plain, **others)
 
 
 def _read_result(message: Any) -> JobResult:
-    return _fields(
-        message,
-        JobResult,
+    return JobResult(
+        job_id=message.job_id,
         status=Status(message.status),
+        worker_id=message.worker_id,
+        result_ptr=message.result_ptr,
+        execution_ms=message.execution_ms,
+        error_code=message.error_code,
+        error_message=message.error_message,
+        artifact_ptrs=tuple(message.artifact_ptrs),
+        error_code_enum=message.error_code_enum,
         dispatch=_dispatch(message),
         result_ref=_ref(message.result_ref) if message.HasField("result_ref") else None,
         artifact_refs=tuple(filter(None, map(_ref, message.artifact_refs))),
@@ -499,7 +526,15 @@ def _read_result(message: Any) -> JobResult:
 
 
 def _read_progress(message: Any) -> JobProgress:
-    return _fields(message, JobProgress, status=Status(message.status), dispatch=_dispatch(message))
+    return JobProgress(
+        job_id=message.job_id,
+        status=Status(message.status),
+        step_id=message.step_id,
+        percent=message.percent,
+        message=message.message,
+        result_ptr=message.result_ptr,
+        dispatch=_dispatch(message),
+    )
 
 
 def _read_cancel(message: Any) -> JobCancel:
@@ -545,31 +580,39 @@ _READERS: Mapping[str | None, Any] = {
 # -- encoding ----------------------------------------------------------------------------------------------------------
 
 
-def _write_body(message: Any, packet: Packet) -> None:
-    body, job = packet.body, _sdk("job_pb2")
+def _payload(packet: Packet) -> tuple[str, dict[str, Any]]:
+    """The field of the packet that holds the body, and the body's fields."""
+    body = packet.body
     match body:
-        case JobRequest():
-            message.job_request.CopyFrom(job.JobRequest(**fields_of(body.model_dump(exclude_none=True))))
         case JobOrder(request=request, dispatch=dispatch):
-            values = fields_of(request.model_dump(exclude_none=True))
-            message.job_request.CopyFrom(job.JobRequest(**values, dispatch=_identity(dispatch)))
+            values = {**fields_of(request.model_dump(exclude_defaults=True)), "dispatch": _identity(dispatch)}
         case JobResult():
-            refs = {
+            values = {
+                **_slots(body),
                 "result_ref": None if body.result_ref is None else fields_of(body.result_ref.model_dump()),
                 "artifact_refs": [fields_of(ref.model_dump()) for ref in body.artifact_refs],
             }
-            message.job_result.CopyFrom(job.JobResult(**{**_slots(body), **refs}))
-        case JobProgress():
-            message.job_progress.CopyFrom(job.JobProgress(**_slots(body)))
-        case JobCancel():
-            message.job_cancel.CopyFrom(job.JobCancel(**_slots(body)))
-        case WorkerHeartbeat():
-            message.heartbeat.CopyFrom(_sdk("heartbeat_pb2").Heartbeat(**_slots(body)))
+        case JobProgress() | JobCancel() | WorkerHeartbeat():
+            values = _slots(body)
         case Handshake():
-            role = ROLES.index(body.role) if body.role in ROLES else 0
-            message.handshake.CopyFrom(_sdk("handshake_pb2").Handshake(**{**_slots(body), "role": role}))
+            values = {**_slots(body), "role": ROLES.index(body.role) if body.role in ROLES else 0}
         case BusAlert():
-            message.alert.CopyFrom(_alert(body, packet))
+            values = _alert(body, packet)
+        case JobRequest():
+            values = fields_of(body.model_dump(exclude_defaults=True))
+    return _PAYLOAD_FIELDS[type(body)], values
+
+
+_PAYLOAD_FIELDS: Mapping[type[PacketBody], str] = {
+    JobRequest: "job_request",
+    JobOrder: "job_request",
+    JobResult: "job_result",
+    JobProgress: "job_progress",
+    JobCancel: "job_cancel",
+    WorkerHeartbeat: "heartbeat",
+    Handshake: "handshake",
+    BusAlert: "alert",
+}
 
 
 def _identity(dispatch: Dispatch | None) -> dict[str, Any] | None:
@@ -580,22 +623,22 @@ def _identity(dispatch: Dispatch | None) -> dict[str, Any] | None:
 
 def _slots(body: JobResult | JobProgress | JobCancel | WorkerHeartbeat | Handshake) -> dict[str, Any]:
     """The fields of a body, with CAP's form of a dispatch."""
-    values = {field.name: getattr(body, field.name) for field in fields(body)}
+    values = {name: getattr(body, name) for name in field_names(type(body))}
     return {**values, "dispatch": _identity(values["dispatch"])} if "dispatch" in values else values
 
 
-def _alert(body: BusAlert, packet: Packet) -> Any:
-    return _sdk("alert_pb2").SystemAlert(
-        level=body.severity.value,
-        message=body.message,
-        component=packet.sender_id,
-        code=body.code.name,
-        severity=SEVERITIES.index(body.severity, 1),
-        error_code_enum=int(body.code),
-        source_component=packet.sender_id,
-        details=dict(body.details),
-        trace_id=packet.trace_id,
-    )
+def _alert(body: BusAlert, packet: Packet) -> dict[str, Any]:
+    return {
+        "level": body.severity.value,
+        "message": body.message,
+        "component": packet.sender_id,
+        "code": body.code.name,
+        "severity": SEVERITIES.index(body.severity, 1),
+        "error_code_enum": int(body.code),
+        "source_component": packet.sender_id,
+        "details": dict(body.details),
+        "trace_id": packet.trace_id,
+    }
 
 
 # -- the SDK -----------------------------------------------------------------------------------------------------------

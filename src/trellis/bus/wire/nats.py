@@ -239,7 +239,9 @@ class NatsBus:
             if reply:
                 await self._answer(reply, body, packet.trace_id)
 
-        received = ReceivedPacket(subject=message.subject, packet=packet, answer=answer, wants_answer=bool(reply))
+        received = ReceivedPacket(
+            subject=message.subject, packet=packet, answer=answer, wants_answer=bool(reply), is_checked=True
+        )
         return await run_handler(message.subject, handler(received))
 
     async def _refuse(self, subject: str, error: PacketRefused) -> bool:

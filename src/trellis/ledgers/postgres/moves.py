@@ -24,6 +24,7 @@ from trellis.ledgers.postgres import request_keys
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow
 from trellis.ledgers.postgres.reads import READ_QUERIES, requeueable_codes
 from trellis.ledgers.postgres.rows import STORED_PLACES
+from trellis.ledgers.postgres.submit import some
 from trellis.ledgers.refusals import check_death
 from trellis.lifecycles import BY_CODE, Phase, Role, Trigger
 
@@ -59,7 +60,8 @@ async def run_moves(
     connection: PostgresConnection, arguments: Sequence[tuple[object, ...]], key: RequestKey | None = None
 ) -> list[PostgresRow]:
     """The result rows of these moves, in order. Each item holds a move's arguments. A move with a key comes alone."""
-    rows = await connection.fetch(MOVES, *map(list, zip(*arguments, strict=True)), request_keys.key_argument(key))
+    columns = [some(list(column)) for column in zip(*arguments, strict=True)]
+    rows = await connection.fetch(MOVES, *columns, request_keys.key_argument(key))
     return sorted(rows, key=lambda row: row["n"])
 
 

@@ -79,8 +79,8 @@ def type_to_submit_with_keys(error: Exception) -> str | None:
     return str(getattr(error, "detail", "")) if getattr(error, "sqlstate", "") == PLAIN_REFUSED else None
 
 
-def _some(values: list[Any]) -> list[Any] | None:
-    """The values; None if all are None."""
+def some(values: list[Any]) -> list[Any] | None:
+    """The values; None if all are None. The driver looks at each element of an array."""
     return None if values.count(None) == len(values) else values
 
 
@@ -108,12 +108,12 @@ async def submit_plain(
             [job.payload for job in same],
             _shared([job.max_attempts for job in same]),
             _shared([job.max_deaths for job in same]),
-            _some([job.delay_s or None for job in same]),
-            _some([job.run_at for job in same]),
-            _some([job.deadline_s for job in same]),
-            _some([job.correlation_id for job in same]),
-            _some([job.trace for job in same]),
-            _some([job.parent_id for job in same]),
+            some([job.delay_s or None for job in same]),
+            some([job.run_at for job in same]),
+            some([job.deadline_s for job in same]),
+            some([job.correlation_id for job in same]),
+            some([job.trace for job in same]),
+            some([job.parent_id for job in same]),
             _shared([job.chosen for job in same]),
         )
 
@@ -239,25 +239,25 @@ async def submit_keyed(
         [job.payload for job in jobs],
         [job.max_attempts for job in jobs],
         [job.max_deaths for job in jobs],
-        [job.delay_s for job in jobs],
-        [job.run_at for job in jobs],
-        [job.deadline_s for job in jobs],
-        [job.correlation_id for job in jobs],
-        [job.trace for job in jobs],
-        [job.parent_id for job in jobs],
-        [job.compensates for job in jobs],
-        [job.concurrency_key for job in jobs],
+        some([job.delay_s or None for job in jobs]),
+        some([job.run_at for job in jobs]),
+        some([job.deadline_s for job in jobs]),
+        some([job.correlation_id for job in jobs]),
+        some([job.trace for job in jobs]),
+        some([job.parent_id for job in jobs]),
+        some([job.compensates for job in jobs]),
+        some([job.concurrency_key for job in jobs]),
         [job.concurrency_limit for job in jobs],
         [scope for scope, _ in keys],
         [key for _, key in keys],
         [job.fingerprint for job in jobs],
         repeat,
         [job.id_is_given for job in jobs],
-        [job.waiting_max for job in jobs],
+        some([job.waiting_max for job in jobs]),
         [job.chosen for job in jobs],
         key_argument(key),
-        [None if job.unique is None else job.unique.text() for job in jobs],
-        [job.unique_scope for job in jobs],
+        some([None if job.unique is None else job.unique.text() for job in jobs]),
+        some([job.unique_scope or None for job in jobs]),
     )
     if rows and rows[0]["outcome"] == "answered":
         return None

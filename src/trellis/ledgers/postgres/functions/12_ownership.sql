@@ -7,10 +7,12 @@ create or replace function _is_limited() returns boolean language sql stable as 
   select not pg_has_role(session_user, 'trellis_app', 'member')
 $$;
 
--- The stored form of a limited login's name; the application's names stay unchanged.
-create or replace function _of_login(p_name text) returns text language sql stable set search_path from current as $$
-  select case when _is_limited() then 'db:' || session_user || ':' || p_name else p_name end
-$$;
+-- The stored form of a limited login's name; the application's names stay unchanged. The language keeps the plan: a function in SQL
+-- would be planned at every call.
+create or replace function _of_login(p_name text) returns text language plpgsql stable set search_path from current as $$
+begin
+  return case when _is_limited() then 'db:' || session_user || ':' || p_name else p_name end;
+end $$;
 
 -- The prefix of names that this login gives; empty for the application. Clients compare owners with it.
 create or replace function name_prefix() returns text language sql stable security definer set search_path from current as $$

@@ -1,5 +1,6 @@
 -- Submit. `submit_plain` takes jobs without keys of any kind, set-wise; `submit_alike_jobs` those that differ only in id and payload.
--- `submit_keyed` takes jobs one by one, with idempotency keys, given ids, concurrency keys, unique keys and compensations.
+-- `submit_keyed` takes jobs with given ids set-wise, and those with idempotency keys, concurrency keys, unique keys and compensations
+-- one by one.
 -- `submit_one` takes one job of either kind: arrays and a statement for sets cost more than one job does. `submit_job` and
 -- `submit_unique_job` are for SQL callers inside their own transaction. A second submit with the same idempotency key returns the
 -- first job.
@@ -331,7 +332,26 @@ begin
   outcome := 'created';
 end $$;
 
--- Jobs one by one, but neighbours without keys together. With p_key (see 72_request_keys.sql) the key of the request is stored with
+-- Inserts jobs whose ids were chosen, by one statement, and the keys that say so. False, and nothing is inserted, if another transaction
+-- took one of the ids meanwhile.
+create or replace function _submit_given(
+  p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_ids text[], p_types int[],
+  p_prios smallint[], p_payloads bytea[], p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[],
+  p_deadlines float8[], p_correlations text[], p_traces text[], p_parents text[], p_chosen smallint[], p_fingerprints bytea[])
+returns boolean language plpgsql set search_path from current
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
+begin
+  perform _submit_set(p_actor, p_role, p_now, p_batch, p_lifecycle, false, p_job_ids, p_types, p_prios, p_payloads, p_max_attempts,
+                      p_max_deaths, p_delays, p_run_ats, p_deadlines, p_correlations, p_traces, p_parents, p_chosen);
+  insert into idempotency (scope, key, at, id, fingerprint)
+  select 'job_id', u.job_id, p_now, b.id, u.fingerprint
+    from unnest(p_job_ids, p_fingerprints) u(job_id, fingerprint)
+    cross join lateral (select j.id from job j where j.job_id = u.job_id offset 0) b;
+  return true;
+exception when unique_violation then return false;
+end $$;
+
+-- Jobs one by one, but neighbours without keys together, and neighbours whose ids were chosen and are free. With p_key (see 72_request_keys.sql) the key of the request is stored with
 -- them; the only outcome is 'answered', and nothing is submitted, when an answer is stored with that key.
 create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
@@ -346,7 +366,7 @@ declare
   first_events text := _only_first_events();
   at timestamptz;
   no bigint;
-  plain boolean[];
+  kinds int[];  -- 0: by itself; 1: with others without keys; 2: with others whose ids were chosen
   i int := 1;
   j int;
 begin
@@ -363,21 +383,32 @@ begin
   at := trellis.now();
   no := _open_batch();
   if cardinality(p_job_ids) > 1 then
-    plain := array(
-      select u.ckey is null and u.key is null and not u.given and u.compensates is null and u.rule is null and u.most is null
-             and not exists (select from job e where e.job_id = u.job_id)
-             and not exists (select from type_options o where o.lifecycle = u.lifecycle and o.type = u.type and u.chosen <> 63
-                                                          and o.unique_rule is not null)
-        from unnest(p_ckeys, p_keys, p_given, p_compensates, p_rules, p_waiting_max, p_lifecycles, p_types, p_chosen, p_job_ids) with ordinality
-             u(ckey, key, given, compensates, rule, most, lifecycle, type, chosen, job_id, n) order by u.n);
+    kinds := array(
+      select case when u.ckey is not null or u.compensates is not null or u.rule is not null or u.most is not null
+                    or exists (select from job e where e.job_id = u.job_id)
+                    or exists (select from type_options o where o.lifecycle = u.lifecycle and o.type = u.type and u.chosen <> 63
+                                                            and o.unique_rule is not null) then 0
+                  when u.key is null and not u.given then 1
+                  when u.given and u.scope = 'job_id' and u.key = u.job_id and array_position(p_job_ids, u.job_id) = u.n
+                    and not exists (select from idempotency k where k.scope = 'job_id' and k.key = u.job_id) then 2
+                  else 0 end
+        from unnest(p_ckeys, p_scopes, p_keys, p_given, p_compensates, p_rules, p_waiting_max, p_lifecycles, p_types, p_chosen, p_job_ids)
+             with ordinality u(ckey, scope, key, given, compensates, rule, most, lifecycle, type, chosen, job_id, n) order by u.n);
   end if;
   while i <= cardinality(p_job_ids) loop
     j := i;
-    while plain[i] and plain[j + 1] and p_lifecycles[j + 1] = p_lifecycles[i] loop j := j + 1; end loop;
+    while kinds[i] > 0 and kinds[j + 1] = kinds[i] and p_lifecycles[j + 1] = p_lifecycles[i] loop j := j + 1; end loop;
     if j > i then
-      perform _submit_set(p_actor, a.role, at, no, p_lifecycles[i], p_repeat, p_job_ids[i:j], p_types[i:j], p_prios[i:j], p_payloads[i:j],
-                          p_max_attempts[i:j], p_max_deaths[i:j], p_delays[i:j], p_run_ats[i:j], p_deadlines[i:j], p_correlations[i:j],
-                          p_traces[i:j], p_parents[i:j], p_chosen[i:j]);
+      if kinds[i] = 1 then
+        perform _submit_set(p_actor, a.role, at, no, p_lifecycles[i], p_repeat, p_job_ids[i:j], p_types[i:j], p_prios[i:j],
+                            p_payloads[i:j], p_max_attempts[i:j], p_max_deaths[i:j], p_delays[i:j], p_run_ats[i:j], p_deadlines[i:j],
+                            p_correlations[i:j], p_traces[i:j], p_parents[i:j], p_chosen[i:j]);
+      elsif not _submit_given(p_actor, a.role, at, no, p_lifecycles[i], p_job_ids[i:j], p_types[i:j], p_prios[i:j], p_payloads[i:j],
+                              p_max_attempts[i:j], p_max_deaths[i:j], p_delays[i:j], p_run_ats[i:j], p_deadlines[i:j],
+                              p_correlations[i:j], p_traces[i:j], p_parents[i:j], p_chosen[i:j], p_fingerprints[i:j]) then
+        kinds[i:j] := array_fill(0, array[j - i + 1]);
+        continue;
+      end if;
       return query select 'created', u.job_id, null::text from unnest(p_job_ids[i:j]) with ordinality u(job_id, n) order by u.n;
     else
       return query select s.outcome, s.job_id, s.replaced from _submit_one(
