@@ -17,7 +17,7 @@ from tests.storage.test_store import keys_of
 from trellis.storage.objects import folders, local
 from trellis.storage.objects.file_systems import links_unnamed_files
 from trellis.storage.objects.folders import FOLDER_SETTLED_NS
-from trellis.storage.objects.local import LocalObjects
+from trellis.storage.objects.local import RECENT_SETTLED_NS, LocalObjects
 from trellis.storage.objects.open import open_objects, random_name
 from trellis.storage.objects.store import CREATE, PutRefused, PutStored, StoreRefused, StoreUnavailable, if_match
 
@@ -110,13 +110,31 @@ async def test_an_object_read_again_is_as_its_file_is_now(tmp_path: Path, file_r
         assert await store.get("k.txt") is None
 
 
-async def test_an_object_written_a_moment_ago_is_read_each_time(tmp_path: Path, file_reads: list[int]):
-    file = tmp_path / "k.txt"
-    async with opened(tmp_path, now_ns=lambda: file.stat().st_ctime_ns + FOLDER_SETTLED_NS) as store:
+async def reads_of_three(path: Path, file_reads: list[int], age_ns: int) -> list[int]:
+    """The reads for three gets of an object that is this old."""
+    file = path / "k.txt"
+    async with opened(path, now_ns=lambda: file.stat().st_ctime_ns + age_ns) as store:
         await store.put("k.txt", b"one")
+        file_reads.clear()
         for _ in range(3):
             await store.get("k.txt")
-        assert file_reads == [3, 3, 3]
+    return list(file_reads)
+
+
+@pytest.mark.parametrize("age_ns, reads", [(RECENT_SETTLED_NS, 3), (RECENT_SETTLED_NS + 1, 1)])
+async def test_an_object_written_a_moment_ago_is_read_each_time(
+    tmp_path: Path, file_reads: list[int], monkeypatch: pytest.MonkeyPatch, age_ns: int, reads: int
+):
+    monkeypatch.setattr(local, "COARSE_NS", 1 << 62)  # whatever the digits of the time
+    assert await reads_of_three(tmp_path, file_reads, age_ns) == [3] * reads
+
+
+@pytest.mark.parametrize("age_ns, reads", [(FOLDER_SETTLED_NS, 3), (FOLDER_SETTLED_NS + 1, 1)])
+async def test_an_object_on_a_file_system_that_keeps_seconds_is_read_each_time_for_longer(
+    tmp_path: Path, file_reads: list[int], monkeypatch: pytest.MonkeyPatch, age_ns: int, reads: int
+):
+    monkeypatch.setattr(local, "COARSE_NS", 1)  # every time looks like one without digits
+    assert await reads_of_three(tmp_path, file_reads, age_ns) == [3] * reads
 
 
 async def test_local_store_leaves_foreign_files_alone(tmp_path: Path):

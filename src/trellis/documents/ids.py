@@ -6,6 +6,7 @@ No other module builds them.
 import hashlib
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from trellis.agents.definition import checked_slug
 from trellis.documents.errors import RunIdInvalid
@@ -16,6 +17,8 @@ RANDOM_CHARS = 6
 AUDIT_FOLDER = "audit"
 CHAIN_FOLDER = f"{AUDIT_FOLDER}/chain"
 ALERT_FOLDER = "alerts/projector"
+RUN_FOLDERS_KEPT = 2_048
+"""Folders of runs that are polled again and again are not put together each time."""
 STEPS = ("load-context", "execute-agent", "persist-results", "finalize")
 
 
@@ -63,6 +66,7 @@ def make_entry_id(at: datetime, random_text: str) -> JobId:
     return JobId(f"inbox_{at.astimezone(UTC):%Y-%m-%d}_{random_text.replace('-', '')[:12]}")
 
 
+@lru_cache(RUN_FOLDERS_KEPT)
 def run_folder(slug: str, run_id: str) -> str:
     run_date(run_id)
     return f"agents/{checked_slug(slug)}/runs/{run_id}"

@@ -22,6 +22,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.logs import log_of
 from trellis.http_server.limits import RateLimits, RefusalBounds
 from trellis.http_server.problems import Problem, correlation_of, problem_response
+from trellis.http_server.request_plan import FromState
 from trellis.http_server.tokens import VerifiedTokens, bearer
 from trellis.lifecycles import Role
 from trellis.runs.memory_access import agent_of, check_reach
@@ -143,15 +144,8 @@ async def idempotency_key(
 KeyHeader = Annotated[str | None, Depends(idempotency_key)]
 
 
-async def instance_of(request: Request) -> Instance:
-    """The instance that this app serves.
-
-    A coroutine, like every dependency here, because FastAPI would run a plain function in a thread.
-    """
-    return gateway_of(request).instance
-
-
-InstanceOf = Annotated[Instance, Depends(instance_of)]
+InstanceOf = Annotated[Instance, Depends(FromState("gateway.instance"))]
+"""The instance that this app serves."""
 
 
 def api_for(instance: Instance, caller: Caller) -> LocalApi:

@@ -6,11 +6,13 @@ dependencies that clean up), and tries one route after another. Together they co
 
 Invariants:
 - the first route in the order of the application that matches is called, as by the router;
-- every error is answered by the handlers of the application, as by FastAPI.
+- every error is answered by the handlers of the application, as by FastAPI: the layer that calls them is put around
+  whatever may still fail in a way that has a handler, which a whole response in memory does not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,10 +22,12 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.convertors import StringConvertor
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.middleware import RESPOND
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Turns off the framework's own telemetry: `RequestMiddleware` opens the spans, and `/metrics` has the counts.
@@ -48,12 +52,13 @@ class HttpApplication(FastAPI):
             redirect_slashes=False,
             telemetry=NO_TELEMETRY,
         )
+        self.state: Any = SimpleNamespace()  # the framework's class raises an error inside at every look at it
 
     def build_middleware_stack(self) -> ASGIApp:
         """The layers of a request, from the outermost: crashes, the application's middleware, errors, the routes."""
         handlers = dict(self.exception_handlers)
         crash: Any = handlers.pop(Exception, None)
-        app: ASGIApp = ExceptionMiddleware(_RouteTable(self), handlers=handlers)
+        app: ASGIApp = _RouteTable(self, handlers)
         for layer, args, options in reversed(self.user_middleware):
             app = layer(app, *args, **options)
         return ServerErrorMiddleware(app, handler=crash)
@@ -73,33 +78,61 @@ class HttpApplication(FastAPI):
 class _Candidate:
     """A route that may match an address, and how its path is read."""
 
-    route: APIRoute
+    route: StrictRoute
     match: Callable[[str], Any]
-    call: ASGIApp
 
 
 class _RouteTable:
     """Calls the route of a request, and hands every request that is not in the table to the router."""
 
-    def __init__(self, app: FastAPI) -> None:
-        self._router = app.router
+    def __init__(self, app: FastAPI, handlers: Mapping[Any, Any]) -> None:
+        self._router, self._handlers = app.router, handlers
         self._otherwise = AsyncExitStackMiddleware(app.router)
         self._candidates = _candidates(app.router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # the start and the end of the server
-            await self._otherwise(scope, receive, send)
+        route = self._found(scope) if scope["type"] == "http" else None  # else the start and the end of the server
+        if route is None:
+            await self._guarded(self._otherwise)(scope, receive, send)
             return
+        try:
+            answer = await route.answer(scope, receive)
+        except Exception as error:  # noqa: BLE001 - the handlers of the application say which errors have an answer
+            answer = _raising(error)
+        respond = scope.get(RESPOND)
+        if respond is not None and isinstance(answer, Response) and _is_whole(answer):
+            await respond(answer)
+        else:
+            await self._guarded(answer)(scope, receive, send)
+
+    def _found(self, scope: Scope) -> StrictRoute | None:
+        """The route of this request, noted in its scope as the router does; None if only the router knows it."""
+        if scope.get("root_path"):
+            return None
         path: str = scope["path"]
-        key = (scope.get("method", ""), path[1:].partition("/")[0], path.count("/"))
-        for one in self._candidates.get(key, ()) if not scope.get("root_path") else ():
+        for one in self._candidates.get((scope["method"], path[1:].partition("/")[0], path.count("/")), ()):
             match = one.match(path)
             if match is not None:
                 scope["router"], scope["route"], scope["endpoint"] = self._router, one.route, one.route.endpoint
                 scope["path_params"] = match.groupdict()
-                await one.call(scope, receive, send)
-                return
-        await self._otherwise(scope, receive, send)
+                return one.route
+        return None
+
+    def _guarded(self, app: ASGIApp) -> ASGIApp:
+        """An application whose errors the handlers answer."""
+        return ExceptionMiddleware(app, handlers=self._handlers)
+
+
+def _is_whole(response: Response) -> bool:
+    """Whether a response is its status, its headers and its body, and nothing has to be done to send it."""
+    return type(response).__call__ is Response.__call__ and response.background is None
+
+
+def _raising(error: Exception) -> ASGIApp:
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - the form of an application
+        raise error
+
+    return fail
 
 
 def _candidates(routes: Sequence[BaseRoute]) -> Mapping[RouteKey, tuple[_Candidate, ...]]:
@@ -119,7 +152,7 @@ def _candidates(routes: Sequence[BaseRoute]) -> Mapping[RouteKey, tuple[_Candida
         elif first not in left_out:
             for method in route.methods or ():
                 key = (method, first, path.count("/"))
-                table[key] = (*table.get(key, ()), _Candidate(route, route.path_regex.match, route.app))
+                table[key] = (*table.get(key, ()), _Candidate(route, route.path_regex.match))
     return table
 
 

@@ -27,7 +27,7 @@ from fastapi import Request, Response
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute, request_response
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trellis.engine.text import is_storable
 from trellis.http_server.deadlines import SharedDeadline, SharedDeadlines
@@ -246,20 +246,32 @@ class StrictRoute(APIRoute):
         return strictly
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. What FastAPI needs around a handler is set up only where FastAPI calls it."""
-        strict = self._strict(scope, receive)
+        """Answer a request that the router of FastAPI hands over."""
+        answer = await self.answer(scope, receive)
+        await answer(scope, receive, send)
 
-        async def handled(_request: Request) -> Response:
-            return await self.by_fastapi(strict)
+    async def answer(self, scope: Scope, receive: Receive) -> ASGIApp:
+        """What sends the answer to a request: the response by the plan of the route, or FastAPI.
 
+        What FastAPI needs around a handler is set up only where FastAPI calls it.
+        """
+        strict, is_left = self._strict(scope, receive), False
         try:
             response = await self.planned(strict)
-            if response is None:
-                await AsyncExitStackMiddleware(request_response(handled))(scope, receive, send)
-                return
+            is_left = response is None
         finally:
-            strict.release()
-        await response(scope, receive, send)
+            if not is_left:
+                strict.release()
+        return self._left_to_fastapi(strict) if response is None else response
+
+    def _left_to_fastapi(self, strict: "StrictRequest") -> ASGIApp:
+        async def handled(_request: Request) -> Response:
+            try:
+                return await self.by_fastapi(strict)
+            finally:
+                strict.release()
+
+        return AsyncExitStackMiddleware(request_response(handled))
 
     def _prepare(self) -> None:
         """Work out what is the same for every request."""

@@ -4,12 +4,14 @@ A write to a socket is the most expensive step of a small response. So the head 
 body is known. A response of unknown length, such as a stream of events, is sent by uvicorn: its head leaves at once.
 
 Invariants:
-- a part of a response that has begun can be written without the layers in between, which change no such part;
+- a part of a response that has begun can be written without the layers in between, which change no such part, and so
+  can a whole response, to which its layer has done everything before;
 - what is unusual goes to uvicorn unchanged: a response in parts, one to HEAD, one that ends the connection, one whose
   head or length does not fit, and everything while the client does not read. So every check of uvicorn holds;
 - an application that fails between head and body has sent nothing, and uvicorn answers 500.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +21,30 @@ from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, ST
 NO_BODY = frozenset({204, 304})
 WRITE_PART = "trellis.write_part"
 """Where the scope of a request has its `JoinedResponse.write_part`. Another server's scope has none."""
+WRITE_WHOLE = "trellis.write_whole"
+"""Where the scope of a request has its `JoinedResponse.write_whole`. Another server's scope has none."""
 _BYTES = [bytes([number]) for number in range(256)]
 _NOT_IN_NAMES = b"".join(filter(HEADER_RE.search, _BYTES)) + b"".join(one for one in _BYTES if one != one.lower())
 _NOT_IN_VALUES = b"".join(filter(HEADER_VALUE_RE.search, _BYTES))
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedHeaders:
+    """Headers that many responses have alike, with their lines in a response, which are made once.
+
+    None of them says how the response is sent.
+    """
+
+    headers: Headers
+    lines: bytes
+
+    @classmethod
+    def of(cls, headers: Iterable[tuple[bytes, bytes]]) -> "FixedHeaders":
+        """These headers."""
+        own = list(headers)
+        return cls(own, _lines(own))
 
 
 @dataclass(slots=True)
@@ -35,7 +58,7 @@ class JoinedResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `cycle.send`
         """Handle the request."""
-        scope[WRITE_PART] = self.write_part
+        scope[WRITE_PART], scope[WRITE_WHOLE] = self.write_part, self.write_whole
         await self.app(scope, receive, self._send)
 
     def write_part(self, body: bytes) -> bool:
@@ -51,6 +74,30 @@ class JoinedResponse:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
+    def write_whole(self, status: int, headers: Headers, fixed: bytes, body: bytes | memoryview) -> bool:
+        """Write a response at once; `fixed` are the lines of further headers.
+
+        Returns False, and writes nothing, if it has to be sent: what is unusual, and everything while the client does
+        not read.
+        """
+        cycle = self.cycle
+        is_usual = (
+            cycle.keep_alive
+            and not cycle.response_started
+            and not cycle.disconnected
+            and not cycle.flow.write_paused
+            and cycle.scope["method"] != "HEAD"
+        )
+        head = _head(cycle, status, headers, len(body)) if is_usual and self._start is None else None
+        if head is None:
+            return False
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.transport.write(b"".join((head, fixed, b"\r\n", body)))
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
     async def _send(self, message: Any) -> None:
         start, self._start = self._start, None
         if start is None:
@@ -59,17 +106,11 @@ class JoinedResponse:
             else:
                 await self.cycle.send(message)
             return
-        whole = _whole(self.cycle, start, message)
-        if whole is None:
+        is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+        headers, body = list(start.get("headers", ())), message.get("body", b"")
+        if not is_whole or not self.write_whole(start["status"], headers, b"", body):
             await self.cycle.send(start)  # type: ignore[arg-type] - the same message, under another library's name
             await self.cycle.send(message)
-            return
-        cycle = self.cycle
-        cycle.response_started = cycle.response_complete = True
-        cycle.waiting_for_100_continue = False
-        cycle.transport.write(whole)
-        cycle.message_event.set()
-        cycle.on_response()
 
 
 def _has_length(start: Message) -> bool:
@@ -77,29 +118,21 @@ def _has_length(start: Message) -> bool:
     return start["status"] in NO_BODY or any(name == b"content-length" for name, _ in start.get("headers", ()))
 
 
-def _whole(cycle: RequestResponseCycle, start: Message, message: Message) -> bytes | None:
-    """The bytes of the whole response; None if uvicorn has to send it."""
-    is_usual = (
-        message["type"] == "http.response.body"
-        and not message.get("more_body", False)
-        and cycle.keep_alive
-        and not cycle.disconnected
-        and not cycle.flow.write_paused
-        and cycle.scope["method"] != "HEAD"
-    )
-    status, body = start["status"], message.get("body", b"")
-    line = STATUS_LINE.get(status)
-    if not is_usual or line is None:
+def _head(cycle: RequestResponseCycle, status: int, headers: Headers, length: int) -> bytes | None:
+    """The head of a response with a body of this length; None if uvicorn has to send it."""
+    line, fields = STATUS_LINE.get(status), dict(headers)
+    announced = fields.get(b"content-length")
+    fits = not length and status in NO_BODY if announced is None else announced == b"%d" % length
+    if line is None or not fits or b"connection" in fields or b"transfer-encoding" in fields:
         return None
-    headers = [*cycle.default_headers, *start.get("headers", ())]
-    fields = dict(headers)
-    length = fields.get(b"content-length")
-    fits = not body if length is None else length == b"%d" % len(body)
-    if not fits or b"connection" in fields or b"transfer-encoding" in fields:
-        return None
-    names, values = b"".join(name for name, _ in headers), b"".join(value for _, value in headers)
+    names, values = b"".join([name for name, _ in headers]), b"".join([value for _, value in headers])
     if len(names.translate(None, _NOT_IN_NAMES)) != len(names):
         return None
     if len(values.translate(None, _NOT_IN_VALUES)) != len(values):
         return None
-    return line + b"\r\n".join([b"%b: %b" % one for one in headers]) + b"\r\n\r\n" + body
+    return b"".join((line, _lines(cycle.default_headers), _lines(headers)))
+
+
+def _lines(headers: Headers) -> bytes:
+    """The lines of these headers in the head of a response."""
+    return b"".join([part for name, value in headers for part in (name, b": ", value, b"\r\n")])

@@ -1,11 +1,13 @@
 """Middleware around every request: correlation id, response headers, tracing span, and the deadline of reads."""
 
 import asyncio
+import functools
 import re
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trellis.engine import tracing
@@ -13,6 +15,7 @@ from trellis.engine.jobs import CORRELATION_PATTERN
 from trellis.engine.logs import log_of
 from trellis.engine.metrics import HTTP_SECONDS, process_metrics
 from trellis.http_server.deadlines import SharedDeadline, SharedDeadlines
+from trellis.http_server.joined_response import WRITE_WHOLE, FixedHeaders, Headers
 from trellis.http_server.problems import Problem, correlation_of, problem_response
 from trellis.http_server.security_headers import SECURITY_HEADERS
 
@@ -23,8 +26,6 @@ OTHER = "HTTP"
 """Span name for unknown methods, so that the number of span names stays small."""
 PATH_CHARS_MAX = 200
 
-Headers = list[tuple[bytes, bytes]]
-
 _FORM = re.compile(CORRELATION_PATTERN)
 _HEADER = HEADER.lower().encode()
 _TRACE = tracing.HEADER.encode()
@@ -32,6 +33,9 @@ _DEFAULTS: Headers = [
     (name.lower().encode(), value.encode("latin-1"))
     for name, value in {"Cache-Control": "no-store", **SECURITY_HEADERS}.items()
 ]
+_DEFAULT_NAMES = frozenset(name for name, _ in _DEFAULTS)
+RESPOND = "trellis.respond"
+"""Where the scope of a request has what answers it with a whole response. Without `RequestMiddleware` it has none."""
 _log = log_of("trellis.gateway")
 
 
@@ -64,39 +68,20 @@ class RequestMiddleware:
         method = scope["method"] if scope["method"] in METHODS else OTHER
         began = time.perf_counter()
         deadline = self._deadlines.begin() if self._deadlines is not None and method in READS else None
-
-        async def send_complete(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                if deadline is not None:
-                    deadline.stop()
-                status: int = message["status"]
-                process_metrics.observe(HTTP_SECONDS, time.perf_counter() - began, method, str(status))
-                span.note({"http.response.status_code": status})
-                if status >= 500:
-                    span.fail(f"answered {status}")
-                message["headers"] = _completed(message.get("headers", ()), correlation_id, scope)
-            await send(message)
-
         with tracing.carried(trace, method, kind=tracing.SERVER) as span:
+            answer = _Answer(scope, send, method, began, deadline, span)
+            scope[RESPOND] = answer.respond
             try:
-                if deadline is None:
-                    await self._app(scope, receive, send_complete)
-                else:
-                    await self._read(deadline, scope, receive, send_complete)
+                await self._app(scope, receive, answer.send_complete)
+            except asyncio.CancelledError:
+                if deadline is None or not deadline.close():
+                    raise
+                await self._answer_late(scope, receive, answer.send_complete)
             finally:
+                if deadline is not None:
+                    deadline.close()
                 if span.is_recorded:
                     _describe_span(span, scope, method)
-
-    async def _read(self, deadline: SharedDeadline, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a read until its deadline, and answer with a problem after it."""
-        try:
-            await self._app(scope, receive, send)
-        except asyncio.CancelledError:
-            if not deadline.close():
-                raise
-            await self._answer_late(scope, receive, send)
-        finally:
-            deadline.close()
 
     async def _answer_late(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a read that is over its deadline."""
@@ -105,6 +90,45 @@ class RequestMiddleware:
         _log.warning("read_timed_out", path=scope["path"], correlation_id=correlation_of(request))
         problem = Problem("UPSTREAM_UNAVAILABLE", late, headers={"Retry-After": "1"})
         await problem_response(request, problem)(scope, receive, send)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """How one request is answered: what its response begins with is the same, in messages or whole."""
+
+    scope: Scope
+    send: Send
+    method: str
+    began: float
+    deadline: SharedDeadline | None
+    span: tracing.Span
+
+    async def send_complete(self, message: Message) -> None:
+        """Send a message of the response, the first with all headers."""
+        if message["type"] == "http.response.start":
+            own, defaults = self._begin(message["status"], message.get("headers", ()))
+            message["headers"] = own + defaults.headers
+        await self.send(message)
+
+    async def respond(self, response: Response) -> None:
+        """Send a response that is only its status, its headers and its body; at once where the server can."""
+        own, defaults = self._begin(response.status_code, response.raw_headers)
+        write = self.scope.get(WRITE_WHOLE)
+        if write is None or not write(response.status_code, own, defaults.lines, response.body):
+            headers = own + defaults.headers
+            await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+            await self.send({"type": "http.response.body", "body": response.body})
+
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, FixedHeaders]:
+        """Note that the response begins; its own headers and the defaults that they leave."""
+        if self.deadline is not None:
+            self.deadline.stop()
+        process_metrics.observe(HTTP_SECONDS, time.perf_counter() - self.began, self.method, str(status))
+        if self.span.is_recorded:
+            self.span.note({"http.response.status_code": status})
+            if status >= 500:
+                self.span.fail(f"answered {status}")
+        return _completed(headers, self.scope)
 
 
 def _given(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None]:
@@ -118,15 +142,20 @@ def _given(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, str | None]:
     return (given or b"").decode("latin-1"), traces[1].decode("latin-1") if len(traces) == 2 else None
 
 
-def _completed(headers: Iterable[tuple[bytes, bytes]], correlation_id: str, scope: Scope) -> Headers:
-    """The headers of the response with the correlation id, and with those that it does not have yet."""
+def _completed(headers: Iterable[tuple[bytes, bytes]], scope: Scope) -> tuple[Headers, FixedHeaders]:
+    """The headers of the response with the correlation id and those that routes left; and the defaults it lacks."""
     complete = [one for one in headers if one[0] != _HEADER]
     names = {name for name, _ in complete}
-    complete.append((_HEADER, correlation_id.encode("latin-1")))
+    complete.append((_HEADER, scope["trellis.correlation_id"].encode("latin-1")))
     added: Headers = scope.get("trellis.headers", [])
     complete += [one for one in added if one[0] not in names]
-    complete += [one for one in _DEFAULTS if one[0] not in names]
-    return complete
+    return complete, _defaults_beside(_DEFAULT_NAMES.intersection(names))
+
+
+@functools.cache
+def _defaults_beside(names: frozenset[bytes]) -> FixedHeaders:
+    """The defaults of a response that has these of their names itself."""
+    return FixedHeaders.of(one for one in _DEFAULTS if one[0] not in names)
 
 
 def _describe_span(span: tracing.Span, scope: Scope, method: str) -> None:

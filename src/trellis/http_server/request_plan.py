@@ -7,12 +7,13 @@ It only covers what routes here use: coroutines, parameters from path, query and
 Invariants:
 - values are checked before anything is called. When one does not fit, nothing has happened yet, and FastAPI handles the
   request from the beginning: so every refusal is FastAPI's own;
-- dependencies are called in FastAPI's order, each once per request.
+- dependencies are called in FastAPI's order, each once per request; one that is `FromState` is looked up instead.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from fastapi import Request, Response
@@ -35,6 +36,8 @@ class _Text:
     name: str
     sent_name: str
     """Its name in the request."""
+    header: bytes
+    """The same as a name of a header in the scope."""
     is_required: bool
     default: Any
     field: ModelField
@@ -42,13 +45,34 @@ class _Text:
     @classmethod
     def of(cls, field: ModelField) -> "_Text":
         is_required = field.field_info.is_required()
+        sent_name = field.validation_alias or field.alias
         return cls(
             field.name,
-            field.validation_alias or field.alias,
+            sent_name,
+            sent_name.lower().encode("latin-1"),
             is_required,
             None if is_required else field.get_default(),
             field,
         )
+
+    def take(self, given: Values, value: str | None) -> bool:
+        """Add the value that was sent, or the default; False if it does not fit."""
+        if value is None:
+            given[self.name] = self.default
+            return not self.is_required
+        given[self.name], errors = self.field.validate(value)
+        return not errors
+
+
+class FromState:
+    """A dependency: what the state of the application has under this path, such as `gateway.instance`."""
+
+    def __init__(self, path: str) -> None:
+        self.of = attrgetter(path)
+
+    async def __call__(self, request: Request) -> Any:
+        """The part of the application of this request."""
+        return self.of(request.app.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +92,21 @@ class _Parameters:
     def is_empty(self) -> bool:
         return not self.texts and not self.others
 
-    def take(self, given: Values, sent: Mapping[str, Any]) -> bool:
+    def take_from_path(self, given: Values, request: Request) -> bool:
         """Add the values; False if one does not fit."""
+        sent = request.path_params
         for one in self.texts:
-            value = sent.get(one.sent_name)
-            if value is None:
-                if one.is_required:
-                    return False
-                given[one.name] = one.default
-                continue
-            given[one.name], errors = one.field.validate(value)
-            if errors:
+            if not one.take(given, sent.get(one.sent_name)):
                 return False
         return _take(given, self.others, sent)
+
+    def take_from_headers(self, given: Values, request: Request) -> bool:
+        """Add the values; False if one does not fit."""
+        sent = request.scope["headers"]
+        for one in self.texts:
+            if not one.take(given, _header(sent, one.header)):
+                return False
+        return not self.others or _take(given, self.others, request.headers)
 
 
 @dataclass(slots=True)
@@ -94,8 +120,10 @@ class _Call:
     """The values without a query; None if one of them could be changed by a call."""
     headers: "_Parameters"
     body: Sequence[ModelField]
-    request_names: tuple[str, ...]
+    request_name: str | None
     response_name: str | None
+    of_state: Callable[[Any], Any] | None
+    """How the state of the application has the result, of a call that has nothing else to do."""
     results: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """The parameters that are results of other calls: name, and number of the call."""
 
@@ -107,14 +135,14 @@ class _Call:
     def values(self, request: Request, body: Any) -> Values | None:
         """What the call takes from the request; None if FastAPI must say what is wrong."""
         given: Values = {}
-        if not self.path.is_empty and not self.path.take(given, request.path_params):
+        if not self.path.is_empty and not self.path.take_from_path(given, request):
             return None
         if self.query:
             if self.query_defaults is not None and not request.scope["query_string"]:
                 given.update(self.query_defaults)
             elif not _take(given, self.query, request.query_params):
                 return None
-        if not self.headers.is_empty and not self.headers.take(given, request.headers):
+        if not self.headers.is_empty and not self.headers.take_from_headers(given, request):
             return None
         if self.body:
             (form,) = self.body
@@ -138,7 +166,8 @@ class RequestPlan:
 
         `body` is the parsed JSON of a route that takes one.
         """
-        if request.scope["app"].dependency_overrides:
+        app = request.scope["app"]
+        if app.dependency_overrides:
             return None
         values: dict[int, Values] = {}
         for number, call in self.taking:
@@ -148,12 +177,15 @@ class RequestPlan:
             values[number] = taken
         around: Response | None = None
         results: list[Any] = []
-        for call in self.calls:
-            given = values.get(len(results)) or {}
+        for number_of_call, call in enumerate(self.calls):
+            if call.of_state is not None:
+                results.append(call.of_state(app.state))
+                continue
+            given = values.get(number_of_call, {})
             for name, number in call.results:
                 given[name] = results[number]
-            for name in call.request_names:
-                given[name] = request
+            if call.request_name is not None:
+                given[call.request_name] = request
             if call.response_name is not None:
                 around = around or _response_to_fill()
                 given[call.response_name] = around
@@ -207,6 +239,7 @@ def _add(dependant: Dependant, calls: list[_Call], known: dict[Callable[..., Any
         or dependant.security_scopes_param_name
         or dependant.own_oauth_scopes
         or not dependant.use_cache
+        or (dependant.request_param_name and dependant.http_connection_param_name)
     )
     if special or call is None or not _is_coroutine(call):
         return None
@@ -226,10 +259,9 @@ def _add(dependant: Dependant, calls: list[_Call], known: dict[Callable[..., Any
         query_defaults=_query_defaults(dependant),
         headers=_Parameters.of(dependant.header_params),
         body=dependant.body_params,
-        request_names=tuple(
-            name for name in (dependant.request_param_name, dependant.http_connection_param_name) if name is not None
-        ),
+        request_name=dependant.request_param_name or dependant.http_connection_param_name,
         response_name=dependant.response_param_name,
+        of_state=call.of if isinstance(call, FromState) else None,
         results=results,
     )
     calls.append(own)
@@ -252,6 +284,14 @@ def _embeds(route: APIRoute) -> bool:
     """Whether the body has more than one part, each under its name. No route here has that."""
     form = route.body_field
     return form is not None and [*map(id, route.dependant.body_params)] != [id(form)]
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """The first header of this name, as the framework reads it; None if there is none."""
+    for sent_name, value in headers:
+        if sent_name == name:
+            return value.decode("latin-1")
+    return None
 
 
 def _take(given: Values, wanted: Sequence[ModelField], sent: Mapping[str, Any]) -> bool:

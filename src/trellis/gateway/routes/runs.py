@@ -7,7 +7,7 @@ orchestrator stopped, and stays correct after retention has removed the run from
 from typing import Annotated, Any, Literal
 
 import pydantic
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Response
 
 from trellis.api.runs import ENDED, READ, ReadableRun, manifest_file, step_files
 from trellis.auth.ownership import sees_all
@@ -29,6 +29,7 @@ from trellis.http.shapes import (
 )
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS, Problem
+from trellis.http_server.request_plan import FromState
 
 POLL_S = 5
 
@@ -97,18 +98,10 @@ async def listing(
     )
 
 
-async def _slugs(request: Request) -> LruCache[JobId, str]:
-    return request.app.state.slugs
-
-
-async def _published(request: Request) -> PublishedRuns:
-    return request.app.state.published
-
-
 async def _readable_run(
     run_id: RunId,
     instance: InstanceOf,
-    slugs: Annotated[LruCache[JobId, str], Depends(_slugs)],
+    slugs: Annotated[LruCache[JobId, str], Depends(FromState("slugs"))],
     caller: Annotated[Caller, requires(READ)],
 ) -> ReadableRun:
     """The run, if the caller may read it.
@@ -132,7 +125,7 @@ async def _readable_run(
 )
 async def status(
     run: Annotated[ReadableRun, Depends(_readable_run)],
-    runs: Annotated[PublishedRuns, Depends(_published)],
+    runs: Annotated[PublishedRuns, Depends(FromState("published"))],
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Get status.json as last published. Its ETag is the run's version; `Retry-After` says when to poll again."""

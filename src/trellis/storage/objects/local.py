@@ -52,6 +52,13 @@ RECENT_MAX = 2_048
 """How many small objects that were read lately are kept."""
 RECENT_BYTES_MAX = 16 * 1024
 """A larger object is not kept, and always read in a thread."""
+RECENT_SETTLED_NS = 100_000_000
+"""How old a small file on a local disk is at least when its times say whether it was changed since.
+
+Linux stamps files with the time of its last tick, of which it makes 100 to 1,000 a second.
+"""
+COARSE_NS = 1_000_000
+"""Times that are multiples of this may come from a file system that keeps whole seconds."""
 READ_AT_ONCE_MAX = 1024 * 1024
 """A larger file is hashed in chunks."""
 
@@ -74,6 +81,7 @@ class LocalObjects:
         self._folders.sweep()
         self._new_name = new_name
         self._bytes_max = object_bytes_max
+        self._now_ns = now_ns
         self._etags = _Etags(now_ns)
         self._walk = FolderWalk(self._folders, now_ns)
         self._root = os.fsencode(path.absolute())
@@ -103,10 +111,20 @@ class LocalObjects:
         if read is None:
             return None
         stored, file_status = read
-        if stored.size <= RECENT_BYTES_MAX and self._etags.is_settled(file_status):
+        if stored.size <= RECENT_BYTES_MAX and self._is_settled(file_status):
             path = b"/".join((self._root, *file_path(key)))
             self._recent[key] = _RecentObject(stored, path, _identity(file_status))
         return stored
+
+    def _is_settled(self, file_status: os.stat_result) -> bool:
+        """Whether the times of a small file say whether it was changed since it was read.
+
+        They say it soon where they are fine: it is written within one tick, where the hash of a large file may be taken
+        while a single long write goes on. So `_Etags` waits longer.
+        """
+        if not file_status.st_ctime_ns % COARSE_NS:
+            return self._etags.is_settled(file_status)
+        return self._now_ns() - max(file_status.st_mtime_ns, file_status.st_ctime_ns) > RECENT_SETTLED_NS
 
     async def head(self, key: str) -> ObjectInfo | None:
         return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
