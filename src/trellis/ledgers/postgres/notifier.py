@@ -14,10 +14,10 @@ versions listen without the lock, and a listener may begin in the gap.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, LiteralString
+from typing import Any, LiteralString, Self
 
 from trellis.engine.errors import TrellisError
 from trellis.ledgers.postgres.connection import (
@@ -129,11 +129,19 @@ class HintSender:
 
 @dataclass(slots=True)
 class CarriedHint:
-    """Whether a transaction is to carry the hint of its work, and what came of it."""
+    """Whether the transaction of a `with` block is to carry the hint of its work, and what came of it."""
 
     is_wanted: bool
+    end: "Callable[[CarriedHint, bool], None]"
+    """Called when the block has ended, with whether it ended without an error."""
     is_heard: bool | None = None
     """Whether somebody listens; None if the transaction carried no hint."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self.end(self, error is None)
 
 
 class PostgresNotifier:
@@ -155,7 +163,8 @@ class PostgresNotifier:
         self._work_hints = HintSender(partial(self._send, NOTIFY_WORK), WORK_GAP_S, UNHEARD_GAP_S)
         self._event_hints = HintSender(partial(self._send, NOTIFY_EVENTS), EVENTS_GAP_S)
         self._events = 0
-        self._next_event = asyncio.Event()
+        self._next_event: asyncio.Event | None = None
+        """Made by the first that waits for it: a submit nobody waits for makes none."""
 
     @property
     def events(self) -> int:
@@ -169,18 +178,16 @@ class PostgresNotifier:
         if self._on:
             self._work_hints.hint()
 
-    @contextlib.contextmanager
-    def work(self) -> Generator[CarriedHint]:
+    def work(self) -> CarriedHint:
         """Notify as `notify` does when the block ends without an error, unless its transaction has carried the hint."""
-        hint = CarriedHint(is_wanted=self._on and self._work_hints.hold())
-        try:
-            yield hint
-        finally:
-            if hint.is_wanted:
-                self._work_hints.release(is_heard=hint.is_heard)
-        if hint.is_heard is None:
+        return CarriedHint(self._on and self._work_hints.hold(), self._end_work)
+
+    def _end_work(self, hint: CarriedHint, is_done: bool) -> None:  # noqa: FBT001 - called for every submit
+        if hint.is_wanted:
+            self._work_hints.release(is_heard=hint.is_heard)
+        if is_done and hint.is_heard is None:
             self.notify()
-        else:
+        elif is_done:
             self._heard.set()
             self._hear_events()
 
@@ -213,12 +220,14 @@ class PostgresNotifier:
             async with asyncio.timeout(timeout_s):
                 await self._listening(EVENTS_CHANNEL, self._hear_events)
                 if self._events == mark:
+                    self._next_event = self._next_event or asyncio.Event()
                     await self._next_event.wait()
 
     def _hear_events(self) -> None:
         self._events += 1
-        self._next_event.set()
-        self._next_event = asyncio.Event()
+        if self._next_event is not None:
+            self._next_event.set()
+            self._next_event = None
 
     async def _listening(self, channel: str, hear: Callable[[], None]) -> None:
         """Return once the channel is listened to, or cannot be now. A caller's time-out does not stop the attempt."""
