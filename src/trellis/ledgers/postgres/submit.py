@@ -39,6 +39,7 @@ BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.e
 PLAIN_REFUSED = "TR013"
 SubmitCall: TypeAlias = tuple[int, Sequence[NewJob]]
 """The jobs of one call of submit, with the number of the actor that submits them."""
+SubmitCalls: TypeAlias = Sequence[SubmitCall]
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
