@@ -319,7 +319,7 @@ class PostgresLedger(PostgresReads):
             )
 
     async def _submit_calls(
-        self, connection: PostgresConnection, calls: Sequence[SubmitCall], hint: CarriedHint, *, repeat: bool
+        self, connection: PostgresConnection, calls: SubmitCalls, hint: CarriedHint | None, *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
         """One transaction for calls of many callers. If an id exists, each job is compared with the one that has it."""
         once = partial(self._submit_calls_once, connection, calls, hint, repeat=repeat, compare=False)
