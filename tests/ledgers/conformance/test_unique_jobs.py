@@ -335,6 +335,6 @@ async def test_a_repeated_call_with_a_lost_answer_says_the_same(rig: Rig):
     assert answer == Submitted(job_id=new.job_id, created=True, replaced=old.job_id)
     ledger: Any = rig.ledger
     calls = [(await ledger._actor(SUBMITTER), (new,))]
-    again = await ledger._submit_lane.call("submit", "", lambda c, _: ledger._submit_calls(c, calls, repeat=True))
+    again = await ledger._submit_lane.call("submit", "", lambda c, _: ledger._submit_calls(c, calls, None, repeat=True))
     assert again == [[answer]]
     assert await ledger.submit(SUBMITTER, [new]) == [Submitted(job_id=new.job_id, created=False)], "another call"

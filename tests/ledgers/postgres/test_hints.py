@@ -1,12 +1,23 @@
 """Hints are few: one tells of all that was committed before it was sent."""
 
 import asyncio
+import contextlib
 
 import pytest
 
+from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.ledgers.postgres.connection import PostgresConnection, connect
 from trellis.ledgers.postgres.lanes import LaneOptions
-from trellis.ledgers.postgres.notifier import NOTIFY_WORK, UNHEARD_GAP_S, WORK_GAP_S, HintSender, PostgresNotifier
+from trellis.ledgers.postgres.ledger import PostgresLedger
+from trellis.ledgers.postgres.notifier import (
+    CARRIED_HINT,
+    NOTIFY_WORK,
+    UNHEARD_GAP_S,
+    WORK_GAP_S,
+    HintSender,
+    PostgresNotifier,
+)
+from trellis.lifecycles import Role
 
 
 class Channel:
@@ -90,6 +101,37 @@ async def test_hints_are_fewer_while_nobody_listens(is_heard: bool, sent: int):
     assert channel.sent == 2
 
 
+@pytest.mark.parametrize("is_heard, sent", [(None, 1), (True, 0)])
+async def test_a_hint_that_comes_while_a_transaction_carries_one_waits_for_it(is_heard: bool | None, sent: int):
+    """It is sent when the transaction has carried none, and after the gap when it has."""
+    channel = Channel()
+    channel.gate.set()
+    sender = HintSender(channel.send, gap_s=60.0)
+    assert sender.hold()
+    assert not sender.hold()
+    sender.hint()
+    assert channel.sent == 0
+    sender.release(is_heard=is_heard)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert channel.sent == sent
+    assert not sender.hold(), "a hint was sent just now"
+    await sender.close()
+    assert channel.sent == 1
+
+
+async def test_a_transaction_that_fails_keeps_no_hint_back(postgres_url: str):
+    notifier = PostgresNotifier(postgres_url, LaneOptions(), on=True)
+    try:
+        with contextlib.suppress(ZeroDivisionError), notifier.work() as hint:
+            assert hint.is_wanted
+            raise ZeroDivisionError
+        with notifier.work() as hint:
+            assert hint.is_wanted
+    finally:
+        await notifier.close()
+
+
 async def is_heard(connection: PostgresConnection) -> bool:
     return await connection.fetchval(NOTIFY_WORK)
 
@@ -127,4 +169,32 @@ async def test_a_login_that_keeps_the_lock_of_listeners_stops_no_hint(postgres_u
     finally:
         await listener.close()
         await sender.close()
+        await other.close()
+
+
+HINTS_SENT_APART = "select count(*) from pg_stat_activity where query = $1 and datname = current_database()"
+
+
+async def test_a_submit_carries_its_hint_unless_another_one_does(postgres_url: str):
+    """Commits with a notification wait for one another, so a submit beside another one sends its hint afterwards."""
+    ledger, other = await PostgresLedger.open(postgres_url), await connect(postgres_url)
+    listener = PostgresNotifier(postgres_url, LaneOptions(), on=True)
+    actor = Actor(role=Role.SUBMITTER, name="test")
+
+    async def submit_and_hear(job_id: str) -> int:
+        listener.skip_next_notify()
+        waiting = asyncio.create_task(listener.wait(30))
+        await asyncio.wait_for(ledger.submit(actor, [NewJob(job_id=JobId(job_id), type="test")]), 5)
+        await asyncio.wait_for(waiting, 5)
+        return await other.fetchval(HINTS_SENT_APART, NOTIFY_WORK)
+
+    try:
+        await listener.wait(5)  # the beginning counts as a hint
+        assert await submit_and_hear("alone") == 0
+        async with other.transaction():
+            assert await other.fetchval(f"select {CARRIED_HINT}")
+            assert await submit_and_hear("beside another") == 1
+    finally:
+        await ledger.close()
+        await listener.close()
         await other.close()

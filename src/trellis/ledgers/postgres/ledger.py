@@ -87,9 +87,9 @@ from trellis.ledgers.postgres.connection import (
 from trellis.ledgers.postgres.event_summaries import EventSummaries
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
-from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, PostgresNotifier
+from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, CarriedHint, PostgresNotifier
 from trellis.ledgers.postgres.reads import PostgresReads
-from trellis.ledgers.postgres.submit import SubmitCall, SubmitPart
+from trellis.ledgers.postgres.submit import SubmitCall, SubmitCalls, SubmitPart
 from trellis.ledgers.queue_counts import QueueCounts
 from trellis.ledgers.refusals import (
     check_alerts,
@@ -262,10 +262,9 @@ class PostgresLedger(PostgresReads):
             answers = await self._submit_lane.call(
                 "submit", key.given, lambda c, repeat: self._submit_with_key(c, number, jobs, key, repeat=repeat)
             )
-        else:
-            answers = await self._submits.put((number, jobs if isinstance(jobs, AlikeJobs) else tuple(jobs)))
-        self._notifier.notify()
-        return answers
+            self._notifier.notify()
+            return answers
+        return await self._submits.put((number, jobs if isinstance(jobs, AlikeJobs) else tuple(jobs)))
 
     async def _submitter(self, actor: Actor, jobs: Sequence[NewJob]) -> int:
         """The number of an actor that may submit these jobs, whose types are registered. Raises NotAllowed."""
@@ -297,7 +296,8 @@ class PostgresLedger(PostgresReads):
         """Submits some jobs in the transaction that is open on the connection."""
 
         async def submit_part(jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
-            return (await self._submit_calls_once(connection, [(actor, tuple(jobs))], repeat=repeat))[0]
+            calls = [(actor, tuple(jobs))]
+            return (await self._submit_calls_once(connection, calls, None, repeat=repeat, compare=False))[0]
 
         return submit_part
 
@@ -313,15 +313,16 @@ class PostgresLedger(PostgresReads):
         return [a._replace(created=True) if isinstance(a, Submitted) and a.job_id in own else a for a in answers]
 
     async def _submit_batch(self, calls: Sequence[SubmitCall]) -> list[list[Submitted | Mismatch]]:
-        return await self._submit_lane.call(
-            "submit", f"{len(calls)} calls", lambda c, repeat: self._submit_calls(c, calls, repeat=repeat)
-        )
+        with self._notifier.work() as hint:
+            return await self._submit_lane.call(
+                "submit", f"{len(calls)} calls", lambda c, repeat: self._submit_calls(c, calls, hint, repeat=repeat)
+            )
 
     async def _submit_calls(
-        self, connection: PostgresConnection, calls: Sequence[SubmitCall], *, repeat: bool
+        self, connection: PostgresConnection, calls: SubmitCalls, hint: CarriedHint | None, *, repeat: bool
     ) -> list[list[Submitted | Mismatch]]:
         """One transaction for calls of many callers. If an id exists, each job is compared with the one that has it."""
-        once = partial(self._submit_calls_once, connection, calls, repeat=repeat)
+        once = partial(self._submit_calls_once, connection, calls, hint, repeat=repeat, compare=False)
         try:
             return await self._learning(once)
         except UniqueViolation:
@@ -339,25 +340,24 @@ class PostgresLedger(PostgresReads):
                 self._unique_types.add(unique)
 
     async def _submit_calls_once(
-        self, connection: PostgresConnection, calls: Sequence[SubmitCall], *, repeat: bool, compare: bool = False
+        self, c: PostgresConnection, calls: SubmitCalls, hint: CarriedHint | None, *, repeat: bool, compare: bool
     ) -> list[list[Submitted | Mismatch]]:
         """Submit each actor's calls of plain jobs set-wise, and calls with a key, or to `compare`, one by one, in order."""
         compare = compare or repeat
         actor, jobs = calls[0]
         alike = None if compare else submit.joined(calls)
         is_plain = alike is not None and different_ones(alike)[0].type not in self._unique_types
-        if alike is not None and is_plain and await submit.submit_alike(connection, actor, alike, self._types):
+        if alike is not None and is_plain and await submit.submit_alike(c, actor, alike, self._types, hint):
             return [all_created(ids_of(jobs)) for _, jobs in calls]
         if len(calls) == 1 and len(jobs) == 1:
-            (job,) = jobs
-            return [[await submit.submit_one(connection, actor, job, self._types, repeat=repeat)]]
+            return [[await submit.submit_one(c, actor, jobs[0], self._types, hint, repeat=repeat)]]
         plain, keyed = submit.grouped(calls, self._unique_types, compare=compare)
         if len(plain) + len(keyed) == 1:
-            by_number = await submit.submit_groups(connection, plain, keyed, self._types, repeat=repeat)
+            by_number = await submit.submit_groups(c, plain, keyed, self._types, repeat=repeat)
         else:
-            async with connection.transaction():
-                await submit.lock_waiting(connection, [job for jobs in keyed.values() for job in jobs])
-                by_number = await submit.submit_groups(connection, plain, keyed, self._types, repeat=repeat)
+            async with c.transaction():
+                await submit.lock_waiting(c, [job for jobs in keyed.values() for job in jobs])
+                by_number = await submit.submit_groups(c, plain, keyed, self._types, repeat=repeat)
         return [
             [by_number.get(id(job)) or Submitted(job_id=job.job_id, created=True) for job in jobs] for _, jobs in calls
         ]

@@ -25,17 +25,21 @@ from trellis.engine.jobs import (
 )
 from trellis.ledgers.alike_jobs import are_alike, join_alike
 from trellis.ledgers.postgres.connection import PostgresConnection
+from trellis.ledgers.postgres.notifier import CARRIED_HINT, CarriedHint
 from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
 
 SUBMIT_PLAIN = "select submit_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
 SUBMIT_ALIKE = "select submit_alike_jobs($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+SUBMIT_ALIKE_AND_HINT = f"{SUBMIT_ALIKE}, {CARRIED_HINT}"
 SUBMIT_KEYED = "select outcome, job_id, replaced from submit_keyed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)"
 SUBMIT_ONE = f"select submit_one({', '.join(f'${number}' for number in range(1, 27))})"
+SUBMIT_ONE_AND_HINT = f"{SUBMIT_ONE}, {CARRIED_HINT}"
 BATCH_ENTRY_OF = "select o.body from job j join journal o on o.id = j.id and o.entry = '@batch' where j.job_id = $1"
 PLAIN_REFUSED = "TR013"
 SubmitCall: TypeAlias = tuple[int, Sequence[NewJob]]
 """The jobs of one call of submit, with the number of the actor that submits them."""
+SubmitCalls: TypeAlias = Sequence[SubmitCall]
 GIVEN_ID_SCOPE = "job_id"
 CALLER_SCOPE = "key:"
 """The prefix of every caller's scope, so that none collides with the scope of chosen job ids."""
@@ -124,8 +128,22 @@ def joined(calls: Sequence[SubmitCall]) -> Sequence[NewJob] | None:
     return join_alike([jobs for _, jobs in calls]) if all(by == actor for by, _ in calls) else None
 
 
+async def _carrying(
+    connection: PostgresConnection, plain: str, and_hint: str, hint: CarriedHint | None, arguments: Sequence[object]
+) -> Any:
+    """The answer of a statement that submits, which is its transaction. It carries the hint of its work if that is wanted."""
+    if hint is None or not hint.is_wanted:
+        return await connection.fetchval(plain, *arguments)
+    ((answer, hint.is_heard),) = await connection.fetch(and_hint, *arguments)
+    return answer
+
+
 async def submit_alike(
-    connection: PostgresConnection, actor: int, jobs: Sequence[NewJob], types: dict[str, int]
+    connection: PostgresConnection,
+    actor: int,
+    jobs: Sequence[NewJob],
+    types: dict[str, int],
+    hint: CarriedHint | None = None,
 ) -> bool:
     """Submit jobs that differ only in id and payload, for the first time. False, and nothing is sent, if an id has a space."""
     first, ids = different_ones(jobs)[0], " ".join(ids_of(jobs))
@@ -133,8 +151,7 @@ async def submit_alike(
         return False
     payloads = payloads_of(jobs)
     ends = accumulate(map(len, payloads), initial=0)
-    await connection.execute(
-        SUBMIT_ALIKE,
+    arguments = (
         actor,
         LIFECYCLES[first.lifecycle].code,
         types[first.type],
@@ -149,16 +166,22 @@ async def submit_alike(
         " ".join(map(str, ends)),
         b"".join(payloads),
     )
+    await _carrying(connection, SUBMIT_ALIKE, SUBMIT_ALIKE_AND_HINT, hint, arguments)
     return True
 
 
 async def submit_one(
-    connection: PostgresConnection, actor: int, job: NewJob, types: dict[str, int], *, repeat: bool
+    connection: PostgresConnection,
+    actor: int,
+    job: NewJob,
+    types: dict[str, int],
+    hint: CarriedHint | None = None,
+    *,
+    repeat: bool,
 ) -> Submitted | Mismatch:
     """Submit one job, with keys or without, by one statement."""
     scope, key = _key(job)
-    answer = await connection.fetchval(
-        SUBMIT_ONE,
+    arguments = (
         actor,
         LIFECYCLES[job.lifecycle].code,
         job.job_id,
@@ -186,6 +209,7 @@ async def submit_one(
         None if job.unique is None else job.unique.text(),
         job.unique_scope,
     )
+    answer = await _carrying(connection, SUBMIT_ONE, SUBMIT_ONE_AND_HINT, hint, arguments)
     return Submitted(job_id=job.job_id, created=True) if answer is None else _answer(job, *answer)
 
 
