@@ -21,6 +21,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, ConsoleMessage, Page, ViewportSize, async_playwright, expect
 from playwright.async_api import Error as PlaywrightError
 
+from tests.console.pictures import TAKE
 from tests.gateway.serving import Served, serving
 from tests.gateway.world import proposal
 from tools.browser import NEEDED, browser_path
@@ -329,11 +330,16 @@ class Screen:
         except PlaywrightError:  # the page is loading, or it is none of the console
             self.is_signed_out = False
 
-    async def shot(self, name: str) -> Path:
-        """Keep a picture as output of the tests."""
+    async def picture(self, name: str) -> Path:
+        """Take a picture of the page."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         await self.page.screenshot(path=SHOTS / f"{name}.png")
         return SHOTS / f"{name}.png"
+
+    async def shot(self, name: str) -> None:
+        """Keep a picture for a person to look at, where the environment asks for pictures. No test compares it."""
+        if os.environ.get(TAKE):
+            await self.picture(name)
 
 
 async def visit(page: Page, path: str) -> None:

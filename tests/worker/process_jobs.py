@@ -1,6 +1,8 @@
-"""Handlers that run in another process. They are at the top level of a module, because that process imports them."""
+"""Handlers that run in another process. They are at the top level of a module, because that process imports them.
 
-import asyncio
+Each such process imports this module when it starts, so it imports no more than handlers need.
+"""
+
 import ctypes
 import json
 import os
@@ -10,9 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from trellis import App, PermanentError, ProcessContext, Snooze, WorkerOptions
-from trellis.ledgers import open_ledger
-from trellis.testing import run_until_idle
+from trellis import App, PermanentError, ProcessContext, Snooze
 
 app = App()
 
@@ -95,12 +95,3 @@ def raises(ctx: ProcessContext, what: str) -> None:
 @app.job("halve", runner="process", serializer=Fractions())
 def halve(ctx: ProcessContext, n: Fraction) -> Fraction:
     return n / 2
-
-
-def serve(url: str) -> None:
-    """Runs a worker of this application until it is killed."""
-
-    async def run() -> None:
-        await run_until_idle(app, await open_ledger(url), options=WorkerOptions(name="short-lived"))
-
-    asyncio.run(run())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers.ready_python import ready_python
 from tests.worker.conftest import Stand
 from tests.worker.process_jobs import app
 from trellis import App, OptionInvalid, ProcessContext
@@ -212,8 +213,8 @@ async def test_a_script_runs_handlers_of_its_own_main_module_in_processes_on_the
 async def test_a_process_ends_with_its_worker(tmp_path: Path, stand: Stand):
     file = tmp_path / "process-id"
     job = await stand.submit("crunch", {"file": str(file)})
-    body = f"from tests.worker.process_jobs import serve; serve('sqlite:///{tmp_path / 'ledger.db'}')"
-    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", body)
+    body = f"from tests.worker.process_worker import serve; serve('sqlite:///{tmp_path / 'ledger.db'}')"
+    worker = await asyncio.create_subprocess_exec(ready_python(), "-c", body)
     await stand.until(lambda: file.exists() and file.read_text() != "")
     worker.kill()
     await worker.wait()
