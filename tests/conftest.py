@@ -37,6 +37,8 @@ pytest_plugins = ["tests.processes", "tests.requirement_report", "tests.quiet", 
 os.environ.setdefault("TRELLIS_PORT", "0")  # several gateways run at the same time
 # Servers start as another user, so through a real fork(). gRPC's handlers of a fork can abort or block the child.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# The suite's servers offer no TLS. A driver that may use it reads the certificates of this machine before each connection, to ask in vain.
+os.environ.setdefault("PGSSLMODE", "disable")
 # The suite starts some hundred interpreters: what one of them has compiled is kept for the others, whatever the habit of this machine.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

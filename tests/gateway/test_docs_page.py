@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from httpx2 import Response
 
 from tests.gateway.conftest import VIOLIN, Gateway
 from tests.gateway.description import description
@@ -18,6 +19,20 @@ from trellis.cli import reference as cli_reference
 from trellis.gateway.docs_page import curl, render
 
 URLS = {"src", "href", "action", "srcset", "data", "poster"}
+
+
+@pytest.fixture(scope="module")
+def pages() -> list[Response]:
+    """What `docs_page` has fetched: nothing, or one page."""
+    return []
+
+
+@pytest.fixture
+async def docs_page(gateway: Gateway, pages: list[Response]) -> Response:
+    """The page of the first gateway that was asked. It depends on no instance, and each new gateway makes it in 0.6 s."""
+    if not pages:
+        pages.append(await gateway.anonymous().get("/docs"))
+    return pages[0]
 
 
 class Tags(HTMLParser):
@@ -37,8 +52,8 @@ class Tags(HTMLParser):
             self.style = data
 
 
-async def test_the_page_has_every_route_with_a_command_that_a_shell_understands(gateway: Gateway):
-    answer = await gateway.anonymous().get("/docs")
+async def test_the_page_has_every_route_with_a_command_that_a_shell_understands(docs_page: Response):
+    answer = docs_page
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     commands = [unescape(found) for found in re.findall(r"<pre>(curl .*?)</pre>", answer.text, re.DOTALL)]
     asked = {(words[words.index("-X") + 1] if "-X" in words else "GET") for words in map(shlex.split, commands)}
@@ -51,8 +66,8 @@ async def test_the_page_has_every_route_with_a_command_that_a_shell_understands(
     assert all("{" not in command.rpartition(" ")[2] for command in commands), "every path is filled"
 
 
-async def test_the_page_loads_nothing_and_its_policy_lets_nothing_load(gateway: Gateway):
-    answer = await gateway.anonymous().get("/docs")
+async def test_the_page_loads_nothing_and_its_policy_lets_nothing_load(docs_page: Response):
+    answer = docs_page
     tags = Tags(answer.text)
     assert not {"script", "img", "link", "iframe", "object", "form", "base"} & {tag for tag, _ in tags.elements}
     addresses = [value for _, given in tags.elements for name, value in given.items() if name in URLS]
@@ -71,8 +86,8 @@ async def test_no_text_for_users_cites_our_own_decisions(gateway: Gateway):
 
 
 @pytest.mark.requirement("D38")
-async def test_the_page_describes_the_fields_of_an_answer_and_says_from_where_attempts_count(gateway: Gateway):
-    page = unescape((await gateway.anonymous().get("/docs")).text)
+async def test_the_page_describes_the_fields_of_an_answer_and_says_from_where_attempts_count(docs_page: Response):
+    page = unescape(docs_page.text)
     (shown,) = re.findall(
         r"<details><summary><code><span class=method>GET</span> /jobs/{job_id}</code>.*?</details>", page
     )
@@ -134,10 +149,10 @@ def described(found: object, place: str = "") -> Iterator[tuple[str, str]]:
             yield from described(value, f"{place}/{number}")
 
 
-async def test_no_text_for_callers_refers_to_what_they_cannot_look_up(gateway: Gateway):
+async def test_no_text_for_callers_refers_to_what_they_cannot_look_up(docs_page: Response):
     texts = dict(described(description()))
     assert len(texts) > 500
-    texts["docs"] = unescape(re.sub(r"<[^>]+>", " ", (await gateway.anonymous().get("/docs")).text))
+    texts["docs"] = unescape(re.sub(r"<[^>]+>", " ", docs_page.text))
     texts["help"] = cli_reference.reference()
     texts["guide"] = (Path(__file__).parents[2] / "docs/how-to/call-the-gateway.md").read_text()
     assert {place: found[0] for place, text in texts.items() if (found := INTERNAL.search(text))} == {}

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from importlib import resources
 from itertools import combinations, islice
 from typing import Any
@@ -58,6 +59,8 @@ WORDINGS: Mapping[Language, Wording] = {
 
 STATEMENTS_MAX = 300
 """Most statements of all sources together: the number of pairs grows with the square."""
+STATEMENTS_CACHED = 2_000
+"""Statements whose features a process keeps: what a few runs compare."""
 SUBJECTS_MAX = 4
 YEAR = "year"
 _NAME_WEIGHT = 2
@@ -125,8 +128,9 @@ def _without_names(text: str) -> str:
     return _COMPOUND.sub(lambda match: " " if _is_name(match[0]) else match[0], text)
 
 
+@lru_cache(maxsize=STATEMENTS_CACHED)
 def statement(ref: str, excerpt: str) -> Statement:
-    """The features by which a piece of text is compared."""
+    """The features by which a piece of text is compared. Each turn of a run compares the same pieces again."""
     matter = frozenset(one for one in stems(_without_names(excerpt)) if not any(letter.isdigit() for letter in one))
     return Statement(
         ref=ref,
