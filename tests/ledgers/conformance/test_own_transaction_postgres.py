@@ -10,6 +10,7 @@ import pytest_asyncio
 from tests.ledgers.conformance.rig import SUBMITTER, Rig, claimed_ids
 from trellis.engine.jobs import JobId, Priority, RequestKey, Submitted
 from trellis.engine.records import JobFilter, JobPlace
+from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane
 from trellis.ledgers.postgres.submit import submit_one
 from trellis.lifecycles import Trigger
 
@@ -211,3 +212,54 @@ async def test_an_id_that_another_transaction_takes_meanwhile_does_not_touch_the
         "sql",
         SUBMITTER.name,
     ]
+
+
+@pytest.mark.requirement("DJ-2")
+async def test_jobs_with_chosen_ids_wait_for_the_keys_of_their_ids_before_any_job_is_inserted(
+    rig: Rig, shell: asyncpg.Connection
+):
+    """A submit of one job takes its key first and then inserts it. In another order, two transactions could deadlock."""
+    first = await rig.submit_one(type="work")
+    jobs = [
+        rig.new_job(job_id=JobId(f"mine-{n}"), type="work", id_is_given=True, fingerprint=b"x", payload=b"1")
+        for n in range(3)
+    ]
+    one, watcher = await asyncpg.connect(rig.admin_url), await asyncpg.connect(rig.app_url)
+    try:
+        transaction = one.transaction()
+        await transaction.start()
+        await one.execute(
+            "insert into trellis.idempotency (scope, key, at, id, fingerprint) values ('job_id', 'mine-2', now(), 0, 'x')"
+        )
+        submitting = asyncio.create_task(rig.ledger.submit(SUBMITTER, jobs))
+        async with asyncio.timeout(20):
+            while not await watcher.fetchval("select count(*) from pg_locks where not granted"):
+                pass
+        await one.execute("set local lock_timeout = '200ms'")
+        await one.execute(
+            """insert into trellis.job select (jsonb_populate_record(j, '{"id": -1, "job_id": "mine-2"}')).*
+               from trellis.job j where j.job_id = $1""",
+            first,
+        )
+        await transaction.rollback()
+        assert await submitting == [Submitted(job_id=job.job_id, created=True) for job in jobs]
+    finally:
+        await one.close()
+        await watcher.close()
+
+
+@pytest.mark.requirement("DJ-2")
+async def test_a_call_that_conflicted_is_not_a_repeat_of_one_that_may_have_had_its_effect(rig: Rig):
+    """Otherwise a job with a chosen id that another caller made meanwhile would be reported as created by this one."""
+    lane, said = PostgresLane(rig.app_url, LaneOptions()), list[bool]()
+    failures = [asyncpg.DeadlockDetectedError("conflict"), asyncpg.InterfaceError("lost"), None]
+
+    async def ask(connection: object, repeat: bool) -> None:
+        said.append(repeat)
+        failure = failures.pop(0)
+        if failure is not None:
+            raise failure
+
+    await lane.call("submit", "", ask)
+    await lane.close()
+    assert said == [False, False, True]

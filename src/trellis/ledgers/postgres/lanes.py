@@ -114,12 +114,14 @@ class PostgresLane:
             end = loop.time() + (self._options.outcome_window_s if window_s is None else window_s)
             sent, collisions, pause_s = False, 0, BACKOFF_S_FIRST
             while True:
+                sent_before = sent
                 try:
                     connection = await self._connected()
-                    sent_before, sent = sent, True
+                    sent = True
                     answer = await self._answered(connection, ask, sent_before=sent_before)
                 except RETRIED_ERRORS as error:
                     lost: Exception = error
+                    sent = sent_before or (sent and not isinstance(error, CONFLICT_ERRORS))
                     self._note_outage(verb, error, loop.time())
                 except UniqueViolation as error:
                     # A repeat can collide with its own first try: ours, still in progress when checked, or that of a

@@ -332,7 +332,8 @@ begin
   outcome := 'created';
 end $$;
 
--- Inserts jobs whose ids were chosen, by one statement, and the keys that say so. False, and nothing is inserted, if another transaction
+-- Inserts jobs whose ids were chosen, by one statement, and the keys that say so. The keys come first, as in _submit_one: two
+-- transactions with the same id then wait for its key, and not for each other. False, and nothing is inserted, if another transaction
 -- took one of the ids meanwhile.
 create or replace function _submit_given(
   p_actor int, p_role smallint, p_now timestamptz, p_batch bigint, p_lifecycle smallint, p_job_ids text[], p_types int[],
@@ -341,18 +342,20 @@ create or replace function _submit_given(
 returns boolean language plpgsql set search_path from current
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan as $$
 begin
+  insert into idempotency (scope, key, at, id, fingerprint)
+  select 'job_id', u.job_id, p_now, 0, u.fingerprint from unnest(p_job_ids, p_fingerprints) u(job_id, fingerprint);
   perform _submit_set(p_actor, p_role, p_now, p_batch, p_lifecycle, false, p_job_ids, p_types, p_prios, p_payloads, p_max_attempts,
                       p_max_deaths, p_delays, p_run_ats, p_deadlines, p_correlations, p_traces, p_parents, p_chosen);
-  insert into idempotency (scope, key, at, id, fingerprint)
-  select 'job_id', u.job_id, p_now, b.id, u.fingerprint
-    from unnest(p_job_ids, p_fingerprints) u(job_id, fingerprint)
-    cross join lateral (select j.id from job j where j.job_id = u.job_id offset 0) b;
+  update idempotency k set id = b.id
+    from unnest(p_job_ids) u(job_id) cross join lateral (select j.id from job j where j.job_id = u.job_id offset 0) b
+   where k.scope = 'job_id' and k.key = u.job_id;
   return true;
 exception when unique_violation then return false;
 end $$;
 
--- Jobs one by one, but neighbours without keys together, and neighbours whose ids were chosen and are free. With p_key (see 72_request_keys.sql) the key of the request is stored with
--- them; the only outcome is 'answered', and nothing is submitted, when an answer is stored with that key.
+-- Jobs one by one, but neighbours without keys together, and neighbours whose ids were chosen and are free. With p_key (see
+-- 72_request_keys.sql) the key of the request is stored with them; the only outcome is 'answered', and nothing is submitted,
+-- when an answer is stored with that key.
 create or replace function submit_keyed(
   p_actor int, p_lifecycles smallint[], p_job_ids text[], p_types int[], p_prios smallint[], p_payloads bytea[],
   p_max_attempts smallint[], p_max_deaths smallint[], p_delays float8[], p_run_ats timestamptz[], p_deadlines float8[],
