@@ -48,6 +48,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "worker/durable.py": "whatever a step raises is the outcome of the step",
     "worker/threads.py": "whatever user code raises is the outcome of its job",
     "worker/app.py": "whatever the application's key function raises is named in the refusal of the submit",
+    "http_server/application.py": "whatever a route raises goes to the handlers that answer errors",
     "integrations/sql.py": "whatever a driver raises is looked at: a refusal by the ledger is translated, the rest is raised",
     "cli/metrics_export.py": "whatever the exporter raises is told in the log, and the process goes on",
     "cli/applications.py": "importing the user's module may raise anything",

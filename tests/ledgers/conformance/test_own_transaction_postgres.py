@@ -238,7 +238,7 @@ async def test_jobs_with_chosen_ids_wait_for_the_keys_of_their_ids_before_any_jo
         await one.execute("set local lock_timeout = '200ms'")
         await one.execute(
             """insert into trellis.job select (jsonb_populate_record(j, '{"id": -1, "job_id": "mine-2"}')).*
-               from trellis.job j where j.job_id = $1""",
+               FROM trellis.job j where j.job_id = $1""",
             first,
         )
         await transaction.rollback()
