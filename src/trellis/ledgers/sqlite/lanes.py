@@ -286,6 +286,8 @@ class SqliteLane:
         self._count_lock = threading.Lock()
         self._in_thread = 0
         """What was given to the thread and is not done."""
+        self._has_ended = False
+        """Whether the thread takes nothing any more."""
         self._in_place = False
         """Whether a caller's event loop uses the connection, which must not wait."""
         self._quick_runs = 0
@@ -345,11 +347,14 @@ class SqliteLane:
             callers.loop.leave(loop)
 
     def _give(self, calls: "Sequence[_LaneCall | _Upkeep | _Stop]") -> None:
-        """Give calls to the thread."""
+        """Give calls to the thread. If it has ended meanwhile, they are refused."""
         with self._count_lock:
-            self._in_thread += len(calls)
-        for call in calls:
-            self._calls.put(call)
+            if not self._has_ended:
+                self._in_thread += len(calls)
+                for call in calls:
+                    self._calls.put(call)
+                return
+        _refuse([call for call in calls if isinstance(call, _LaneCall)])
 
     # --- in the caller's event loop ------------------------------------------------------------------------------
 
@@ -427,22 +432,21 @@ class SqliteLane:
         raise AssertionError
 
     def _finish(self, stop: _Stop) -> None:
-        late, _ = self._late()
-        for call in late:
-            call.error = ledger_closed()
-        _answer_callers(late)
+        with self._count_lock:
+            self._has_ended = True
+        _refuse(self._late())
         self._connection.close()
         if self._room is not None:
             self._room.close()
         stop.closed.set()
 
-    def _late(self) -> tuple[list[_LaneCall], None]:
+    def _late(self) -> list[_LaneCall]:
         late: list[_LaneCall] = []
         while not self._calls.empty():
             item = self._calls.get()
             if isinstance(item, _LaneCall):
                 late.append(item)
-        return late, None
+        return late
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -677,6 +681,13 @@ def _answer_callers(batch: list[_LaneCall]) -> None:
         by_loop.setdefault(call.loop, []).append(call)
     for loop, calls in by_loop.items():
         loop.resolve(calls)
+
+
+def _refuse(calls: list[_LaneCall]) -> None:
+    """Tell the callers that the ledger is closed."""
+    for call in calls:
+        call.error = ledger_closed()
+    _answer_callers(calls)
 
 
 def _resolve(calls: list[_LaneCall]) -> None:
