@@ -28,12 +28,6 @@ WAL_SWITCH_TRIES = int(BUSY_TIMEOUT_S / WAL_SWITCH_POLL_S)
 """How often the switch to the write-ahead log is tried before opening raises LedgerUnavailable."""
 CACHE_KIB = 64 * 1024
 STATEMENTS = 256
-WAL_PAGES = 4_000
-"""Pages in the write-ahead log before a commit checkpoints it.
-
-That is four times the default, so that hot pages are written back less often. Three noisy runs put it ahead of both
-1,000 and 16,000.
-"""
 SCHEME = "sqlite://"
 _MEMORY = ("", "/:memory:", ":memory:")
 _FULL_AT_IO = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP)
@@ -137,7 +131,6 @@ def _configure(connection: Database, sleep: Callable[[float], None]) -> None:
         "PRAGMA foreign_keys = ON",
         "PRAGMA temp_store = MEMORY",
         f"PRAGMA cache_size = -{CACHE_KIB}",
-        f"PRAGMA wal_autocheckpoint = {WAL_PAGES}",
     ):
         connection.execute(pragma).fetchall()
 

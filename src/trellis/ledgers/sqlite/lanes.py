@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import count, groupby, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -20,7 +20,7 @@ import apsw
 from trellis.engine.errors import Refused
 from trellis.engine.private_files import open_beside
 from trellis.ledgers.refusals import ledger_closed
-from trellis.ledgers.sqlite.connection import Database, spoils_transaction, to_ledger_error
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Database, spoils_transaction, to_ledger_error
 from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import US
 
@@ -59,14 +59,14 @@ class WriterQueue:
             self._waited_s = 0.0
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def leave(self) -> None:
-        """Give way to waiting writers after releasing the lock."""
+    def others_wait(self) -> bool:
+        """Whether writers of other connections wait for the lock."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(GIVE_WAY_S)
-        else:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            return True
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        return False
 
     def close(self) -> None:
         os.close(self._file)
@@ -77,8 +77,14 @@ class WriterQueue:
 # Group commit without timers: the writer takes every waiting call, runs them in one transaction with a savepoint each,
 # commits once and wakes every event loop once. An idle writer starts at once, so a single call does not wait.
 #
-# A writer with little to do also checkpoints the write-ahead log. SQLite itself does that only every few thousand
-# pages, which an idle ledger reaches in hours.
+# Handing a small call to the thread and its answer back takes longer than the call: two switches of threads, each with a
+# wait for the interpreter lock. So small calls of one event loop run in that loop, together, while the thread has
+# nothing to do and the last small calls were quick. The thread gets all that may take long: larger calls, calls that
+# meet other writers, checkpoints, pauses, and every call while the disk is slow. So a loop stands still for about
+# IN_PLACE_S_MAX at the most, but for the first calls on a disk that becomes slow.
+#
+# A commit does not checkpoint the write-ahead log: the thread does, after the answers, when the log is long, or when the
+# writer has little to do.
 
 T = TypeVar("T")
 CALLS_MAX = 512
@@ -93,6 +99,18 @@ PAGE_BYTES = 4096 + 24
 NO_LIMIT = -1
 QUIET_PAGES_MAX = 64
 """Pages of the write-ahead log that a quiet writer leaves unmerged."""
+LOG_PAGES_MAX = 4_000
+"""Pages of the write-ahead log after which it is checkpointed, busy or not.
+
+That is four times SQLite's default, so that hot pages are written back less often. Three noisy runs put it ahead of
+both 1,000 and 16,000.
+"""
+IN_PLACE_ITEMS_MAX = 32
+"""The most items of calls that run together in their caller's event loop."""
+IN_PLACE_S_MAX = 0.002
+"""Small calls count as quick if they take at most so long together, with their commit."""
+QUICK_RUNS_MIN = 4
+"""How many times in a row small calls must have been quick before they run in their caller's event loop."""
 
 
 @dataclass(slots=True)
@@ -136,6 +154,7 @@ class _LaneCall:
     future: "asyncio.Future[Any]"
     loop: "_CallersLoop"
     shared: SharedCall | None = None
+    size: int | None = None
     answer: Any = None
     error: BaseException | None = None
 
@@ -205,9 +224,29 @@ def _callers_loop(loop: asyncio.AbstractEventLoop) -> _CallersLoop:
     return _CalledLoop(loop)
 
 
+@dataclass(slots=True, weakref_slot=True)
+class _Callers:
+    """The callers of a lane in one event loop."""
+
+    loop: _CallersLoop
+    gathered: list[_LaneCall] = field(default_factory=list[_LaneCall])
+    """Small calls that run in the loop soon."""
+
+    def take(self) -> list[_LaneCall]:
+        calls, self.gathered = self.gathered, []
+        return calls
+
+
 @dataclass(slots=True, kw_only=True)
 class _Stop:
     closed: threading.Event = field(default_factory=threading.Event)
+
+
+class _Upkeep:
+    """Work of the lane's thread after a commit that was made in a caller's event loop."""
+
+
+_UPKEEP = _Upkeep()
 
 
 class SqliteLane:
@@ -235,12 +274,26 @@ class SqliteLane:
         self._on_wake = on_wake
         self._on_events = on_events
         self._room = room
+        connection.set_busy_handler(self._wait_for_lock)
         if room is not None:
-            connection.set_busy_handler(room.wait)
-        self._calls: SimpleQueue[_LaneCall | _Stop] = SimpleQueue()
+            connection.set_wal_hook(self._note_log)
+        self._calls: SimpleQueue[_LaneCall | _Upkeep | _Stop] = SimpleQueue()
         self.waiting = 0
         """Calls in progress or queued."""
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _CallersLoop] = weakref.WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Callers] = weakref.WeakKeyDictionary()
+        self._connection_lock = threading.Lock()
+        """Held by the thread that uses the connection: the lane's, or that of a caller's event loop."""
+        self._count_lock = threading.Lock()
+        self._in_thread = 0
+        """What was given to the thread and is not done."""
+        self._has_ended = False
+        """Whether the thread takes nothing any more."""
+        self._in_place = False
+        """Whether a caller's event loop uses the connection, which must not wait."""
+        self._quick_runs = 0
+        """How many times in a row small calls were quick."""
+        self._log_pages = 0
+        self._is_period_over = False
         self._stop: _Stop | None = None
         self._run_batch = self._write if writes else self._read
         self._changes = connection.total_changes()
@@ -249,21 +302,29 @@ class SqliteLane:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def share(self, shared: SharedCall) -> Coroutine[Any, Any, list[Any]]:
+    def share(self, shared: SharedCall, size: int | None = None) -> Coroutine[Any, Any, list[Any]]:
         """Like `run`, but waiting calls of one kind are merged into one."""
-        return self.run(shared.alone, shared)
+        return self.run(shared.alone, shared, size)
 
-    async def run(self, work: Callable[[Transaction], T], shared: SharedCall | None = None) -> T:
-        """The result of `work`, after its commit."""
+    async def run(
+        self, work: Callable[[Transaction], T], shared: SharedCall | None = None, size: int | None = None
+    ) -> T:
+        """The result of `work`, after its commit. A call whose `size` in items is known and small may run in its loop."""
         if self._stop is not None:
             raise ledger_closed()
         loop = asyncio.get_running_loop()
         callers = self._loops.get(loop)
         if callers is None:
-            callers = self._loops[loop] = _callers_loop(loop)
+            callers = self._loops[loop] = _Callers(_callers_loop(loop))
         future: asyncio.Future[T] = loop.create_future()
+        call = _LaneCall(work, future, callers.loop, shared, size)
         self.waiting += 1
-        self._calls.put(_LaneCall(work, future, callers, shared))
+        if size is None or self._in_thread or self._quick_runs < QUICK_RUNS_MIN:
+            self._give([*callers.take(), call])
+        else:
+            callers.gathered.append(call)
+            if len(callers.gathered) == 1:
+                loop.call_soon(self._run_gathered, callers)
         try:
             return await future
         finally:
@@ -275,67 +336,139 @@ class SqliteLane:
 
     async def close(self) -> None:
         """Finish the calls in progress, then close the connection."""
+        loop = asyncio.get_running_loop()
         if self._stop is None:
             self._stop = _Stop()
-            self._calls.put(self._stop)
-        loop = asyncio.get_running_loop()
+            callers = self._loops.get(loop)
+            self._give([*(callers.take() if callers is not None else ()), self._stop])
         await loop.run_in_executor(None, self._stop.closed.wait)
         callers = self._loops.pop(loop, None)
         if callers is not None:
-            callers.leave(loop)
+            callers.loop.leave(loop)
+
+    def _give(self, calls: "Sequence[_LaneCall | _Upkeep | _Stop]") -> None:
+        """Give calls to the thread. If it has ended meanwhile, they are refused."""
+        with self._count_lock:
+            if not self._has_ended:
+                self._in_thread += len(calls)
+                for call in calls:
+                    self._calls.put(call)
+                return
+        _refuse([call for call in calls if isinstance(call, _LaneCall)])
+
+    # --- in the caller's event loop ------------------------------------------------------------------------------
+
+    def _run_gathered(self, callers: _Callers) -> None:
+        """Run the small calls of an event loop in it, if that is quick, or give them to the thread."""
+        calls = [call for call in callers.take() if not call.future.cancelled()]
+        if not calls:
+            return
+        if self._in_thread or not _are_few(calls) or not self._connection_lock.acquire(blocking=False):
+            self._give(calls)
+            return
+        try:
+            is_done = self._stop is None and self._run_in_place(calls)
+        finally:
+            self._connection_lock.release()
+        if is_done:
+            _resolve(calls)
+        else:
+            self._give(calls)
+
+    def _run_in_place(self, calls: list[_LaneCall]) -> bool:
+        """Run calls without waiting for anything but the disk. False, and nothing was done, if other writers are busy."""
+        self._in_place = True
+        try:
+            if not self._run_timed(calls):
+                return False
+        finally:
+            self._in_place = False
+        if self._wants_upkeep():
+            self._give([_UPKEEP])
+        return True
+
+    def _run_timed(self, calls: list[_LaneCall]) -> bool:
+        """Run calls, and note whether small ones were quick."""
+        began = time.perf_counter()
+        is_done = self._run_batch(calls)
+        if _are_few(calls):
+            is_quick = is_done and time.perf_counter() - began <= IN_PLACE_S_MAX
+            self._quick_runs = self._quick_runs + 1 if is_quick else 0
+        return is_done
+
+    # --- in the lane's thread ------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while True:
-            batch, stop = self._gather()
-            if batch:
-                self._run_batch(batch)
-                is_period_over = self._count_commit()
-                # Callers hear last: a caller's thread that wakes while this one runs has to wait for the interpreter.
-                _answer_callers(batch)
-                if is_period_over:
-                    self._fold_back_when_quiet()
+            batch, stop, taken = self._gather()
+            with self._connection_lock:
+                if batch:
+                    self._run_timed(batch)
+            with self._count_lock:
+                self._in_thread -= taken
+            # Callers hear last: a caller's thread that wakes while this one runs has to wait for the interpreter.
+            _answer_callers(batch)
+            if self._wants_upkeep():
+                with self._connection_lock:
+                    self._keep_up()
             if stop is not None:
-                self._finish(stop)
+                with self._connection_lock:
+                    self._finish(stop)
                 return
 
-    def _gather(self) -> tuple[list[_LaneCall], _Stop | None]:
-        """Wait for the first call, then take all waiting calls."""
+    def _gather(self) -> tuple[list[_LaneCall], _Stop | None, int]:
+        """Wait for the first call, then take all waiting calls. The number is how many were taken."""
         batch: list[_LaneCall] = []
-        item: _LaneCall | _Stop = self._calls.get()
-        while True:
+        item = self._calls.get()
+        for taken in count(1):
             if isinstance(item, _Stop):
-                return batch, item
-            if not item.future.cancelled():
+                return batch, item, taken
+            if isinstance(item, _LaneCall) and not item.future.cancelled():
                 batch.append(item)
             # Only this thread takes calls, so a queue that is not empty has one.
             if len(batch) >= CALLS_MAX or self._calls.empty():
-                return batch, None
+                return batch, None, taken
             item = self._calls.get_nowait()
+        raise AssertionError
 
     def _finish(self, stop: _Stop) -> None:
-        late, _ = self._late()
-        for call in late:
-            call.error = ledger_closed()
-        _answer_callers(late)
+        with self._count_lock:
+            self._has_ended = True
+        _refuse(self._late())
         self._connection.close()
         if self._room is not None:
             self._room.close()
         stop.closed.set()
 
-    def _late(self) -> tuple[list[_LaneCall], None]:
+    def _late(self) -> list[_LaneCall]:
         late: list[_LaneCall] = []
         while not self._calls.empty():
             item = self._calls.get()
             if isinstance(item, _LaneCall):
                 late.append(item)
-        return late, None
+        return late
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    def _write(self, batch: list[_LaneCall]) -> None:
-        self._commit(batch)
+    def _wait_for_lock(self, tries: int) -> bool:
+        """Sleep once while another connection has the lock. False if an event loop would wait, or after too long."""
+        if self._in_place:
+            return False
         if self._room is not None:
-            self._room.leave()
+            return self._room.wait(tries)
+        time.sleep(POLL_S[0])
+        return tries * POLL_S[0] < BUSY_TIMEOUT_S
+
+    def _note_log(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+        """Note the length of the write-ahead log after a commit, in place of SQLite's own checkpoints."""
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def _write(self, batch: list[_LaneCall]) -> bool:
+        if not self._commit(batch):
+            return False
+        self._count_commit()
+        return True
 
     def _begin(self) -> None:
         try:
@@ -344,10 +477,12 @@ class SqliteLane:
             if self._room is not None:
                 self._room.enter()
 
-    def _commit(self, batch: list[_LaneCall]) -> None:
-        committing = False
+    def _commit(self, batch: list[_LaneCall]) -> bool:
+        """Run calls in one transaction. False, and nothing was done, if it could not begin and must not wait."""
+        begun = committing = False
         try:
             self._begin()
+            begun = True
             transaction = Transaction(self._db, self._names, int(self._clock() * US), self._cursor)
             for calls in _units(batch):
                 if len(calls) == 1:
@@ -358,12 +493,18 @@ class SqliteLane:
             if self._connection.in_transaction:
                 self._cursor.execute("COMMIT")
         except apsw.Error as error:
+            if self._in_place and not begun and isinstance(error, apsw.BusyError):
+                return False
             self._spoil(batch, error, committing=committing)
-            return
+            return True
+        except BaseException:  # an interrupt of the thread of an event loop
+            self._roll_back()
+            raise
         if transaction.woke:
             self._on_wake()
         if transaction.appended or transaction.woke:
             self._on_events()
+        return True
 
     def _one(self, call: _LaneCall, transaction: Transaction, *, alone: bool) -> None:
         """Run one call. A failure rolls back only this call's writes."""
@@ -401,24 +542,46 @@ class SqliteLane:
 
     def _spoil(self, batch: list[_LaneCall], error: apsw.Error, *, committing: bool) -> None:
         """The store failed: the transaction is rolled back, and every caller gets the error."""
-        self._names.forget()
-        if self._connection.in_transaction:
-            self._db.execute("ROLLBACK")
+        self._roll_back()
         for call in batch:
             call.error = to_ledger_error(error, self._url, committing=committing)
 
-    def _count_commit(self) -> bool:
-        """Count a commit that changed something. True if it is the last one of a period of `QUIET_S`."""
+    def _roll_back(self) -> None:
+        self._names.forget()
+        if self._connection.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def _count_commit(self) -> None:
+        """Count a commit that changed something, and note whether it is the last one of a period of `QUIET_S`."""
         if self._room is None:
-            return False
+            return
         changes = self._connection.total_changes()
         if changes == self._changes:
-            return False
+            return
         self._changes = changes
         self._commits += 1
         if self._commits == QUIET_COMMITS_MAX + 1:
             self._limit_log(NO_LIMIT)
-        return not 0 <= self._clock() - self._quiet_since < QUIET_S
+        self._is_period_over = not 0 <= self._clock() - self._quiet_since < QUIET_S
+
+    def _wants_upkeep(self) -> bool:
+        """Whether other writers wait for this one to pause, or the log is to be checkpointed."""
+        if self._room is None:
+            return False
+        return self._is_period_over or self._log_pages >= LOG_PAGES_MAX or self._room.others_wait()
+
+    def _keep_up(self) -> None:
+        """Do what a commit leaves to the thread."""
+        assert self._room is not None
+        if self._room.others_wait():
+            time.sleep(GIVE_WAY_S)
+        if self._log_pages >= LOG_PAGES_MAX:
+            self._log_pages = 0
+            with contextlib.suppress(apsw.Error):  # the next commit tries again
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        if self._is_period_over:
+            self._is_period_over = False
+            self._fold_back_when_quiet()
 
     def _fold_back_when_quiet(self) -> None:
         """Checkpoint the write-ahead log when the writer is quiet, so that later commits reuse it from its beginning.
@@ -439,7 +602,7 @@ class SqliteLane:
         except apsw.Error:  # a reader or another writer is active: the next checkpoint does it
             pass
         finally:
-            self._connection.set_busy_handler(self._room.wait)
+            self._connection.set_busy_handler(self._wait_for_lock)
 
     def _limit_log(self, size: int) -> None:
         """Set the size to which the log is truncated when it restarts.
@@ -452,18 +615,22 @@ class SqliteLane:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def _read(self, batch: list[_LaneCall]) -> None:
+    def _read(self, batch: list[_LaneCall]) -> bool:
+        """Run calls in a transaction each. False if one would have to wait and must not: it reads again in the thread."""
         for call in batch:
             try:
                 self._cursor.execute("BEGIN")
                 call.answer = call.work(Transaction(self._db, self._names, int(self._clock() * US), self._cursor))
             except apsw.Error as error:
+                if self._in_place and isinstance(error, apsw.BusyError):
+                    return False
                 call.error = to_ledger_error(error, self._url)
             except BaseException as error:  # noqa: BLE001 - as above
                 call.error = error
             finally:
                 if self._connection.in_transaction:
                     self._cursor.execute("COMMIT")
+        return True
 
 
 def _error_for_caller(error: BaseException, url: str) -> BaseException:
@@ -471,6 +638,16 @@ def _error_for_caller(error: BaseException, url: str) -> BaseException:
     if isinstance(error, apsw.ConstraintError):
         return Refused(detail=str(error))
     return to_ledger_error(error, url) if isinstance(error, apsw.Error) else error
+
+
+def _are_few(calls: Sequence[_LaneCall]) -> bool:
+    """Whether calls are small together."""
+    items = 0
+    for call in calls:
+        if call.size is None:
+            return False
+        items += call.size
+    return items <= IN_PLACE_ITEMS_MAX
 
 
 def _units(batch: list[_LaneCall]) -> list[list[_LaneCall]]:
@@ -504,6 +681,13 @@ def _answer_callers(batch: list[_LaneCall]) -> None:
         by_loop.setdefault(call.loop, []).append(call)
     for loop, calls in by_loop.items():
         loop.resolve(calls)
+
+
+def _refuse(calls: list[_LaneCall]) -> None:
+    """Tell the callers that the ledger is closed."""
+    for call in calls:
+        call.error = ledger_closed()
+    _answer_callers(calls)
 
 
 def _resolve(calls: list[_LaneCall]) -> None:

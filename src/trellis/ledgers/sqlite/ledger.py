@@ -93,22 +93,39 @@ The longest payload is written to the log and then to the file.
 """
 
 
-def _reading(work: Callable[Concatenate[Transaction, P], R]) -> "SqliteMethod[P, R]":
+Size: TypeAlias = Callable[..., int | None]
+"""The number of jobs, leases or entries that a call is about, from its arguments; None if that cannot be told."""
+
+
+def _unknown(*_args: object, **_options: object) -> int | None:
+    return None
+
+
+def _one(*_args: object, **_options: object) -> int | None:
+    return 1
+
+
+def _each(*args: Any, **_options: object) -> int | None:
+    """As many as its last positional argument has."""
+    return len(args[-1]) if args else None
+
+
+def _reading(work: Callable[Concatenate[Transaction, P], R], size: Size = _unknown) -> "SqliteMethod[P, R]":
     """A method that runs this function in a transaction that reads."""
 
     @wraps(work)
     async def call(ledger: "SqliteLedger", *args: P.args, **kwargs: P.kwargs) -> R:
-        return await ledger.reader.run(lambda tx: work(tx, *args, **kwargs))
+        return await ledger.reader.run(lambda tx: work(tx, *args, **kwargs), size=size(*args, **kwargs))
 
     return call
 
 
-def _writing(work: Callable[Concatenate[Transaction, P], R]) -> "SqliteMethod[P, R]":
+def _writing(work: Callable[Concatenate[Transaction, P], R], size: Size = _unknown) -> "SqliteMethod[P, R]":
     """A method that runs this function in a transaction that writes."""
 
     @wraps(work)
     async def call(ledger: "SqliteLedger", *args: P.args, **kwargs: P.kwargs) -> R:
-        return await ledger.writer.run(lambda tx: work(tx, *args, **kwargs))
+        return await ledger.writer.run(lambda tx: work(tx, *args, **kwargs), size=size(*args, **kwargs))
 
     return call
 
@@ -139,6 +156,7 @@ class SqliteLedger:
         self._commits_seen = SeenMarks()
         self._events = WorkNotifier()
         self._claims = count(1)
+        self._claimed_last = 0
         node = node or this_node()
         self._found_nothing_at = SeenMarks()
         connection = connect(target)
@@ -186,29 +204,29 @@ class SqliteLedger:
 
     # --- verbs that are one function, in the module of their subject ---------------------------------------------
 
-    job = _reading(reads.job)
+    job = _reading(reads.job, _one)
     select_jobs = _reading(job_changes.select_jobs)
     children = _reading(reads.children)
     peek_ready = _reading(reads.peek_ready)
-    holds = _reading(reads.holds)
+    holds = _reading(reads.holds, _each)
     expiring = _reading(reads.expiring)
-    events = _reading(reads.events)
-    events_of = _reading(reads.events_of)
-    payloads = _reading(reads.payloads)
-    contents_of = _reading(reads.contents_of)
+    events = _reading(reads.events, _one)
+    events_of = _reading(reads.events_of, _each)
+    payloads = _reading(reads.payloads, _each)
+    contents_of = _reading(reads.contents_of, _each)
     signals = _reading(reads.signals)
     find_events = _reading(reads.find_events)
     count_events = _reading(reads.count_events)
     feed = _reading(reads.feed)
     recorded = _reading(reads.recorded)
-    feed_end = _reading(reads.feed_end)
-    result = _reading(reads.result)
-    read_journal = _reading(reads.read_journal)
-    journal_entries = _reading(reads.journal_entries)
-    job_signals = _reading(reads.job_signals)
-    outcomes = _reading(reads.outcomes)
+    feed_end = _reading(reads.feed_end, _one)
+    result = _reading(reads.result, _one)
+    read_journal = _reading(reads.read_journal, _one)
+    journal_entries = _reading(reads.journal_entries, _each)
+    job_signals = _reading(reads.job_signals, _one)
+    outcomes = _reading(reads.outcomes, _each)
     dead_letters = _reading(lists.dead_letters)
-    dead_letter = _reading(reads.dead_letter)
+    dead_letter = _reading(reads.dead_letter, _one)
     _count_queues = _reading(reads.queues)
     figures = _reading(reads.figures)
     alert = _reading(alert_rows.alert)
@@ -220,22 +238,22 @@ class SqliteLedger:
     home_issuer = _reading(control.home_issuer)
     workers = _reading(reads.workers)
     followers = _reading(reads.followers)
-    find_by_idempotency_key = _reading(submits.find_by_idempotency_key)
-    find_request = _reading(request_keys.find)
-    key_limit = _reading(reads.key_limit)
+    find_by_idempotency_key = _reading(submits.find_by_idempotency_key, _one)
+    find_request = _reading(request_keys.find, _one)
+    key_limit = _reading(reads.key_limit, _one)
     keys_over = _reading(reads.keys_over)
     unpaired = _reading(reads.unpaired)
     acts = _reading(control.read)
-    renew = _writing(turns.renew)
-    save_checkpoint = _writing(turns.save_checkpoint)
-    journal = _writing(turns.journal)
-    signal = _writing(turns.signal)
+    renew = _writing(turns.renew, _each)
+    save_checkpoint = _writing(turns.save_checkpoint, _one)
+    journal = _writing(turns.journal, _one)
+    signal = _writing(turns.signal, _one)
     spawn = _writing(turns.spawn)
     submit_batch = _writing(batches.submit_batch)
-    move = _writing(moves.move)
+    move = _writing(moves.move, _one)
     change_jobs = _writing(job_changes.change_jobs)
-    ack = _writing(control.ack)
-    heartbeat_worker = _writing(control.heartbeat_worker)
+    ack = _writing(control.ack, _one)
+    heartbeat_worker = _writing(control.heartbeat_worker, _one)
     set_home_issuer = _writing(control.set_home_issuer)
     sweep = _administering("sweep", sweeps.sweep)
     pause = _administering("pause", control.pause)
@@ -262,13 +280,14 @@ class SqliteLedger:
         check_own_ids(jobs)
         if key is not None and jobs:
             return await self.writer.run(
-                lambda tx: request_keys.answer_once(tx, key, SUBMIT_ANSWERS, lambda: submits.submit(tx, actor, jobs))
+                lambda tx: request_keys.answer_once(tx, key, SUBMIT_ANSWERS, lambda: submits.submit(tx, actor, jobs)),
+                size=len(jobs),
             )
 
         def work(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[Submitted | Mismatch]:
             return submits.submit_calls(tx, actor, calls)
 
-        return await self.writer.share(SharedCall(actor, jobs, work))
+        return await self.writer.share(SharedCall(actor, jobs, work), size=len(jobs))
 
     async def turn(self, turn: Turn) -> TurnResult:
         least_urgent = turn.claim is not None and next(self._claims) % LEAST_URGENT_FIRST_EVERY == 0
@@ -277,6 +296,7 @@ class SqliteLedger:
             rung, commits = self._notifier.notifications, self._watch.commits if self._watch else 0
             result = turns.turn(tx, turn, least_urgent_first=least_urgent)
             if turn.claim is not None and turn.claim.only is None:
+                self._claimed_last = len(result.claimed)
                 types = [one.type for one in turn.claim.types]
                 if not result.claimed:
                     self._found_nothing_at.note(types, rung)
@@ -284,7 +304,12 @@ class SqliteLedger:
                     self._commits_seen.note(types, commits)
             return result
 
-        return await self.writer.run(work)
+        return await self.writer.run(work, size=self._size_of(turn))
+
+    def _size_of(self, turn: Turn) -> int:
+        """The steps of a turn, and as many jobs as the last claim of this process got if it claims any."""
+        claimed = 0 if turn.claim is None else min(turn.claim.start + turn.claim.prefetch, self._claimed_last)
+        return len(turn.advances) + claimed
 
     async def cancel(
         self,
@@ -301,7 +326,7 @@ class SqliteLedger:
             change = partial(moves.cancel, tx, actor, job_id, mode, request_id, grace_s=grace_s, cause=cause)
             return request_keys.answer_once(tx, key, CANCEL_ANSWERS, change)
 
-        return await self.writer.run(work)
+        return await self.writer.run(work, size=1)
 
     async def requeue(
         self,
@@ -402,7 +427,7 @@ class SqliteLedger:
             self._events.leave(rung)
 
     async def _any_ready(self, types: Sequence[str]) -> bool:
-        return await self.reader.run(lambda tx: reads.any_ready(tx.db, types))
+        return await self.reader.run(lambda tx: reads.any_ready(tx.db, types), size=len(types))
 
     # --- read ----------------------------------------------------------------------------------------------------
 

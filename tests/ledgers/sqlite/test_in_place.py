@@ -1,0 +1,233 @@
+"""Small calls run in their caller's event loop while that is quick; whatever may take long is left to the thread."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from tests.ledgers.sqlite.people import SUBMITTER, WORKER, claim, complete, new_job, submit
+from tests.ledgers.sqlite.shell import Shell
+from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.jobs import JobId
+from trellis.ledgers.sqlite import lanes
+from trellis.ledgers.sqlite.ledger import SqliteLedger
+
+HERE, WRITER = threading.main_thread().name, "trellis-writer"
+
+
+@pytest.fixture(autouse=True)
+def always_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is slow here, however busy the machine is."""
+    monkeypatch.setattr(lanes, "QUICK_RUNS_MIN", 0)
+    monkeypatch.setattr(lanes, "IN_PLACE_S_MAX", math.inf)
+
+
+def committers(ledger: SqliteLedger) -> list[str]:
+    """The threads that commit from now on, one name for each commit."""
+    names: list[str] = []
+
+    def note() -> bool:
+        names.append(threading.current_thread().name)
+        return False
+
+    ledger.writer._connection.set_commit_hook(note)
+    return names
+
+
+async def turns_of_loop(n: int = 5) -> None:
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+async def test_small_calls_that_come_together_are_one_commit_in_the_event_loop(ledger: SqliteLedger):
+    names = committers(ledger)
+    await asyncio.gather(*(submit(ledger) for _ in range(16)))
+    assert names == [HERE]
+    claimed = await claim(ledger, 3)
+    await complete(ledger, claimed)
+    assert names == [HERE] * 3
+    assert len({event.job_id for event in (await ledger.feed(None, limit=100)).events}) == 16
+
+
+@pytest.mark.parametrize("sizes", [[lanes.IN_PLACE_ITEMS_MAX + 1], [lanes.IN_PLACE_ITEMS_MAX, 1]])
+async def test_calls_that_are_large_together_run_in_the_thread(ledger: SqliteLedger, sizes: list[int]):
+    names = committers(ledger)
+    await asyncio.gather(*(submit(ledger, size) for size in sizes))
+    assert names == [WRITER]
+    await submit(ledger, lanes.IN_PLACE_ITEMS_MAX)
+    assert names == [WRITER, HERE]
+
+
+async def test_slow_calls_keep_later_ones_in_the_thread_until_some_in_a_row_were_quick(
+    ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lanes, "QUICK_RUNS_MIN", 2)
+    names = committers(ledger)
+    for n in range(3):
+        await submit(ledger)
+        assert names == [*[WRITER] * 2, HERE][: n + 1]
+    monkeypatch.setattr(lanes, "IN_PLACE_S_MAX", -1.0)
+    await submit(ledger)
+    assert names[3:] == [HERE], "it was slow, but nobody knew before"
+    monkeypatch.setattr(lanes, "IN_PLACE_S_MAX", math.inf)
+    for _ in range(3):
+        await submit(ledger)
+    assert names[4:] == [WRITER, WRITER, HERE]
+
+
+async def test_a_call_that_meets_another_writer_waits_in_the_thread_and_the_loop_goes_on(
+    ledger: SqliteLedger, shell: Shell
+):
+    names = committers(ledger)
+    shell.db.execute("BEGIN IMMEDIATE")
+    waiting = [asyncio.ensure_future(submit(ledger)) for _ in range(2)]
+    await turns_of_loop()
+    assert not any(call.done() for call in waiting)
+    shell.db.execute("COMMIT")
+    await asyncio.gather(*waiting)
+    assert names == [WRITER]
+    assert len(await claim(ledger, 9)) == 2
+
+
+async def test_a_read_that_may_not_wait_in_the_loop_is_made_in_the_thread(ledger: SqliteLedger, path: Path):
+    (job_id,) = await submit(ledger)
+    readers: list[str] = []
+
+    def busy_once(_: object, *__: object) -> bool:
+        readers.append(threading.current_thread().name)
+        if len(readers) == 1:
+            raise apsw.BusyError
+        return True
+
+    assert await ledger.reader.run(busy_once, size=1)
+    assert readers == [HERE, "trellis-reader"]
+    assert (await ledger.job(job_id)) is not None
+
+
+async def test_calls_that_follow_a_large_one_stay_behind_it(ledger: SqliteLedger):
+    calls = [submit(ledger, 1), submit(ledger, lanes.IN_PLACE_ITEMS_MAX + 1), submit(ledger, 1)]
+    first, large, last = await asyncio.gather(*calls)
+    assert [one.lease.job_id for one in await claim(ledger, 99)] == [*first, *large, *last]
+
+
+async def test_a_long_log_is_checkpointed_in_the_thread(
+    ledger: SqliteLedger, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lanes, "LOG_PAGES_MAX", 40)
+    keepers, keep_up = list[str](), ledger.writer._keep_up
+
+    def noted() -> None:
+        keepers.append(threading.current_thread().name)
+        keep_up()
+
+    monkeypatch.setattr(ledger.writer, "_keep_up", noted)
+    names = committers(ledger)
+    for _ in range(60):
+        await submit(ledger)
+    assert HERE in names
+    assert set(keepers) == {WRITER}
+    assert path.with_name(f"{path.name}-wal").stat().st_size < 80 * lanes.PAGE_BYTES
+
+
+async def test_a_writer_gives_way_to_others_between_its_calls(ledger: SqliteLedger, reopen):
+    """While another writer waits in the queue of the file, this one pauses in its thread after each commit."""
+    other: SqliteLedger = await reopen()
+    assert other.writer._room is not None
+    other.writer._room.wait(0)
+    names = committers(ledger)
+    await submit(ledger)
+    await submit(ledger)
+    other.writer._room.enter()
+    await submit(ledger)
+    assert names[:2] == [HERE, WRITER]
+
+
+async def test_closing_finishes_small_calls_that_have_not_begun(ledger: SqliteLedger, reopen):
+    gathered = [asyncio.ensure_future(submit(ledger)) for _ in range(4)]
+    await asyncio.sleep(0)
+    closing_ledger = asyncio.ensure_future(ledger.close())
+    assert len(await asyncio.gather(*gathered)) == 4
+    await closing_ledger
+    with pytest.raises(LedgerUnavailable, match="closed"):
+        await submit(ledger)
+    assert len((await (await reopen()).feed(None, limit=9)).events) == 4
+
+
+async def test_small_calls_of_another_loop_are_refused_after_the_ledger_was_closed(ledger: SqliteLedger):
+    """Its calls were gathered in that loop before `close`, and the thread has ended when they would begin."""
+    begun, closed = threading.Event(), threading.Event()
+
+    async def elsewhere() -> None:
+        call = asyncio.ensure_future(submit(ledger))
+        await asyncio.sleep(0)
+        begun.set()
+        closed.wait(30)
+        async with asyncio.timeout(10):
+            await call
+
+    there = asyncio.get_running_loop().run_in_executor(None, asyncio.run, elsewhere())
+    await asyncio.get_running_loop().run_in_executor(None, begun.wait, 30)
+    await ledger.close()
+    closed.set()
+    with pytest.raises(LedgerUnavailable, match="closed"):
+        await there
+
+
+async def test_a_small_call_whose_caller_gave_up_before_it_began_writes_nothing(ledger: SqliteLedger):
+    given_up, kept = asyncio.ensure_future(submit(ledger)), asyncio.ensure_future(submit(ledger))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await kept
+    assert len((await ledger.feed(None, limit=9)).events) == 1
+
+
+async def test_a_loop_that_was_closed_with_a_small_call_gathered_harms_nobody(ledger: SqliteLedger):
+    async def begin() -> Coroutine[Any, Any, Any]:
+        call = submit(ledger)
+        call.send(None)
+        return call
+
+    def elsewhere() -> Coroutine[Any, Any, Any]:
+        with closing(asyncio.new_event_loop()) as loop:
+            return loop.run_until_complete(begin())
+
+    abandoned = await asyncio.get_running_loop().run_in_executor(None, elsewhere)
+    assert len(await submit(ledger)) == 1
+    abandoned.close()
+
+
+async def test_an_interrupt_between_two_statements_leaves_no_transaction_open(
+    reopen: Callable[[], Awaitable[SqliteLedger]], monkeypatch: pytest.MonkeyPatch
+):
+    """The user presses Ctrl-C while the event loop is inside the transaction of a call."""
+    ledger = await reopen()
+
+    def interrupted() -> float:
+        assert ledger.writer._connection.in_transaction
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger.writer, "_clock", interrupted)
+        callers = lanes._callers_loop(asyncio.get_running_loop())
+        with pytest.raises(KeyboardInterrupt):
+            ledger.writer._run_in_place([lanes._LaneCall(lambda _: None, asyncio.Future(), callers, size=1)])
+    assert not ledger.writer._connection.in_transaction
+    assert len(await submit(ledger)) == 1
+
+
+async def test_a_call_in_the_loop_wakes_the_waiters_for_work(ledger: SqliteLedger):
+    assert await claim(ledger) == []
+    waiting = asyncio.ensure_future(ledger.wait_for_work(["work"], 30.0))
+    await turns_of_loop()
+    assert not waiting.done()
+    await ledger.submit(SUBMITTER, [new_job("mine")])
+    async with asyncio.timeout(20):
+        await waiting
+    assert [one.lease.job_id for one in await claim(ledger)] == [JobId("mine")]
+    await ledger.heartbeat_worker(WORKER, None)
