@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from trellis.engine.clock import sleep_or_stop, within
+from trellis.engine.clock import STOP_S, sleep_or_stop, within
 from trellis.testing import FakeClock
 
 
@@ -93,6 +93,34 @@ async def test_a_cancelled_caller_stops_its_work_even_if_that_is_late_as_well(is
         await calling
     assert calling.cancelled()
     assert work.has_stopped
+
+
+async def _limited_by_itself(may_stop: asyncio.Event) -> None:
+    """Work that tries again and again, each time within a limit of its own, and takes until it may stop to do so."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.001):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await may_stop.wait()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_work_that_stops_by_a_limit_of_its_own_does_not_outlast_its_callers_limit(goes_on: bool):
+    clock, may_stop = FakeClock(), asyncio.Event()
+    calling = asyncio.ensure_future(within(clock, 5, _limited_by_itself(may_stop)))
+    await asyncio.sleep(0.05)  # the first try is over and being stopped
+    clock.advance(5)
+    await asyncio.sleep(0)
+    if goes_on:
+        may_stop.set()
+    await asyncio.sleep(0.01)
+    assert not calling.done()
+    clock.advance(STOP_S)
+    done, _ = await asyncio.wait({calling}, timeout=1)
+    calling.cancel()
+    assert [type(one.exception()) for one in done] == [TimeoutError]
 
 
 async def test_a_sleep_ends_with_its_time_or_when_it_is_stopped():

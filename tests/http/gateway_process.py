@@ -20,6 +20,7 @@ from trellis.app.settings import Settings
 from trellis.app.wiring import ISSUER, new_id
 from trellis.auth.tokens import symmetric_key
 from trellis.gateway import create_app
+from trellis.http_server.joined_response import WRITE_WHOLE
 from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.ledgers.postgres import ledger as _postgres  # noqa: F401 - imported before the fork
 from trellis.ledgers.sqlite import ledger as _sqlite  # noqa: F401 - imported before the fork
@@ -61,10 +62,14 @@ class Mortal:
             is_body = message["type"] == "http.response.body"
             if mine and self._orders.die_at == ("half" if is_body else "stored"):
                 die()
+            if mine and not is_body:  # the head does not wait for a body of unknown length
+                message["headers"] = [one for one in message["headers"] if one[0] != b"content-length"]
             await send(message)
             if mine and not is_body:
                 await asyncio.sleep(0)  # the head is on its way
 
+        if mine:
+            del scope[WRITE_WHOLE]  # the response comes in messages
         await self._app(scope, receive, send_or_die)
 
 

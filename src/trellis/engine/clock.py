@@ -20,28 +20,33 @@ class Clock(Protocol):
         ...
 
 
+STOP_S = 1.0
+"""How much longer than its limit work may take that is being stopped when the limit is reached, in seconds."""
+
+
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` for at most this many seconds of this clock, else raise TimeoutError.
 
     `work` runs in the caller's task, as with `asyncio.timeout`. On time-out or cancellation it is cancelled and awaited
-    first.
+    first. Work that is being stopped already, by its caller or by a limit of its own, has `STOP_S` more seconds.
     """
     task = asyncio.current_task()
     assert task is not None, "awaited by a task"
-    cancels, is_late, is_over = task.cancelling(), False, False
+    cancels, is_late = task.cancelling(), False
 
-    def stop(ended: "asyncio.Task[None]") -> None:
+    async def stop() -> None:
         nonlocal is_late
-        if not (is_over or ended.cancelled() or task.cancelling() > cancels):  # else `work` has ended, or is stopped
-            is_late = True
-            task.cancel()
+        await clock.sleep(seconds)
+        await asyncio.sleep(0)  # work that ends at this moment has ended
+        if task.cancelling() > cancels:
+            await clock.sleep(STOP_S)
+        is_late = True
+        task.cancel()
 
-    limit = asyncio.ensure_future(clock.sleep(seconds))
-    limit.add_done_callback(stop)
+    limit = asyncio.ensure_future(stop())
     try:
         return await work
     finally:
-        is_over = True
         limit.cancel()
         if is_late and task.uncancel() <= cancels:
             raise TimeoutError from None

@@ -155,9 +155,12 @@ async def test_a_sender_learns_whether_somebody_listens(postgres_url: str):
         await sender.close()
 
 
-async def test_a_login_that_keeps_the_lock_of_listeners_stops_no_hint(postgres_url: str):
+@pytest.mark.parametrize("setting", ["", "statement_timeout=100"])
+async def test_a_login_that_keeps_the_lock_of_listeners_stops_no_hint(postgres_url: str, setting: str):
+    """The listener's login may wait for less time than the lock is waited for."""
     sender, other = await connect(postgres_url), await connect(postgres_url)
-    listener = PostgresNotifier(postgres_url, LaneOptions(), on=True)
+    url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}{setting}"
+    listener = PostgresNotifier(url, LaneOptions(), on=True)
     try:
         await other.execute("select pg_advisory_lock(hashtextextended('trellis.listeners', 0))")
         assert await is_heard(sender)

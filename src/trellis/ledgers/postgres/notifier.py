@@ -22,8 +22,8 @@ from typing import Any, LiteralString, Self
 from trellis.engine.errors import TrellisError
 from trellis.ledgers.postgres.connection import (
     CONNECTION_LOST_ERRORS,
-    LockNotAvailable,
     PostgresConnection,
+    PostgresError,
     connect,
     listens,
 )
@@ -265,8 +265,8 @@ class PostgresNotifier:
                 self._hang_up()
 
     async def _hold_listeners_lock(self, listener: PostgresConnection) -> None:
-        """Tell the senders of hints, as long as the connection lasts, that somebody listens."""
-        with contextlib.suppress(LockNotAvailable):
+        """Tell the senders of hints, as long as the connection lasts, that somebody listens. Without it hints are rarer."""
+        with contextlib.suppress(PostgresError):  # the lock is kept, or the login waits for nothing so long
             await listener.execute(HOLD_LISTENERS_LOCK)
 
     def _is_connected(self) -> bool:

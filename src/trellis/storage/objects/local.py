@@ -104,6 +104,7 @@ class LocalObjects:
         if kept is not None and kept.is_unchanged():
             return kept.stored
         checked_key(key)
+        began_ns = self._now_ns()
         try:
             read = self._get(key, _read_from_memory)
         except OSError:
@@ -111,20 +112,10 @@ class LocalObjects:
         if read is None:
             return None
         stored, file_status = read
-        if stored.size <= RECENT_BYTES_MAX and self._is_settled(file_status):
+        if stored.size <= RECENT_BYTES_MAX and _is_settled(file_status, began_ns):
             path = b"/".join((self._root, *file_path(key)))
             self._recent[key] = _RecentObject(stored, path, _identity(file_status))
         return stored
-
-    def _is_settled(self, file_status: os.stat_result) -> bool:
-        """Whether the times of a small file say whether it was changed since it was read.
-
-        They say it soon where they are fine: it is written within one tick, where the hash of a large file may be taken
-        while a single long write goes on. So `_Etags` waits longer.
-        """
-        if not file_status.st_ctime_ns % COARSE_NS:
-            return self._etags.is_settled(file_status)
-        return self._now_ns() - max(file_status.st_mtime_ns, file_status.st_ctime_ns) > RECENT_SETTLED_NS
 
     async def head(self, key: str) -> ObjectInfo | None:
         return await self._run("head", checked_key(key), partial(self._info, file_path(key), key))
@@ -330,6 +321,17 @@ def _read(fd: int, size: int, most: int) -> bytes:
     if len(body) < size:
         raise OSError(errno.EIO, f"it ends after {len(body)} of {size} bytes")
     return body
+
+
+def _is_settled(status: os.stat_result, began_ns: int) -> bool:
+    """Whether the times of a small file, which was read since `began_ns`, will say whether it is changed after that.
+
+    They say it soon where they are fine: it is written within one tick, where the hash of a large file may be taken
+    while a single long write goes on. So `_Etags` waits longer. A read may take longer than the time waited for, and the
+    file may be written meanwhile: the time before it counts.
+    """
+    settled_ns = RECENT_SETTLED_NS if status.st_ctime_ns % COARSE_NS else FOLDER_SETTLED_NS
+    return began_ns - max(status.st_mtime_ns, status.st_ctime_ns) > settled_ns
 
 
 def _read_from_memory(fd: int, size: int, most: int) -> bytes:  # noqa: ARG001 - the form of `_read`
