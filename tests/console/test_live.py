@@ -4,6 +4,8 @@ The clock of the page is the test's: half a minute of polling takes a moment. It
 machine more is asked for than the steps of the test alone would cause.
 """
 
+import asyncio
+
 import pytest
 from playwright.async_api import Page, Request, expect
 
@@ -33,18 +35,33 @@ class Requests:
 
     def __init__(self, page: Page) -> None:
         self.paths: list[str] = []
+        self._under_way: dict[Request, asyncio.Event] = {}
         page.on("request", self._add)
+        page.on("requestfinished", self._end)
+        page.on("requestfailed", self._end)
 
     def _add(self, request: Request) -> None:
         path = "/" + request.url.split("/", 3)[3]
         if "/events/stream" not in path and "/assets/" not in path:
             self.paths.append(path)
+            self._under_way[request] = asyncio.Event()
+
+    def _end(self, request: Request) -> None:
+        ended = self._under_way.pop(request, None)
+        if ended is not None:
+            ended.set()
 
     async def within(self, page: Page, seconds: int, path: str = "/") -> int:
-        """How many requests for this path the page sends while its clock runs so long."""
+        """How many requests for this path the page sends while its clock runs so long, each step with its answers.
+
+        A list that waits for an answer is not asked for again.
+        """
         self.paths.clear()
         for _ in range(0, seconds, STEP_S):
             await page.clock.run_for(STEP_S * 1_000)
+            async with asyncio.timeout(PATIENCE_S):
+                while self._under_way:
+                    await next(iter(self._under_way.values())).wait()
             await page.evaluate(ANSWERED)
         return sum(one.startswith(path) and one != "/system/live" for one in self.paths)
 

@@ -17,7 +17,7 @@ async def reads(
     lane, asked = ledger.reader, list[object]()
     run = lane.run
     with monkeypatch.context() as patch:
-        patch.setattr(lane, "run", lambda work: asked.append(work) or run(work))
+        patch.setattr(lane, "run", lambda work, **options: asked.append(work) or run(work, **options))
         items = (await gateway.client(role).get(address)).json()["items"]
     return len(items), len(asked)
 

@@ -24,8 +24,14 @@ async def test_a_worker_alone_declares_fires_and_runs_the_periodic_jobs_of_its_a
             pass
     (known,) = await stand.trellis.schedules.list()
     assert (known.name, known.owner, known.version, known.last_at) == ("hourly", "w1", 1, None)
+
+    async def fired() -> bool:
+        (record,) = await stand.trellis.schedules.list()
+        return record.last_at is not None
+
     async with stand.running(app):
-        await stand.until(lambda: len(ran) == 1, step_s=15.0)
+        await stand.until(fired, step_s=15.0)
+        await stand.until(lambda: len(ran) == 1, step_s=0.1)  # the next instant must not come meanwhile
     (known,) = await stand.trellis.schedules.list()
     (job,) = (await stand.ledger.jobs(JobFilter(type="hourly"), limit=10)).jobs
     assert (ran, known.last_job) == ([{"n": 1}], job.job_id)
