@@ -126,6 +126,8 @@ TOLD_PER_S = 20.0
 TRIPS_AT_ONCE = 32
 QUEUES = ("peer_pgqueuer", "peer_absurd", "peer_procrastinate", "peer_dbos")
 FILE_QUEUES = ("peer_huey", "peer_dbos")
+FLOORS = {"pg": ("floor_postgres",), "sqlite": ("floor_sqlite",)}
+"""The least code with the same guards; it has one caller."""
 WITH_BULK = ("peer_pgqueuer", "peer_procrastinate")
 """Peers that submit many jobs in a call."""
 WITH_STEPS = ("peer_absurd", "peer_dbos")
@@ -165,8 +167,10 @@ def submits(stores: Stores, sizes: Sizes) -> Iterator[Figures]:
         single = partial(
             rate, f"single{callers}", action="singles", callers=callers, jobs=sizes.singles, slow=sizes.slow_singles
         )
-        yield from of_each(("trellis", *QUEUES), lambda one, single=single: single(store="pg", subject=one))
-        yield from of_each(("trellis", *FILE_QUEUES), lambda one, single=single: single(store="sqlite", subject=one))
+        floors = FLOORS if callers == 1 else {}
+        for store, queues in {"pg": QUEUES, "sqlite": FILE_QUEUES}.items():
+            subjects = ("trellis", *queues, *floors.get(store, ()))
+            yield from of_each(subjects, lambda one, single=single, store=store: single(store=store, subject=one))
 
 
 # --- drains --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from bench.commands import COMMANDS
-from bench.groups import FILE_QUEUES, HUEY_THREADS, NO_STORE, QUEUES, WITH_BULK, WITH_STEPS
+from bench.groups import FILE_QUEUES, FLOORS, HUEY_THREADS, NO_STORE, QUEUES, WITH_BULK, WITH_STEPS
 from bench.peers import PEERS
 from bench.task import LISTED_STATES
 
@@ -78,14 +78,14 @@ def _submit_lines(store: str, queues: tuple[str, ...], bulk: tuple[str, ...]) ->
 
     lines = [
         line("single submit, 1 caller", "single1", queues, SINGLE1_AT_LEAST),
+        line("single submit, 1 caller", "single1", FLOORS[store]),
         line("single submit, 16 callers", "single16", queues, SINGLE16_AT_LEAST),
     ]
     if bulk:
         lines.append(line("bulk submit, 500 a call", "bulk", bulk, BULK_AT_LEAST))
-    floor = "floor_postgres" if store == "pg" else "floor_sqlite"
-    lines.append(line("bulk submit, 500 a call", "bulk", (floor,)))
+    lines.append(line("bulk submit, 500 a call", "bulk", FLOORS[store]))
     who = "client + server" if store == "pg" else "client"
-    costs = {"single1": queues, "single16": queues, "bulk": (*bulk, floor)}
+    costs = {"single1": queues, "single16": queues, "bulk": (*bulk, *FLOORS[store])}
     titles = {one.ours.partition(".")[0]: one.title for one in lines}
     return [
         *lines,

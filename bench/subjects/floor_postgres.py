@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
@@ -26,6 +27,11 @@ async def bulk(task: Task) -> float:
     connection = await asyncpg.connect(task.url)
     statement = await connection.prepare("select floor.submit($1)")
     return await timed(lambda sent: statement.fetch([b"%d" % each for each in sent]), task.jobs, task.batch)
+
+
+async def singles(task: Task) -> float:
+    """Submit one in each call, one after the other."""
+    return await bulk(replace(task, batch=1))
 
 
 async def worker(task: Task) -> None:

@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,21 @@ def bulk(task: Task) -> float:
     connection = _open(task)
     began = time.perf_counter()
     for sent in batches(task.jobs, task.batch):
-        connection.execute("begin immediate")
-        ids = [connection.execute(JOB, (b"%d" % each,)).fetchall()[0][0] for each in sent]
-        now = time.time()
-        connection.executemany(EVENT, [(job, 1, now, 0, 0, 0, 0, 1, 1) for job in ids])
-        connection.execute("commit")
+        _submit(connection, sent)
     return time.perf_counter() - began
+
+
+def singles(task: Task) -> float:
+    """Submit one in each transaction, one after the other."""
+    return bulk(replace(task, batch=1))
+
+
+def _submit(connection: apsw.Connection, sent: Sequence[int]) -> None:
+    connection.execute("begin immediate")
+    ids = [connection.execute(JOB, (b"%d" % each,)).fetchall()[0][0] for each in sent]
+    now = time.time()
+    connection.executemany(EVENT, [(job, 1, now, 0, 0, 0, 0, 1, 1) for job in ids])
+    connection.execute("commit")
 
 
 def worker(task: Task) -> None:
