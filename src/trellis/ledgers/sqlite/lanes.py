@@ -131,6 +131,8 @@ class Transaction:
     """Events were appended: waiters for events or work are notified after the commit."""
 
 
+    took_all: bool = False
+    """The last claim has looked for work and left no job that it could have taken."""
 LaneWork = Callable[[Transaction], Any]
 
 

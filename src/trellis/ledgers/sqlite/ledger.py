@@ -58,7 +58,6 @@ from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import (
     audit_chain,
     batches,
-    claims,
     control,
     job_changes,
     lists,
@@ -300,7 +299,7 @@ class SqliteLedger:
                 types = [one.type for one in turn.claim.types]
                 if not result.claimed:
                     self._found_nothing_at.note(types, rung)
-                if claims.took_all(tx, turn.claim, result.claimed):
+                if tx.took_all:
                     self._commits_seen.note(types, commits)
             return result
 
