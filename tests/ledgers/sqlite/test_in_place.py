@@ -13,9 +13,10 @@ import pytest
 
 from tests.ledgers.sqlite.people import SUBMITTER, WORKER, claim, complete, new_job, submit
 from tests.ledgers.sqlite.shell import Shell
-from trellis.engine.errors import LedgerUnavailable
+from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown
 from trellis.engine.jobs import JobId
 from trellis.ledgers.sqlite import lanes
+from trellis.ledgers.sqlite.lanes import SharedCall, Transaction
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 
 HERE, WRITER = threading.main_thread().name, "trellis-writer"
@@ -36,7 +37,11 @@ def committers(ledger: SqliteLedger) -> list[str]:
         names.append(threading.current_thread().name)
         return False
 
-    ledger.writer._connection.set_commit_hook(note)
+    with ledger.writer._connection_lock:  # the thread may still be busy with what a commit left
+        ledger.writer._connection.set_commit_hook(note)
+        ledger.writer._quiet_since = (
+            ledger.writer._clock()
+        )  # the first commit ends no period, which would occupy the thread
     return names
 
 
@@ -219,6 +224,45 @@ async def test_an_interrupt_between_two_statements_leaves_no_transaction_open(
             ledger.writer._run_in_place([lanes._LaneCall(lambda _: None, asyncio.Future(), callers, size=1)])
     assert not ledger.writer._connection.in_transaction
     assert len(await submit(ledger)) == 1
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+async def test_an_interrupt_inside_joined_calls_ends_the_loop_and_leaves_no_caller_waiting(
+    ledger: SqliteLedger, interrupt: type[BaseException]
+):
+    """A signal handler has raised it in the work of calls that run as one. It is not tried again call by call."""
+    tries: list[int] = []
+
+    def work(tx: Transaction, items: Any) -> list[Any]:
+        tries.append(len(items))
+        raise interrupt
+
+    loop = asyncio.get_running_loop()
+    calls = [asyncio.ensure_future(ledger.writer.share(SharedCall("kind", [n], work), 1)) for n in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(interrupt):
+        ledger.writer._run_gathered(ledger.writer._loops[loop])
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [OutcomeUnknown] * 2
+    assert tries == [2]
+    assert len(await submit(ledger)) == 1
+
+
+@pytest.mark.parametrize("is_reader", [False, True])
+async def test_an_interrupt_inside_a_lone_call_is_not_its_callers(ledger: SqliteLedger, is_reader: bool):
+    lane = ledger.reader if is_reader else ledger.writer
+
+    def work(tx: Transaction) -> None:
+        raise KeyboardInterrupt
+
+    call = asyncio.ensure_future(lane.run(work, size=1))
+    await asyncio.sleep(0)
+    with pytest.raises(KeyboardInterrupt):
+        lane._run_gathered(lane._loops[asyncio.get_running_loop()])
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.wait_for(call, 10)
+    assert (await ledger.job(JobId("nobody"))) is None
 
 
 async def test_a_call_in_the_loop_wakes_the_waiters_for_work(ledger: SqliteLedger):
