@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import closing
@@ -263,6 +264,32 @@ async def test_an_interrupt_inside_a_lone_call_is_not_its_callers(ledger: Sqlite
     with pytest.raises(OutcomeUnknown):
         await asyncio.wait_for(call, 10)
     assert (await ledger.job(JobId("nobody"))) is None
+
+
+async def test_a_forked_process_uses_no_connection_of_its_parent(ledger: SqliteLedger):
+    """It has none of the threads, and SQLite allows a connection only in the process that opened it."""
+
+    async def ask() -> Any:
+        answers = await asyncio.gather(submit(ledger), ledger.job(JobId("one")), return_exceptions=True)
+        await asyncio.wait_for(ledger.writer.close(), 10)
+        return answers
+
+    await submit(ledger)
+    said, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.events._set_running_loop(None)
+            with closing(asyncio.new_event_loop()) as loop:
+                os.write(says, repr(loop.run_until_complete(ask())).encode())
+        finally:
+            os._exit(0)
+    os.close(says)
+    with os.fdopen(said, "rb") as answer:
+        assert (await asyncio.get_running_loop().run_in_executor(None, answer.read)).count(b"closed") == 2
+    await asyncio.get_running_loop().run_in_executor(None, os.waitpid, child, 0)
+    assert len(await submit(ledger)) == 1
+    assert len((await ledger.feed(None, limit=9)).events) == 2
 
 
 async def test_a_call_in_the_loop_wakes_the_waiters_for_work(ledger: SqliteLedger):

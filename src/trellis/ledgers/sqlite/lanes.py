@@ -305,6 +305,7 @@ class SqliteLane:
         self._quiet_since = 0.0
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+        _lanes.add(self)
 
     def share(self, shared: SharedCall, size: int | None = None) -> Coroutine[Any, Any, list[Any]]:
         """Like `run`, but waiting calls of one kind are merged into one."""
@@ -439,6 +440,12 @@ class SqliteLane:
                 return batch, None, taken
             item = self._calls.get_nowait()
         raise AssertionError
+
+    def leave_to_parent(self) -> None:
+        """Refuse every call in a process that was forked from the one that opened this lane."""
+        self._connection_lock, self._count_lock = threading.Lock(), threading.Lock()  # their holders are not here
+        self._stop, self._has_ended = _Stop(), True
+        self._stop.closed.set()
 
     def _finish(self, stop: _Stop) -> None:
         with self._count_lock:
@@ -646,6 +653,18 @@ class SqliteLane:
                 if self._connection.in_transaction:
                     self._cursor.execute("COMMIT")
         return True
+
+
+_lanes: weakref.WeakSet[SqliteLane] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A forked process has no thread of a lane, and may not use the connection: SQLite allows that to nobody but its opener."""
+    for lane in _lanes:
+        lane.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _error_for_caller(error: BaseException, url: str) -> BaseException:
