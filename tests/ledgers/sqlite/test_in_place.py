@@ -15,10 +15,10 @@ import pytest
 from tests.ledgers.sqlite.people import SUBMITTER, WORKER, claim, complete, new_job, submit
 from tests.ledgers.sqlite.shell import Shell
 from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown
-from trellis.engine.jobs import JobId
+from trellis.engine.jobs import Advance, JobId, Renewed, Turn
 from trellis.ledgers.sqlite import lanes
 from trellis.ledgers.sqlite.lanes import SharedCall, Transaction
-from trellis.ledgers.sqlite.ledger import SqliteLedger
+from trellis.ledgers.sqlite.ledger import CLAIM_IN_PLACE_MAX, SqliteLedger
 
 HERE, WRITER = threading.main_thread().name, "trellis-writer"
 
@@ -68,6 +68,50 @@ async def test_calls_that_are_large_together_run_in_the_thread(ledger: SqliteLed
     assert names == [WRITER]
     await submit(ledger, lanes.IN_PLACE_ITEMS_MAX)
     assert names == [WRITER, HERE]
+
+
+LONG = b"x" * 256 * 1024
+
+
+async def test_calls_with_long_bodies_run_in_the_thread(ledger: SqliteLedger):
+    """What a call takes depends on its bytes, too: 16 jobs of a megabyte would keep the event loop for 0.2 s."""
+    names = committers(ledger)
+    await submit(ledger, payload=LONG)
+    await asyncio.gather(*(submit(ledger, payload=LONG[:16_384]) for _ in range(8)))
+    assert names == [WRITER] * 2
+    (one,) = await claim(ledger)
+    assert names == [WRITER] * 2 + [HERE]
+    await ledger.journal(one.lease, "long", LONG)
+    await ledger.save_checkpoint(one.lease, LONG)
+    done = Advance(lease=one.lease, source="running", trigger="complete", result=LONG)
+    await ledger.turn(Turn(actor=WORKER, advances=(done,)))
+    assert names[3:] == [WRITER] * 3
+
+
+async def test_what_may_be_long_is_read_in_the_thread(ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch):
+    ids = await submit(ledger, 5)
+    in_place: list[int] = []
+    run = ledger.reader._run_in_place
+    monkeypatch.setattr(ledger.reader, "_run_in_place", lambda calls: in_place.append(len(calls)) or run(calls))
+    await ledger.read_journal(ids[0])
+    for read in (ledger.payloads, ledger.contents_of, ledger.outcomes):
+        await read(ids)
+    assert in_place == []
+    await ledger.payloads(ids[:4])
+    assert in_place == [1]
+
+
+async def test_a_claim_that_may_get_many_jobs_runs_in_the_thread_whatever_the_last_one_got(ledger: SqliteLedger):
+    await submit(ledger, CLAIM_IN_PLACE_MAX + 1)
+    names = committers(ledger)
+    assert len(await claim(ledger, CLAIM_IN_PLACE_MAX + 1)) == CLAIM_IN_PLACE_MAX + 1
+    assert names == [WRITER]
+
+
+async def test_a_call_may_name_its_arguments(ledger: SqliteLedger):
+    await submit(ledger)
+    (one,) = await claim(ledger)
+    assert await ledger.renew(WORKER, leases=[one.lease]) == [Renewed(cancel=False)]
 
 
 async def test_slow_calls_keep_later_ones_in_the_thread_until_some_in_a_row_were_quick(
