@@ -12,6 +12,8 @@ from starlette.routing import Route
 
 from trellis.http_server.application import HttpApplication
 from trellis.http_server.bodies import BodiesUnderWay, StrictRoute
+from trellis.http_server.joined_response import WRITE_WHOLE
+from trellis.http_server.middleware import RequestMiddleware
 from trellis.http_server.problems import install
 
 
@@ -88,6 +90,40 @@ async def test_a_route_of_the_table_is_called_without_asking_the_router(monkeypa
     monkeypatch.setattr(StrictRoute, "matches", None)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://gateway") as client:
         assert (await client.get("/things/a/parts/b")).text == "part {'name': 'a', 'part': 'b'}"
+
+
+class Marking:
+    """A layer that an application may add: it marks every response."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def marked(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-mark", b"seen")]
+            await send(message)
+
+        await self._app(scope, receive, marked)
+
+
+@pytest.mark.parametrize("is_outer", [True, False])
+@pytest.mark.parametrize("path", ["/things/first", "/nothing/is/here", "/things/first?unknown=1"])
+async def test_a_layer_that_is_added_has_every_response(is_outer: bool, path: str):
+    """Also those that the server could write at once."""
+    app = _with_routes(HttpApplication(title="t", version="1", description=""))
+    layers: list[Any] = [(RequestMiddleware, {"new_id": lambda: "one"}), (Marking, {})]
+    for layer, options in layers if is_outer else reversed(layers):
+        app.add_middleware(layer, **options)
+    written: list[bytes] = []
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        scope[WRITE_WHOLE] = lambda status, headers, fixed, body: written.append(body) or True
+        await app(scope, receive, send)
+
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=serve), base_url="http://gateway") as client:
+        assert (await client.get(path)).headers["x-mark"] == "seen"
+    assert written == []
 
 
 async def test_the_handlers_of_the_start_and_the_end_of_the_server_are_called():

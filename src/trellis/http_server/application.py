@@ -7,7 +7,8 @@ dependencies that clean up), and tries one route after another. Together they co
 Invariants:
 - the first route in the order of the application that matches is called, as by the router;
 - every error is answered by the handlers of the application, as by FastAPI: the layer that calls them is put around
-  whatever may still fail in a way that has a handler, which a whole response in memory does not.
+  whatever may still fail in a way that has a handler, which a whole response in memory does not;
+- every layer has every response. Only `RequestMiddleware` lets whole ones past, so they do only where it is alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trellis.http_server.bodies import StrictRoute
-from trellis.http_server.middleware import RESPOND
+from trellis.http_server.middleware import RESPOND, RequestMiddleware
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """Turns off the framework's own telemetry: `RequestMiddleware` opens the spans, and `/metrics` has the counts.
@@ -58,7 +59,8 @@ class HttpApplication(FastAPI):
         """The layers of a request, from the outermost: crashes, the application's middleware, errors, the routes."""
         handlers = dict(self.exception_handlers)
         crash: Any = handlers.pop(Exception, None)
-        app: ASGIApp = _RouteTable(self, handlers)
+        is_alone = [layer for layer, _, _ in self.user_middleware] == [RequestMiddleware]
+        app: ASGIApp = _RouteTable(self, handlers, is_past_layers=is_alone)
         for layer, args, options in reversed(self.user_middleware):
             app = layer(app, *args, **options)
         return ServerErrorMiddleware(app, handler=crash)
@@ -85,8 +87,8 @@ class _Candidate:
 class _RouteTable:
     """Calls the route of a request, and hands every request that is not in the table to the router."""
 
-    def __init__(self, app: FastAPI, handlers: Mapping[Any, Any]) -> None:
-        self._router, self._handlers = app.router, handlers
+    def __init__(self, app: FastAPI, handlers: Mapping[Any, Any], *, is_past_layers: bool) -> None:
+        self._router, self._handlers, self._is_past_layers = app.router, handlers, is_past_layers
         self._otherwise = AsyncExitStackMiddleware(app.router)
         self._candidates = _candidates(app.router.routes)
 
@@ -99,7 +101,7 @@ class _RouteTable:
             answer = await route.answer(scope, receive)
         except Exception as error:  # noqa: BLE001 - the handlers of the application say which errors have an answer
             answer = _raising(error)
-        respond = scope.get(RESPOND)
+        respond = scope.get(RESPOND) if self._is_past_layers else None
         if respond is not None and isinstance(answer, Response) and _is_whole(answer):
             await respond(answer)
         else:

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
+from urllib.parse import urlsplit
 
 import pytest
 
-from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.engine.jobs import Actor, JobId, NewJob, Submitted
 from trellis.ledgers.postgres.connection import PostgresConnection, connect
 from trellis.ledgers.postgres.lanes import LaneOptions
 from trellis.ledgers.postgres.ledger import PostgresLedger
@@ -120,6 +122,25 @@ async def test_a_hint_that_comes_while_a_transaction_carries_one_waits_for_it(is
     assert channel.sent == 1
 
 
+@pytest.mark.parametrize("is_heard", [None, True])
+async def test_a_hint_waits_for_a_transaction_no_longer_than_a_gap(is_heard: bool | None):
+    channel, has_begun = Channel(), asyncio.Event()
+    channel.gate.set()
+
+    async def send() -> bool:
+        has_begun.set()
+        return await channel.send()
+
+    sender = HintSender(send, gap_s=0.001)
+    assert sender.hold()
+    sender.hint()
+    sender.hint()
+    await asyncio.wait_for(has_begun.wait(), 5)
+    sender.release(is_heard=is_heard)
+    await sender.close()
+    assert channel.sent == 1
+
+
 async def test_a_transaction_that_fails_keeps_no_hint_back(postgres_url: str):
     notifier = PostgresNotifier(postgres_url, LaneOptions(), on=True)
     try:
@@ -130,6 +151,15 @@ async def test_a_transaction_that_fails_keeps_no_hint_back(postgres_url: str):
             assert hint.is_wanted
     finally:
         await notifier.close()
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncGenerator[PostgresConnection]:
+    connection = await connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def is_heard(connection: PostgresConnection) -> bool:
@@ -201,3 +231,49 @@ async def test_a_submit_carries_its_hint_unless_another_one_does(postgres_url: s
         await ledger.close()
         await listener.close()
         await other.close()
+
+
+async def test_a_submit_that_waits_for_another_transaction_keeps_no_other_hint_back(postgres_url: str):
+    """Its transaction was to carry the hint. What this process does meanwhile is told without it."""
+    ledger, other = await PostgresLedger.open(postgres_url), await connect(postgres_url)
+    listener = PostgresNotifier(postgres_url, LaneOptions(), on=True)
+    actor = Actor(role=Role.SUBMITTER, name="test")
+    taken = NewJob(job_id=JobId("taken"), type="test", id_is_given=True, fingerprint=b"x")
+    try:
+        await ledger.submit(actor, [NewJob(job_id=JobId("first"), type="test")])
+        await listener.wait(5)
+        async with other.transaction():
+            await other.execute("set local idle_in_transaction_session_timeout = 0")
+            await other.execute("select submit_job('test', p_job_id => 'taken')")
+            submitting = asyncio.create_task(ledger.submit(actor, [taken]))
+            async with asyncio.timeout(20), connected(postgres_url) as watcher:
+                while not await watcher.fetchval("select count(*) from pg_locks where not granted"):
+                    pass
+            listener.skip_next_notify()
+            waiting = asyncio.create_task(listener.wait(30))
+            ledger._notifier.notify()
+            await asyncio.wait_for(waiting, 5)
+            assert not submitting.done()
+        await asyncio.wait_for(asyncio.gather(submitting, return_exceptions=True), 5)
+    finally:
+        await ledger.close()
+        await listener.close()
+        await other.close()
+
+
+@pytest.mark.parametrize("function", ["pg_notify(text, text)", "pg_try_advisory_xact_lock(bigint)"])
+async def test_a_login_that_may_send_no_hint_submits_without_one(postgres_url: str, function: str):
+    """Whoever hardens a server may take functions from everybody that a hint needs. Work is found by polling then."""
+    actor, url, name = Actor(role=Role.SUBMITTER, name="test"), urlsplit(postgres_url), f"hardened_{function[:9]}"
+    hardened = url._replace(netloc=f"{name}@{url.netloc.rpartition('@')[2]}").geturl()
+    async with connected(postgres_url) as owner:
+        await owner.execute(f"revoke execute on function {function} from public")
+        await owner.execute(f"create role {name} login in role trellis_app")
+        try:
+            ledger = await PostgresLedger.open(hardened)
+            for job_id in map(JobId, ("one", "two")):
+                answers = await ledger.submit(actor, [NewJob(job_id=job_id, type="test")])
+                assert answers == [Submitted(job_id=job_id, created=True)]
+            await ledger.close()
+        finally:
+            await owner.execute(f"drop role {name}")

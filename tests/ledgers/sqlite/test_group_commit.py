@@ -76,10 +76,10 @@ def commits(ledger: SqliteLedger) -> list[int]:
 
 async def test_waiting_calls_are_committed_together(ledger: SqliteLedger):
     seen = commits(ledger)
-    answers = await gathered(ledger, *(submit(ledger, 2) for _ in range(20)))
+    answers = await gathered(ledger, *(submit(ledger, 2) for _ in range(16)))
     assert all(len(answer) == 2 for answer in answers)
     assert seen[0] == (1 if is_in_loop() else 2), "one for the gate that held them back, one for all of them"
-    assert await ledger.feed_end() == f"{40:016d}"
+    assert await ledger.feed_end() == f"{32:016d}"
 
 
 async def test_submits_that_wait_together_are_one_and_know_each_other(ledger: SqliteLedger):

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import closing
@@ -13,10 +14,11 @@ import pytest
 
 from tests.ledgers.sqlite.people import SUBMITTER, WORKER, claim, complete, new_job, submit
 from tests.ledgers.sqlite.shell import Shell
-from trellis.engine.errors import LedgerUnavailable
-from trellis.engine.jobs import JobId
+from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown
+from trellis.engine.jobs import Advance, JobId, Renewed, Turn
 from trellis.ledgers.sqlite import lanes
-from trellis.ledgers.sqlite.ledger import SqliteLedger
+from trellis.ledgers.sqlite.lanes import SharedCall, Transaction
+from trellis.ledgers.sqlite.ledger import CLAIM_IN_PLACE_MAX, SqliteLedger
 
 HERE, WRITER = threading.main_thread().name, "trellis-writer"
 
@@ -36,7 +38,11 @@ def committers(ledger: SqliteLedger) -> list[str]:
         names.append(threading.current_thread().name)
         return False
 
-    ledger.writer._connection.set_commit_hook(note)
+    with ledger.writer._connection_lock:  # the thread may still be busy with what a commit left
+        ledger.writer._connection.set_commit_hook(note)
+        ledger.writer._quiet_since = (
+            ledger.writer._clock()
+        )  # the first commit ends no period, which would occupy the thread
     return names
 
 
@@ -62,6 +68,50 @@ async def test_calls_that_are_large_together_run_in_the_thread(ledger: SqliteLed
     assert names == [WRITER]
     await submit(ledger, lanes.IN_PLACE_ITEMS_MAX)
     assert names == [WRITER, HERE]
+
+
+LONG = b"x" * 256 * 1024
+
+
+async def test_calls_with_long_bodies_run_in_the_thread(ledger: SqliteLedger):
+    """What a call takes depends on its bytes, too: 16 jobs of a megabyte would keep the event loop for 0.2 s."""
+    names = committers(ledger)
+    await submit(ledger, payload=LONG)
+    await asyncio.gather(*(submit(ledger, payload=LONG[:16_384]) for _ in range(8)))
+    assert names == [WRITER] * 2
+    (one,) = await claim(ledger)
+    assert names == [WRITER] * 2 + [HERE]
+    await ledger.journal(one.lease, "long", LONG)
+    await ledger.save_checkpoint(one.lease, LONG)
+    done = Advance(lease=one.lease, source="running", trigger="complete", result=LONG)
+    await ledger.turn(Turn(actor=WORKER, advances=(done,)))
+    assert names[3:] == [WRITER] * 3
+
+
+async def test_what_may_be_long_is_read_in_the_thread(ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch):
+    ids = await submit(ledger, 5)
+    in_place: list[int] = []
+    run = ledger.reader._run_in_place
+    monkeypatch.setattr(ledger.reader, "_run_in_place", lambda calls: in_place.append(len(calls)) or run(calls))
+    await ledger.read_journal(ids[0])
+    for read in (ledger.payloads, ledger.contents_of, ledger.outcomes):
+        await read(ids)
+    assert in_place == []
+    await ledger.payloads(ids[:4])
+    assert in_place == [1]
+
+
+async def test_a_claim_that_may_get_many_jobs_runs_in_the_thread_whatever_the_last_one_got(ledger: SqliteLedger):
+    await submit(ledger, CLAIM_IN_PLACE_MAX + 1)
+    names = committers(ledger)
+    assert len(await claim(ledger, CLAIM_IN_PLACE_MAX + 1)) == CLAIM_IN_PLACE_MAX + 1
+    assert names == [WRITER]
+
+
+async def test_a_call_may_name_its_arguments(ledger: SqliteLedger):
+    await submit(ledger)
+    (one,) = await claim(ledger)
+    assert await ledger.renew(WORKER, leases=[one.lease]) == [Renewed(cancel=False)]
 
 
 async def test_slow_calls_keep_later_ones_in_the_thread_until_some_in_a_row_were_quick(
@@ -219,6 +269,71 @@ async def test_an_interrupt_between_two_statements_leaves_no_transaction_open(
             ledger.writer._run_in_place([lanes._LaneCall(lambda _: None, asyncio.Future(), callers, size=1)])
     assert not ledger.writer._connection.in_transaction
     assert len(await submit(ledger)) == 1
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+async def test_an_interrupt_inside_joined_calls_ends_the_loop_and_leaves_no_caller_waiting(
+    ledger: SqliteLedger, interrupt: type[BaseException]
+):
+    """A signal handler has raised it in the work of calls that run as one. It is not tried again call by call."""
+    tries: list[int] = []
+
+    def work(tx: Transaction, items: Any) -> list[Any]:
+        tries.append(len(items))
+        raise interrupt
+
+    loop = asyncio.get_running_loop()
+    calls = [asyncio.ensure_future(ledger.writer.share(SharedCall("kind", [n], work), 1)) for n in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(interrupt):
+        ledger.writer._run_gathered(ledger.writer._loops[loop])
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [OutcomeUnknown] * 2
+    assert tries == [2]
+    assert len(await submit(ledger)) == 1
+
+
+@pytest.mark.parametrize("is_reader", [False, True])
+async def test_an_interrupt_inside_a_lone_call_is_not_its_callers(ledger: SqliteLedger, is_reader: bool):
+    lane = ledger.reader if is_reader else ledger.writer
+
+    def work(tx: Transaction) -> None:
+        raise KeyboardInterrupt
+
+    call = asyncio.ensure_future(lane.run(work, size=1))
+    await asyncio.sleep(0)
+    with pytest.raises(KeyboardInterrupt):
+        lane._run_gathered(lane._loops[asyncio.get_running_loop()])
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.wait_for(call, 10)
+    assert (await ledger.job(JobId("nobody"))) is None
+
+
+async def test_a_forked_process_uses_no_connection_of_its_parent(ledger: SqliteLedger):
+    """It has none of the threads, and SQLite allows a connection only in the process that opened it."""
+
+    async def ask() -> Any:
+        answers = await asyncio.gather(submit(ledger), ledger.job(JobId("one")), return_exceptions=True)
+        await asyncio.wait_for(ledger.writer.close(), 10)
+        return answers
+
+    await submit(ledger)
+    said, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.events._set_running_loop(None)
+            with closing(asyncio.new_event_loop()) as loop:
+                os.write(says, repr(loop.run_until_complete(ask())).encode())
+        finally:
+            os._exit(0)
+    os.close(says)
+    with os.fdopen(said, "rb") as answer:
+        assert (await asyncio.get_running_loop().run_in_executor(None, answer.read)).count(b"closed") == 2
+    await asyncio.get_running_loop().run_in_executor(None, os.waitpid, child, 0)
+    assert len(await submit(ledger)) == 1
+    assert len((await ledger.feed(None, limit=9)).events) == 2
 
 
 async def test_a_call_in_the_loop_wakes_the_waiters_for_work(ledger: SqliteLedger):

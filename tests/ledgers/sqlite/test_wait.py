@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import pytest
 
-from tests.ledgers.sqlite.people import ADMIN, claim, submit
+from tests.ledgers.sqlite.people import ADMIN, WORKER, claim, submit
+from trellis.engine.jobs import Claim, ClaimId, Turn, TypeClaim
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.notifier import UNTOLD_POLL_S, CommitWatch, FileWatch
 
@@ -81,6 +82,19 @@ async def test_jobs_of_another_process_that_a_claim_left_end_the_wait(ledger: Sq
     await ledger.wait_for_events(ledger.events_mark(), 0.05)
     await submit_elsewhere(ledger, other, 2)
     assert len(await claim(ledger)) == 1
+    await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
+
+
+async def test_a_claim_that_is_repeated_has_not_looked_for_jobs_of_other_processes(ledger: SqliteLedger, reopen):
+    """A worker repeats a claim whose answer was lost. It gets what it got, and nothing that came meanwhile."""
+    other = await reopen()
+    await submit(other)
+    asked = Claim(claim_id=ClaimId("one"), types=(TypeClaim(type="work"),), start=2)
+    assert len((await ledger.turn(Turn(actor=WORKER, claim=asked))).claimed) == 1
+    await submit(other)
+    assert ledger._watch is not None
+    ledger._watch.commits += 1  # it was noticed while nobody waited for work
+    assert len((await ledger.turn(Turn(actor=WORKER, claim=asked))).claimed) == 1
     await asyncio.wait_for(ledger.wait_for_work(("work",), LONG_S), 10)
 
 

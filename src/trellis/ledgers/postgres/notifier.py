@@ -70,19 +70,25 @@ class HintSender:
         self._unheard_gap_s = gap_s if unheard_gap_s is None else unheard_gap_s
         self._sending: asyncio.Task[bool] | None = None
         self._gap: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        """Ends the wait of a hint for the transaction that carries one."""
         self._is_held = False
         self._again = False
 
     def hint(self) -> None:
-        """Send a hint now, or when the gap after the last one has ended."""
+        """Send a hint now, or when the gap after the last one has ended.
+
+        It waits for a transaction that carries one, but no longer than a gap: that may wait for another transaction.
+        """
         if self._may_send():
-            self._sending = asyncio.create_task(self._send_one())
-            self._sending.add_done_callback(self._begin_gap)
-        else:
-            self._again = True
+            self._begin()
+            return
+        self._again = True
+        if self._is_held and self._is_free() and self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(self._gap_s, self._send_beside)
 
     def hold(self) -> bool:
-        """Whether a transaction may carry a hint now. If so, no other one is sent before `release`."""
+        """Whether a transaction may carry a hint now. If so, another one waits for `release`, or for a gap."""
         if not self._may_send():
             return False
         self._is_held, self._again = True, False
@@ -91,13 +97,29 @@ class HintSender:
     def release(self, *, is_heard: bool | None) -> None:
         """Go on when that transaction has ended: `is_heard` is what `send` returns, None if it carried no hint."""
         self._is_held = False
-        if is_heard is not None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if is_heard is not None and self._is_free():
             self._gap_after(asyncio.get_running_loop(), is_heard=is_heard)
         elif self._again:
             self.hint()
 
+    def _is_free(self) -> bool:
+        return self._sending is None and self._gap is None
+
     def _may_send(self) -> bool:
-        return self._sending is None and self._gap is None and not self._is_held
+        return self._is_free() and not self._is_held
+
+    def _begin(self) -> None:
+        self._sending = asyncio.create_task(self._send_one())
+        self._sending.add_done_callback(self._begin_gap)
+
+    def _send_beside(self) -> None:
+        """Send a hint that has waited long enough for the transaction."""
+        self._patience = None
+        if self._again and self._is_free():
+            self._begin()
 
     async def _send_one(self) -> bool:
         self._again = False  # this hint tells of all that was committed before it

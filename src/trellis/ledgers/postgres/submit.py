@@ -24,7 +24,7 @@ from trellis.engine.jobs import (
     submit_parts,
 )
 from trellis.ledgers.alike_jobs import are_alike, join_alike
-from trellis.ledgers.postgres.connection import PostgresConnection
+from trellis.ledgers.postgres.connection import InsufficientPrivilege, PostgresConnection
 from trellis.ledgers.postgres.notifier import CARRIED_HINT, CarriedHint
 from trellis.ledgers.postgres.request_keys import key_argument
 from trellis.lifecycles import LIFECYCLES
@@ -134,7 +134,10 @@ async def _carrying(
     """The answer of a statement that submits, which is its transaction. It carries the hint of its work if that is wanted."""
     if hint is None or not hint.is_wanted:
         return await connection.fetchval(plain, *arguments)
-    ((answer, hint.is_heard),) = await connection.fetch(and_hint, *arguments)
+    try:
+        ((answer, hint.is_heard),) = await connection.fetch(and_hint, *arguments)
+    except InsufficientPrivilege:  # the login may not hint, which is no reason to refuse its job; or it may not submit
+        return await connection.fetchval(plain, *arguments)
     return answer
 
 

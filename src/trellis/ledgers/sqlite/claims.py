@@ -2,7 +2,7 @@
 
 import heapq
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -81,6 +81,7 @@ class _TypeDemand:
 def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least_urgent_first: bool) -> list[Claimed]:
     """Grant leases on up to `start + prefetch` ready jobs and start the first `start` of them."""
     lifecycle = _claimable_by(actor, who, request.lifecycle)
+    tx.took_all = False
     before = _claimed_before(tx, who, lifecycle, request)
     if before is not None:
         return before
@@ -98,6 +99,7 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
     rated_keys: set[int] = set()
     if rated and ids:
         ids, rated_keys = _within_rates(tx, ids)
+    tx.took_all = len(ids) < count and not rated  # jobs whose keys have no tokens may have stood before others
     if not ids:
         return []
     by_type = {one.id: one for one in wanted}
@@ -108,13 +110,6 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
     tx.db.execute(_CLAIM_QUERIES.record_claim, (request.claim_id, tx.now, leases))
     return claimed
-
-
-def took_all(tx: Transaction, request: Claim, claimed: Sequence[Claimed]) -> bool:
-    """Whether a claim that was just made has left no job that it could have taken."""
-    if len(claimed) >= min(request.start + request.prefetch, CLAIM_MAX):
-        return False
-    return not any_rate(tx)  # jobs whose keys have no tokens may have stood before others
 
 
 def _claimable_by(actor: Actor, who: ActorRef, name: str) -> Lifecycle:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import apsw
 
-from trellis.engine.errors import Refused
+from trellis.engine.errors import OutcomeUnknown, Refused
 from trellis.engine.private_files import open_beside
 from trellis.ledgers.refusals import ledger_closed
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Database, spoils_transaction, to_ledger_error
@@ -111,6 +111,8 @@ IN_PLACE_S_MAX = 0.002
 """Small calls count as quick if they take at most so long together, with their commit."""
 QUICK_RUNS_MIN = 4
 """How many times in a row small calls must have been quick before they run in their caller's event loop."""
+INTERRUPTS = (KeyboardInterrupt, SystemExit)
+"""What a signal handler raises in the thread of an event loop. They end the program, and are no call's own error."""
 
 
 @dataclass(slots=True)
@@ -129,6 +131,8 @@ class Transaction:
     """A job became claimable: waiters for work are notified after the commit."""
     appended: bool = False
     """Events were appended: waiters for events or work are notified after the commit."""
+    took_all: bool = False
+    """The last claim has looked for work and left no job that it could have taken."""
 
 
 LaneWork = Callable[[Transaction], Any]
@@ -301,6 +305,7 @@ class SqliteLane:
         self._quiet_since = 0.0
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+        _lanes.add(self)
 
     def share(self, shared: SharedCall, size: int | None = None) -> Coroutine[Any, Any, list[Any]]:
         """Like `run`, but waiting calls of one kind are merged into one."""
@@ -368,6 +373,11 @@ class SqliteLane:
             return
         try:
             is_done = self._stop is None and self._run_in_place(calls)
+        except BaseException:  # an interrupt: its loop may go on later, and so may the callers
+            for call in calls:
+                call.error = OutcomeUnknown(verb="a call", request="this thread was interrupted")
+            _resolve(calls)
+            raise
         finally:
             self._connection_lock.release()
         if is_done:
@@ -430,6 +440,12 @@ class SqliteLane:
                 return batch, None, taken
             item = self._calls.get_nowait()
         raise AssertionError
+
+    def leave_to_parent(self) -> None:
+        """Refuse every call in a process that was forked from the one that opened this lane."""
+        self._connection_lock, self._count_lock = threading.Lock(), threading.Lock()  # their holders are not here
+        self._stop, self._has_ended = _Stop(), True
+        self._stop.closed.set()
 
     def _finish(self, stop: _Stop) -> None:
         with self._count_lock:
@@ -512,8 +528,8 @@ class SqliteLane:
             self._db.execute("SAVEPOINT call")
         try:
             call.answer = call.work(transaction)
-        except BaseException as error:  # any error belongs to the caller of this work
-            if spoils_transaction(error):
+        except BaseException as error:  # any other error belongs to the caller of this work
+            if self._ends_all(error):
                 raise
             call.error = _error_for_caller(error, self._url)
             self._names.forget()
@@ -528,7 +544,7 @@ class SqliteLane:
         try:
             answers = iter(shares[0].work(transaction, [shared.items for shared in shares]))
         except BaseException as error:
-            if spoils_transaction(error):
+            if self._ends_all(error):
                 raise
             self._names.forget()
             self._db.execute("ROLLBACK TO call")
@@ -539,6 +555,10 @@ class SqliteLane:
         self._db.execute("RELEASE call")
         for call, shared in zip(calls, shares, strict=True):
             call.answer = list(islice(answers, len(shared.items)))
+
+    def _ends_all(self, error: BaseException) -> bool:
+        """Whether an error ends the whole transaction, not only the call in which it was raised."""
+        return spoils_transaction(error) or (self._in_place and isinstance(error, INTERRUPTS))
 
     def _spoil(self, batch: list[_LaneCall], error: apsw.Error, *, committing: bool) -> None:
         """The store failed: the transaction is rolled back, and every caller gets the error."""
@@ -625,12 +645,26 @@ class SqliteLane:
                 if self._in_place and isinstance(error, apsw.BusyError):
                     return False
                 call.error = to_ledger_error(error, self._url)
-            except BaseException as error:  # noqa: BLE001 - as above
+            except BaseException as error:
+                if self._ends_all(error):
+                    raise
                 call.error = error
             finally:
                 if self._connection.in_transaction:
                     self._cursor.execute("COMMIT")
         return True
+
+
+_lanes: weakref.WeakSet[SqliteLane] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A forked process has no thread of a lane, and may not use the connection: SQLite allows that to nobody but its opener."""
+    for lane in _lanes:
+        lane.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _error_for_caller(error: BaseException, url: str) -> BaseException:

@@ -19,6 +19,7 @@ from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
     PAYLOAD_BYTES_MAX,
     Actor,
+    Advance,
     CancelMode,
     CancelRequested,
     JobId,
@@ -33,6 +34,7 @@ from trellis.engine.jobs import (
     Turn,
     TurnResult,
     check_own_ids,
+    payloads_of,
 )
 from trellis.engine.ledger import RETENTION
 from trellis.engine.records import (
@@ -58,7 +60,6 @@ from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import (
     audit_chain,
     batches,
-    claims,
     control,
     job_changes,
     lists,
@@ -76,7 +77,7 @@ from trellis.ledgers.sqlite import submit as submits
 from trellis.ledgers.sqlite import sweep as sweeps
 from trellis.ledgers.sqlite import turn as turns
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, SqliteTarget, connect, parse_url
-from trellis.ledgers.sqlite.lanes import SharedCall, SqliteLane, Transaction, WriterQueue
+from trellis.ledgers.sqlite.lanes import IN_PLACE_ITEMS_MAX, SharedCall, SqliteLane, Transaction, WriterQueue
 from trellis.ledgers.sqlite.notifier import CommitWatch, SeenMarks, WorkNotifier
 from trellis.ledgers.sqlite.schema import prepare
 from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
@@ -94,7 +95,16 @@ The longest payload is written to the log and then to the file.
 
 
 Size: TypeAlias = Callable[..., int | None]
-"""The number of jobs, leases or entries that a call is about, from its arguments; None if that cannot be told."""
+"""The number of jobs, leases or entries that a call is about, from its arguments; None if that cannot be told.
+
+Long bodies count as more: what a call takes depends on its bytes, too.
+"""
+ITEM_BYTES = 4096
+"""So many bytes of a call's bodies count as one more item."""
+LONG_ITEM = 8
+"""As how many items one counts whose stored body is read, which may be as long as PAYLOAD_BYTES_MAX."""
+CLAIM_IN_PLACE_MAX = 128
+"""A claim of more jobs is as large as it may be. A smaller one is as large as the last claim was."""
 
 
 def _unknown(*_args: object, **_options: object) -> int | None:
@@ -107,7 +117,29 @@ def _one(*_args: object, **_options: object) -> int | None:
 
 def _each(*args: Any, **_options: object) -> int | None:
     """As many as its last positional argument has."""
-    return len(args[-1]) if args else None
+    last = args[-1] if args else None
+    return len(cast("Sequence[object]", last)) if isinstance(last, list | tuple) else None
+
+
+def _each_with_body(*args: Any, **_options: object) -> int | None:
+    """As many as its last positional argument has, of which each is read with a body."""
+    number = _each(*args)
+    return None if number is None else LONG_ITEM * number
+
+
+def _with_body(*args: Any, **_options: object) -> int | None:
+    """One, whose body is the last positional argument."""
+    last = args[-1] if args else None
+    return 1 + len(last) // ITEM_BYTES if isinstance(last, bytes) else None
+
+
+def _size_of_jobs(jobs: Sequence[NewJob]) -> int:
+    number = len(jobs)
+    return number if number > IN_PLACE_ITEMS_MAX else number + sum(map(len, payloads_of(jobs))) // ITEM_BYTES
+
+
+def _size_of_step(step: Advance) -> int:
+    return 1 + (len(step.data or b"") + len(step.result or b"")) // ITEM_BYTES
 
 
 def _reading(work: Callable[Concatenate[Transaction, P], R], size: Size = _unknown) -> "SqliteMethod[P, R]":
@@ -212,8 +244,8 @@ class SqliteLedger:
     expiring = _reading(reads.expiring)
     events = _reading(reads.events, _one)
     events_of = _reading(reads.events_of, _each)
-    payloads = _reading(reads.payloads, _each)
-    contents_of = _reading(reads.contents_of, _each)
+    payloads = _reading(reads.payloads, _each_with_body)
+    contents_of = _reading(reads.contents_of, _each_with_body)
     signals = _reading(reads.signals)
     find_events = _reading(reads.find_events)
     count_events = _reading(reads.count_events)
@@ -221,10 +253,10 @@ class SqliteLedger:
     recorded = _reading(reads.recorded)
     feed_end = _reading(reads.feed_end, _one)
     result = _reading(reads.result, _one)
-    read_journal = _reading(reads.read_journal, _one)
-    journal_entries = _reading(reads.journal_entries, _each)
+    read_journal = _reading(reads.read_journal)
+    journal_entries = _reading(reads.journal_entries, _each_with_body)
     job_signals = _reading(reads.job_signals, _one)
-    outcomes = _reading(reads.outcomes, _each)
+    outcomes = _reading(reads.outcomes, _each_with_body)
     dead_letters = _reading(lists.dead_letters)
     dead_letter = _reading(reads.dead_letter, _one)
     _count_queues = _reading(reads.queues)
@@ -245,8 +277,8 @@ class SqliteLedger:
     unpaired = _reading(reads.unpaired)
     acts = _reading(control.read)
     renew = _writing(turns.renew, _each)
-    save_checkpoint = _writing(turns.save_checkpoint, _one)
-    journal = _writing(turns.journal, _one)
+    save_checkpoint = _writing(turns.save_checkpoint, _with_body)
+    journal = _writing(turns.journal, _with_body)
     signal = _writing(turns.signal, _one)
     spawn = _writing(turns.spawn)
     submit_batch = _writing(batches.submit_batch)
@@ -281,13 +313,13 @@ class SqliteLedger:
         if key is not None and jobs:
             return await self.writer.run(
                 lambda tx: request_keys.answer_once(tx, key, SUBMIT_ANSWERS, lambda: submits.submit(tx, actor, jobs)),
-                size=len(jobs),
+                size=_size_of_jobs(jobs),
             )
 
         def work(tx: Transaction, calls: Sequence[Sequence[NewJob]]) -> list[Submitted | Mismatch]:
             return submits.submit_calls(tx, actor, calls)
 
-        return await self.writer.share(SharedCall(actor, jobs, work), size=len(jobs))
+        return await self.writer.share(SharedCall(actor, jobs, work), size=_size_of_jobs(jobs))
 
     async def turn(self, turn: Turn) -> TurnResult:
         least_urgent = turn.claim is not None and next(self._claims) % LEAST_URGENT_FIRST_EVERY == 0
@@ -300,16 +332,18 @@ class SqliteLedger:
                 types = [one.type for one in turn.claim.types]
                 if not result.claimed:
                     self._found_nothing_at.note(types, rung)
-                if claims.took_all(tx, turn.claim, result.claimed):
+                if tx.took_all:
                     self._commits_seen.note(types, commits)
             return result
 
         return await self.writer.run(work, size=self._size_of(turn))
 
     def _size_of(self, turn: Turn) -> int:
-        """The steps of a turn, and as many jobs as the last claim of this process got if it claims any."""
-        claimed = 0 if turn.claim is None else min(turn.claim.start + turn.claim.prefetch, self._claimed_last)
-        return len(turn.advances) + claimed
+        """The steps of a turn, and as many jobs as the last claim of this process got if it claims a few."""
+        claimed = 0 if turn.claim is None else turn.claim.start + turn.claim.prefetch
+        if claimed <= CLAIM_IN_PLACE_MAX:
+            claimed = min(claimed, self._claimed_last)
+        return claimed + sum(map(_size_of_step, turn.advances))
 
     async def cancel(
         self,
