@@ -4,7 +4,8 @@ A second submit with the same idempotency key returns the first job. `unique_job
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from array import array as numbers
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -35,11 +36,11 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.key_rates import key_rate
 from trellis.engine.uniqueness import UniqueClaim, UniqueRule, merged, resolve, rule_from_text
-from trellis.ledgers.alike_jobs import are_alike, join_alike
+from trellis.ledgers.alike_jobs import join_alike
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_declared
 from trellis.ledgers.sqlite import control
-from trellis.ledgers.sqlite.connection import Database, refuse_old_library
+from trellis.ledgers.sqlite.connection import Database, bound_array, refuse_old_library
 from trellis.ledgers.sqlite.key_rates import rate_changed
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.names import NameNumbers
@@ -152,8 +153,9 @@ CALLER_SCOPE = "key:"
 
 
 SUBMIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/submit.sql")
-_NEW_NUMBER = SUBMIT_QUERIES.new_number.replace("{last_job}", SUBMIT_QUERIES.last_job)
-_FIRST_NEW_NUMBER = SUBMIT_QUERIES.first_new_number.replace("{last_job}", SUBMIT_QUERIES.last_job)
+_NEW = SUBMIT_QUERIES.new.replace("{last_job}", SUBMIT_QUERIES.last_job)
+_ONE_NEW = _NEW.replace("{existing}", SUBMIT_QUERIES.existing_one)
+_MANY_NEW = _NEW.replace("{existing}", SUBMIT_QUERIES.existing_of_array)
 
 
 @dataclass(slots=True)
@@ -180,15 +182,19 @@ class _NewRows:
 
 def submit_calls(tx: Transaction, actor: Actor, calls: Sequence[Sequence[NewJob]]) -> list[Submitted | Mismatch]:
     """`submit` for the jobs of several calls."""
-    return submit(tx, actor, join_alike(calls) or [job for call in calls for job in call])
+    alike = join_alike(calls)
+    answers = None if alike is None or len(alike) > SUBMIT_MAX else _submit_alike(tx, actor, alike)
+    return _submit_each(tx, actor, [job for call in calls for job in call]) if answers is None else answers
 
 
 def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
     """One answer per job, in order. If one job is refused, nothing is written."""
+    return submit_calls(tx, actor, (jobs,))
+
+
+def _submit_each(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
     if len(jobs) > SUBMIT_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
-    if are_alike(jobs) and (alike := _submit_alike(tx, actor, jobs)) is not None:
-        return alike
     steps = {name: _submit_step(actor, name) for name in dict.fromkeys(job.lifecycle for job in jobs)}
     known = existing(tx, [job.job_id for job in jobs])
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
@@ -218,51 +224,103 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     return answers
 
 
+class _Plan(NamedTuple):
+    """What a submit of jobs that differ only in id and payload writes besides those, their numbers and the time.
+
+    It is worked out once for a request, an actor and the declared options of the type.
+    """
+
+    common: NewJob
+    actor: Actor
+    declared: tuple[Any, ...]
+    job: tuple[int, ...]
+    length_us: int | None
+    """Until the deadline."""
+    submission: tuple[int | str | None, ...]
+    event: tuple[int, ...]
+    place: tuple[int, int | None]
+
+
+def _planned(tx: Transaction, common: NewJob, actor: Actor, step: StoredStep, declared: tuple[Any, ...]) -> _Plan:
+    options = resolve_options(common, _declared_of(common, declared))
+    who = (ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
+    return _Plan(
+        common=common,
+        actor=actor,
+        declared=declared,
+        job=(
+            step.lifecycle,
+            tx.names.type_id(step.lifecycle, common.type),
+            int(options.priority),
+            options.max_attempts,
+        ),
+        length_us=_deadline_us(options),
+        submission=(
+            options.max_attempts,
+            options.max_deaths,
+            common.correlation_id,
+            common.trace,
+            common.parent_id,
+        ),
+        event=(step.event, step.source, step.target, *who),
+        place=target_place(step, keyed=False, delay_us=step.timer_us),
+    )
+
+
+def _declared_of(common: NewJob, row: tuple[Any, ...]) -> TypeOptions | None:
+    """The declared options that count for a request. Their columns are all NULL where the type has none."""
+    return None if row[0] is None or common.chosen == ChosenOptions.ALL else _options(row)
+
+
 def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch] | None:
     """Submit jobs that differ only in id and payload. None, and nothing is written, where they need more.
 
     They need more if an id exists, as after an unknown outcome, or if their type declares unique jobs.
     """
-    first, ids = different_ones(jobs)[0], ids_of(jobs)
-    step = _submit_step(actor, first.lifecycle)
-    of_type = None if first.chosen == ChosenOptions.ALL else declared(tx, step.lifecycle, first.type)
-    number = None if of_type is not None and of_type.unique is not None else _first_number(tx, ids)
-    if number is None:
+    common, ids, payloads = different_ones(jobs)[0], ids_of(jobs), payloads_of(jobs)
+    many = None if len(ids) == 1 else _many_rows(tx, ids, payloads)
+    if (many is None and len(ids) > 1) or (common.correlation_id is not None and common.correlation_id in ids):
         return None
-    check_new_ids(ids, first.lifecycle, actor.role)
-    options = resolve_options(first, of_type)
-    type_id = tx.names.type_id(step.lifecycle, first.type)
-    length = _deadline_us(options)
-    deadline = None if length is None else tx.now + length
-    place, wait = target_place(step, keyed=False, delay_us=step.timer_us)
-    who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
-    columns = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline)
-    event = (step.event, step.source, step.target, *who, tx.now, place, wait)
-    numbers = range(number, number + len(ids))
-    rows = _submission_rows(first, options, tx.now, None, zip(numbers, ids, payloads_of(jobs), strict=True))
-    if len(ids) == 1:
-        tx.cursor.execute(SUBMIT_QUERIES.insert_job, (number, *columns))
-        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, rows[0])
-        tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, (number, *event))
+    plan, step = tx.names.plans.get((id(common), id(actor))), None
+    lifecycle = (step := _submit_step(actor, common.lifecycle)).lifecycle if plan is None else plan.job[0]
+    query, new_ids = (_ONE_NEW, ids[0]) if many is None else (_MANY_NEW, bound_array(tuple(ids)))
+    found = tx.cursor.execute(query, (lifecycle, common.type, new_ids)).fetchall()
+    if not found:
+        return None
+    number, declared = found[0][0], found[0][1:]
+    check_new_ids(ids, common.lifecycle, actor.role)
+    if plan is None or plan.declared != declared:
+        options = _declared_of(common, declared)
+        if options is not None and options.unique is not None:
+            return None
+        step = step or _submit_step(actor, common.lifecycle)
+        plan = _planned(tx, common, actor, step, declared)
+        tx.names.keep_plan((id(common), id(actor)), plan)
+    deadline = None if plan.length_us is None else tx.now + plan.length_us
+    if many is None:
+        tx.cursor.execute(SUBMIT_QUERIES.insert_job, (number, *plan.job, deadline))
+        row = (number, ids[0], tx.now, *plan.submission, payloads[0], plan.length_us, None, None)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, row)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, (number, *plan.event, tx.now, *plan.place))
     else:
-        keys = array(numbers)
-        tx.cursor.execute(SUBMIT_QUERIES.insert_jobs, (*columns, None, None, keys))
-        tx.cursor.executemany(SUBMIT_QUERIES.insert_submission, rows)
-        tx.cursor.execute(SUBMIT_QUERIES.insert_first_events, (*event, keys))
-    tx.woke |= place == READY
+        keys, width = bound_array(numbers("q", range(number, number + len(ids)))), len(ids[0])
+        tx.cursor.execute(SUBMIT_QUERIES.insert_alike_jobs, (*plan.job, deadline, keys))
+        rows = (number - 1, width, tx.now, *plan.submission, width + 1, plan.length_us, bound_array(many))
+        tx.cursor.execute(SUBMIT_QUERIES.insert_alike_submissions, rows)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_first_events, (*plan.event, tx.now, *plan.place, keys))
+    tx.woke |= plan.place[0] == READY
     tx.appended = True
     return all_created(ids)
 
 
-def _first_number(tx: Transaction, ids: Sequence[JobId]) -> int | None:
-    """The number of the first of these new jobs; None if one of their ids exists or occurs twice."""
-    if len(ids) == 1:
-        numbers = tx.cursor.execute(_NEW_NUMBER, (ids[0],)).fetchall()
-    elif len(set(ids)) == len(ids):
-        numbers = tx.cursor.execute(_FIRST_NEW_NUMBER, (json.dumps(ids),)).fetchall()
-    else:
+def _many_rows(tx: Transaction, ids: Sequence[JobId], payloads: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """The id and the payload of each of these jobs, as one value; None where no array can hold them.
+
+    That is so on a connection of the caller's, and for ids that are not all different and of one length.
+    """
+    if not tx.has_arrays or len(set(ids)) < len(ids) or len(set(map(len, ids))) > 1 or not "".join(ids).isascii():
         return None
-    return numbers[0][0] if numbers else None
+    return tuple(map(bytes.__add__, map(str.encode, ids), payloads))
 
 
 class _ClaimedKey(NamedTuple):
@@ -415,7 +473,7 @@ def _take_in(
     original = None if job.compensates is None else _original(tx, job.compensates)
     alike = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline, ckey, original)
     new.jobs.setdefault(alike, []).append(key)
-    new.submissions += _submission_rows(job, options, tx.now, ckey, [(key, job.job_id, job.payload)])
+    new.submissions.append(_submission_row(job, options, tx.now, ckey, key, job.job_id, job.payload))
     place, wait = target_place(step, keyed=ckey is not None, delay_us=delay_us or step.timer_us)
     new.steps.add(StepWrite(step, who, place, wait), JobKey(key))
     _remember(new, job, key, tx.now)
@@ -425,18 +483,24 @@ def _deadline_us(options: ResolvedOptions) -> int | None:
     return None if options.deadline_s is None else int(options.deadline_s * US)
 
 
-def _submission_rows(
-    common: NewJob, options: ResolvedOptions, now: int, ckey: int | None, jobs: Iterable[tuple[int, JobId, bytes]]
-) -> list[tuple[int | str | bytes | None, ...]]:
-    """The values of the query `insert_submission` for jobs like `common`: their numbers, ids and payloads."""
-    correlation = common.correlation_id
-    shared = (common.trace, common.parent_id)
-    last = (_deadline_us(options), None if ckey is None else options.concurrency_limit, common.compensates)
-    first = (now, options.max_attempts, options.max_deaths)
-    return [
-        (key, job_id, *first, None if correlation == job_id else correlation, *shared, payload, *last)
-        for key, job_id, payload in jobs
-    ]
+def _submission_row(
+    job: NewJob, options: ResolvedOptions, now: int, ckey: int | None, key: int, job_id: JobId, payload: bytes
+) -> tuple[int | str | bytes | None, ...]:
+    """The values of the query `insert_submission` for a job like `job`, with this number, id and payload."""
+    return (
+        key,
+        job_id,
+        now,
+        options.max_attempts,
+        options.max_deaths,
+        None if job.correlation_id == job_id else job.correlation_id,
+        job.trace,
+        job.parent_id,
+        payload,
+        _deadline_us(options),
+        None if ckey is None else options.concurrency_limit,
+        job.compensates,
+    )
 
 
 def _remember(new: _NewRows, job: NewJob, key: int, now: int) -> None:
