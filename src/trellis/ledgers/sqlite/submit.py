@@ -16,6 +16,7 @@ from trellis.engine.jobs import (
     DECLARED_MAX,
     SUBMIT_MAX,
     Actor,
+    AlikeJobs,
     ChosenOptions,
     JobId,
     JobKey,
@@ -232,7 +233,9 @@ class _Plan(NamedTuple):
 
     common: NewJob
     actor: Actor
+    step: StoredStep
     declared: tuple[Any, ...]
+    """The columns of the declared options, all NULL where the type has none."""
     job: tuple[int, ...]
     length_us: int | None
     """Until the deadline."""
@@ -241,35 +244,28 @@ class _Plan(NamedTuple):
     place: tuple[int, int | None]
 
 
-def _planned(tx: Transaction, common: NewJob, actor: Actor, step: StoredStep, declared: tuple[Any, ...]) -> _Plan:
-    options = resolve_options(common, _declared_of(common, declared))
+def _planned(
+    tx: Transaction, common: NewJob, actor: Actor, step: StoredStep, declared: tuple[Any, ...]
+) -> _Plan | None:
+    """The plan of such a submit; None if the type declares unique jobs."""
+    of_type = None if declared[0] is None or common.chosen == ChosenOptions.ALL else _options(declared)
+    if of_type is not None and of_type.unique is not None:
+        return None
+    options = resolve_options(common, of_type)
+    type_id = tx.names.type_id(step.lifecycle, common.type)
     who = (ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
+    asked = (common.correlation_id, common.trace, common.parent_id)
     return _Plan(
         common=common,
         actor=actor,
+        step=step,
         declared=declared,
-        job=(
-            step.lifecycle,
-            tx.names.type_id(step.lifecycle, common.type),
-            int(options.priority),
-            options.max_attempts,
-        ),
+        job=(step.lifecycle, type_id, int(options.priority), options.max_attempts),
         length_us=_deadline_us(options),
-        submission=(
-            options.max_attempts,
-            options.max_deaths,
-            common.correlation_id,
-            common.trace,
-            common.parent_id,
-        ),
+        submission=(options.max_attempts, options.max_deaths, *asked),
         event=(step.event, step.source, step.target, *who),
         place=target_place(step, keyed=False, delay_us=step.timer_us),
     )
-
-
-def _declared_of(common: NewJob, row: tuple[Any, ...]) -> TypeOptions | None:
-    """The declared options that count for a request. Their columns are all NULL where the type has none."""
-    return None if row[0] is None or common.chosen == ChosenOptions.ALL else _options(row)
 
 
 def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch] | None:
@@ -278,42 +274,49 @@ def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list
     They need more if an id exists, as after an unknown outcome, or if their type declares unique jobs.
     """
     common, ids, payloads = different_ones(jobs)[0], ids_of(jobs), payloads_of(jobs)
-    many = None if len(ids) == 1 else _many_rows(tx, ids, payloads)
+    many = None if len(ids) == 1 else _many_values(tx, ids, payloads)
     if (many is None and len(ids) > 1) or (common.correlation_id is not None and common.correlation_id in ids):
         return None
-    plan, step = tx.names.plans.get((id(common), id(actor))), None
-    lifecycle = (step := _submit_step(actor, common.lifecycle)).lifecycle if plan is None else plan.job[0]
+    kept: _Plan | None = tx.names.plans.get((id(common), id(actor)))
+    step = _submit_step(actor, common.lifecycle) if kept is None else kept.step
     query, new_ids = (_ONE_NEW, ids[0]) if many is None else (_MANY_NEW, bound_array(tuple(ids)))
-    found = tx.cursor.execute(query, (lifecycle, common.type, new_ids)).fetchall()
+    found = tx.cursor.execute(query, (step.lifecycle, common.type, new_ids)).fetchall()
     if not found:
         return None
-    number, declared = found[0][0], found[0][1:]
+    number, *declared = found[0]
     check_new_ids(ids, common.lifecycle, actor.role)
-    if plan is None or plan.declared != declared:
-        options = _declared_of(common, declared)
-        if options is not None and options.unique is not None:
+    plan = kept if kept is not None and kept.declared == tuple(declared) else None
+    if plan is None:
+        plan = _planned(tx, common, actor, step, tuple(declared))
+        if plan is None:
             return None
-        step = step or _submit_step(actor, common.lifecycle)
-        plan = _planned(tx, common, actor, step, declared)
-        tx.names.keep_plan((id(common), id(actor)), plan)
+        if isinstance(jobs, AlikeJobs):  # a job by itself comes once, with its payload
+            tx.names.keep_plan((id(common), id(actor)), plan)
+    _write_alike(tx, plan, number, ids, payloads[0] if many is None else many)
+    return all_created(ids)
+
+
+def _write_alike(
+    tx: Transaction, plan: _Plan, number: int, ids: Sequence[JobId], payload: bytes | tuple[bytes, ...]
+) -> None:
+    """Write one job with its payload, or many with the values of `_many_values`."""
     deadline = None if plan.length_us is None else tx.now + plan.length_us
-    if many is None:
+    if isinstance(payload, bytes):
         tx.cursor.execute(SUBMIT_QUERIES.insert_job, (number, *plan.job, deadline))
-        row = (number, ids[0], tx.now, *plan.submission, payloads[0], plan.length_us, None, None)
+        row = (number, ids[0], tx.now, *plan.submission, payload, plan.length_us, None, None)
         tx.cursor.execute(SUBMIT_QUERIES.insert_submission, row)
         tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, (number, *plan.event, tx.now, *plan.place))
     else:
         keys, width = bound_array(numbers("q", range(number, number + len(ids)))), len(ids[0])
         tx.cursor.execute(SUBMIT_QUERIES.insert_alike_jobs, (*plan.job, deadline, keys))
-        rows = (number - 1, width, tx.now, *plan.submission, width + 1, plan.length_us, bound_array(many))
+        rows = (number - 1, width, tx.now, *plan.submission, width + 1, plan.length_us, bound_array(payload))
         tx.cursor.execute(SUBMIT_QUERIES.insert_alike_submissions, rows)
         tx.cursor.execute(SUBMIT_QUERIES.insert_first_events, (*plan.event, tx.now, *plan.place, keys))
     tx.woke |= plan.place[0] == READY
     tx.appended = True
-    return all_created(ids)
 
 
-def _many_rows(tx: Transaction, ids: Sequence[JobId], payloads: Sequence[bytes]) -> tuple[bytes, ...] | None:
+def _many_values(tx: Transaction, ids: Sequence[JobId], payloads: Sequence[bytes]) -> tuple[bytes, ...] | None:
     """The id and the payload of each of these jobs, as one value; None where no array can hold them.
 
     That is so on a connection of the caller's, and for ids that are not all different and of one length.
