@@ -11,6 +11,7 @@ from tests.ledgers.sqlite.shell import Shell
 from trellis.engine.errors import Refused
 from trellis.engine.jobs import AlikeJobs, ChosenOptions, JobId, NewJob, Priority, Submitted, TypeOptions
 from trellis.ledgers.sqlite import lanes
+from trellis.ledgers.sqlite import submit as submits
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 
 PAYLOADS = [b"1", b'"\x00"', '"ü€"'.encode(), b"{}" * 4_000, b"null"]
@@ -46,7 +47,11 @@ def arrays(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> b
         {"correlation_id": "a"},
     ],
 )
-async def test_many_jobs_are_stored_as_single_ones_are(reopen: Reopen, path: Path, ids: list[str], options: dict):
+@pytest.mark.parametrize("bytes_max", [submits.ARRAY_BYTES_MAX, 8_000])
+async def test_many_jobs_are_stored_as_single_ones_are(
+    reopen: Reopen, path: Path, monkeypatch: pytest.MonkeyPatch, ids: list[str], options: dict, bytes_max: int
+):
+    monkeypatch.setattr(submits, "ARRAY_BYTES_MAX", bytes_max)
     ledger, common = await reopen(), new_job(**options)
     answers = await ledger.submit(SUBMITTER, alike(common, ids, PAYLOADS))
     assert answers == [Submitted(job_id=JobId(one), created=True) for one in ids]

@@ -153,6 +153,8 @@ CALLER_SCOPE = "key:"
 """The prefix of every caller's scope."""
 
 
+ARRAY_BYTES_MAX = 1024 * 1024
+"""Longer payloads go in one by one: the driver holds an array until the statement that read it runs again."""
 SUBMIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/submit.sql")
 _NEW = SUBMIT_QUERIES.new.replace("{last_job}", SUBMIT_QUERIES.last_job)
 _ONE_NEW = _NEW.replace("{existing}", SUBMIT_QUERIES.existing_one)
@@ -274,12 +276,13 @@ def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list
     They need more if an id exists, as after an unknown outcome, or if their type declares unique jobs.
     """
     common, ids, payloads = different_ones(jobs)[0], ids_of(jobs), payloads_of(jobs)
-    many = None if len(ids) == 1 else _many_values(tx, ids, payloads)
-    if (many is None and len(ids) > 1) or (common.correlation_id is not None and common.correlation_id in ids):
+    if len(ids) > 1 and (not tx.has_arrays or len(set(ids)) < len(ids)):
+        return None
+    if common.correlation_id is not None and common.correlation_id in ids:  # stored as NULL
         return None
     kept: _Plan | None = tx.names.plans.get((id(common), id(actor)))
     step = _submit_step(actor, common.lifecycle) if kept is None else kept.step
-    query, new_ids = (_ONE_NEW, ids[0]) if many is None else (_MANY_NEW, bound_array(tuple(ids)))
+    query, new_ids = (_ONE_NEW, ids[0]) if len(ids) == 1 else (_MANY_NEW, bound_array(tuple(ids)))
     found = tx.cursor.execute(query, (step.lifecycle, common.type, new_ids)).fetchall()
     if not found:
         return None
@@ -292,36 +295,36 @@ def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list
             return None
         if isinstance(jobs, AlikeJobs):  # a job by itself comes once, with its payload
             tx.names.keep_plan((id(common), id(actor)), plan)
-    _write_alike(tx, plan, number, ids, payloads[0] if many is None else many)
+    _write_alike(tx, plan, number, ids, payloads)
     return all_created(ids)
 
 
-def _write_alike(
-    tx: Transaction, plan: _Plan, number: int, ids: Sequence[JobId], payload: bytes | tuple[bytes, ...]
-) -> None:
-    """Write one job with its payload, or many with the values of `_many_values`."""
+def _write_alike(tx: Transaction, plan: _Plan, number: int, ids: Sequence[JobId], payloads: Sequence[bytes]) -> None:
     deadline = None if plan.length_us is None else tx.now + plan.length_us
-    if isinstance(payload, bytes):
+    before, after = (tx.now, *plan.submission), (plan.length_us, None, None)
+    if len(ids) == 1:
         tx.cursor.execute(SUBMIT_QUERIES.insert_job, (number, *plan.job, deadline))
-        row = (number, ids[0], tx.now, *plan.submission, payload, plan.length_us, None, None)
-        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, row)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, (number, ids[0], *before, payloads[0], *after))
         tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, (number, *plan.event, tx.now, *plan.place))
     else:
-        keys, width = bound_array(numbers("q", range(number, number + len(ids)))), len(ids[0])
-        tx.cursor.execute(SUBMIT_QUERIES.insert_alike_jobs, (*plan.job, deadline, keys))
-        rows = (number - 1, width, tx.now, *plan.submission, width + 1, plan.length_us, bound_array(payload))
-        tx.cursor.execute(SUBMIT_QUERIES.insert_alike_submissions, rows)
-        tx.cursor.execute(SUBMIT_QUERIES.insert_first_events, (*plan.event, tx.now, *plan.place, keys))
+        keys = range(number, number + len(ids))
+        key_array = bound_array(numbers("q", keys))
+        tx.cursor.execute(SUBMIT_QUERIES.insert_alike_jobs, (*plan.job, deadline, key_array))
+        if (values := _ids_with_payloads(ids, payloads)) is not None:
+            width = len(ids[0])
+            rows = (number - 1, width, *before, width + 1, plan.length_us, bound_array(values))
+            tx.cursor.execute(SUBMIT_QUERIES.insert_alike_submissions, rows)
+        else:
+            each = [(key, one, *before, body, *after) for key, one, body in zip(keys, ids, payloads, strict=True)]
+            tx.cursor.executemany(SUBMIT_QUERIES.insert_submission, each)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_first_events, (*plan.event, tx.now, *plan.place, key_array))
     tx.woke |= plan.place[0] == READY
     tx.appended = True
 
 
-def _many_values(tx: Transaction, ids: Sequence[JobId], payloads: Sequence[bytes]) -> tuple[bytes, ...] | None:
-    """The id and the payload of each of these jobs, as one value; None where no array can hold them.
-
-    That is so on a connection of the caller's, and for ids that are not all different and of one length.
-    """
-    if not tx.has_arrays or len(set(ids)) < len(ids) or len(set(map(len, ids))) > 1 or not "".join(ids).isascii():
+def _ids_with_payloads(ids: Sequence[JobId], payloads: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """The id and the payload of each job as one value; None where the ids are not of one length, or it would be much."""
+    if len(set(map(len, ids))) > 1 or not "".join(ids).isascii() or sum(map(len, payloads)) > ARRAY_BYTES_MAX:
         return None
     return tuple(map(bytes.__add__, map(str.encode, ids), payloads))
 
