@@ -226,7 +226,7 @@ class Trellis:
         self, type_: str, payload: Any = None, *, returns: Any = None, **settings: Unpack[SubmitSettings]
     ) -> JobHandle:
         """Submit one job. Concurrent submits of one process share a transaction."""
-        (handle,) = await self.submit_many(type_, [payload], returns=returns, **settings)
+        (handle,) = await self._submit(type_, [payload], returns, settings)
         return handle
 
     async def submit_many(
@@ -240,6 +240,11 @@ class Trellis:
         for option in ("idempotency_key", "job_id") if len(payloads) != 1 else ():
             if settings.get(option) is not None:
                 raise OptionInvalid(option=option, value=settings.get(option), expected="it names one job, not many")
+        return await self._submit(type_, payloads, returns, settings)
+
+    async def _submit(
+        self, type_: str, payloads: Sequence[Any], returns: Any, settings: SubmitSettings
+    ) -> list[JobHandle]:
         actor = self._submitter()
         if self._app is not None:
             await self._declare_new()
@@ -252,7 +257,7 @@ class Trellis:
             for part in submit_parts(jobs):
                 answers = await self.ledger.submit(actor, part)
                 handles += [self._handle(accepted(answer), type_, returns) for answer in answers]
-            if len(handles) == 1:
+            if span.is_recorded and len(handles) == 1:
                 span.note({"trellis.job_id": handles[0].id})
             return handles
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from itertools import repeat
 from types import MappingProxyType
-from typing import NamedTuple, NewType, overload
+from typing import Any, NamedTuple, NewType, overload
 
 from trellis.engine.admin_acts import rate_text
 from trellis.engine.errors import ConcurrencyKeyMissing, IdempotencyMismatch, IdReserved, OptionInvalid
@@ -241,9 +240,10 @@ class AlikeJobs(Sequence[NewJob]):
 
 def submit_parts(jobs: Sequence[NewJob]) -> Sequence[Sequence[NewJob]]:
     """New jobs in parts that are small enough for one submit each."""
-    if len(jobs) <= SUBMIT_MAX:
-        return (jobs,) if jobs else ()
-    return [jobs[first : first + SUBMIT_MAX] for first in range(0, len(jobs), SUBMIT_MAX)]
+    n = len(jobs)
+    if n <= SUBMIT_MAX:
+        return (jobs,) if n else ()
+    return [jobs[first : first + SUBMIT_MAX] for first in range(0, n, SUBMIT_MAX)]
 
 
 def ids_of(jobs: Sequence[NewJob]) -> list[JobId]:
@@ -289,9 +289,13 @@ class Submitted(NamedTuple):
         return SubmitOutcome.CREATED if self.replaced is None else SubmitOutcome.REPLACED
 
 
+_new_tuple = tuple[Any, ...].__new__
+"""Makes a named tuple of its values. Its class and its `_make` take half as long again."""
+
+
 def all_created(ids: Sequence[JobId]) -> "list[Submitted | Mismatch]":
     """The answers to jobs that were all created and replaced no other."""
-    return list(map(Submitted._make, zip(ids, repeat(True), repeat(None))))
+    return [_new_tuple(Submitted, (job_id, True, None)) for job_id in ids]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,7 +311,8 @@ def check_own_ids(jobs: Sequence[NewJob]) -> None:
 
     An id that the caller chose, and that of a job with an idempotency key, may come again: it is the same request.
     """
-    if len(jobs) == 1 or len(set(ids_of(jobs))) == len(jobs):
+    ids = ids_of(jobs)
+    if len(ids) == 1 or len(set(ids)) == len(ids):
         return
     seen: set[str] = set()
     for job in jobs:
@@ -713,9 +718,11 @@ def check_new_id(job_id: str, lifecycle: str, role: Role) -> None:
 def check_new_ids(job_ids: Sequence[str], lifecycle: str, role: Role) -> None:
     """`check_new_id` for each of these ids. Raises IdReserved."""
     text = "\0".join(job_ids)
-    if any(mark in text for mark in RESERVED_ID_MARKS):
-        for job_id in job_ids:
-            check_new_id(job_id, lifecycle, role)
+    for mark in RESERVED_ID_MARKS:  # an expression would be a generator, which takes three times as long as the search
+        if mark in text:
+            for job_id in job_ids:
+                check_new_id(job_id, lifecycle, role)
+            return
 
 
 # Type options: what an application declares about a job type, stored in the ledger for every submit (D66).

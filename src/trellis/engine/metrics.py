@@ -177,9 +177,11 @@ class ProcessMetrics:
         if self.enabled and n:
             with self._lock:
                 key = (metric, labels)
-                if key not in self._values:
+                try:
+                    self._values[key] += n
+                except KeyError:
                     key = self._admitted(key)
-                self._values[key] = self._values.get(key, 0) + n
+                    self._values[key] = self._values.get(key, 0) + n
 
     def observe(self, metric: Metric, value: float, *labels: str, n: int = 1) -> None:
         """Add a value to a histogram, `n` times."""

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import chain
 from operator import attrgetter
 
-from trellis.engine.jobs import AlikeJobs, NewJob
+from trellis.engine.jobs import AlikeJobs, JobId, NewJob
 
 _OWN_FIELDS = frozenset({"job_id", "payload", "fingerprint"})
 _common_fields = attrgetter(*(field.name for field in fields(NewJob) if field.name not in _OWN_FIELDS))
@@ -45,9 +44,13 @@ def join_alike(calls: Sequence[Sequence[NewJob]]) -> Sequence[NewJob] | None:
         return None
     if len(calls) == 1:
         return jobs
-    whole = [call for call in calls if isinstance(call, AlikeJobs)]
-    common = whole[0].common if whole else None
-    if len(whole) < len(calls) or any(call.common is not common and call.common != common for call in whole):
+    if not isinstance(jobs, AlikeJobs):
         return None
-    ids = list(chain.from_iterable(call.ids for call in whole))
-    return AlikeJobs(whole[0].common, ids, list(chain.from_iterable(call.payloads for call in whole)))
+    common = jobs.common
+    ids, payloads = list[JobId](), list[bytes]()
+    for call in calls:
+        if not isinstance(call, AlikeJobs) or (call.common is not common and call.common != common):
+            return None
+        ids += call.ids
+        payloads += call.payloads
+    return AlikeJobs(common, ids, payloads)

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from trellis.engine.jobs import (
     Advance,
+    AlikeJobs,
     Claimed,
     JobKey,
     LeaseLost,
@@ -22,7 +23,6 @@ from trellis.engine.jobs import (
     Submitted,
     Turn,
     TurnResult,
-    different_ones,
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.metrics import (
@@ -158,11 +158,11 @@ def _count_settled(alike: tuple[Any, ...], n: int, now: float) -> None:
 
 def _count_submit(ledger: Any, args: Sequence[Any], answer: Sequence[Any]) -> None:  # noqa: ARG001 - as all counters
     jobs: Sequence[NewJob] = args[1]
-    kinds = different_ones(jobs)
-    if len(kinds) == 1:
-        n = sum([isinstance(outcome, Submitted) and outcome[1] for outcome in answer])
-        if n:
-            process_metrics.count(SUBMITTED, n, type_label(kinds[0].type, kinds[0].lifecycle))
+    if isinstance(jobs, AlikeJobs):
+        n = 0
+        for outcome in answer:
+            n += isinstance(outcome, Submitted) and outcome[1]
+        process_metrics.count(SUBMITTED, n, type_label(jobs.common.type, jobs.common.lifecycle))
         return
     created: dict[tuple[str, str], int] = {}
     for job, outcome in zip(jobs, answer, strict=True):

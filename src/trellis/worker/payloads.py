@@ -241,8 +241,8 @@ def all_json_bytes(payloads: Iterable[Any], type_: str) -> list[bytes]:
         bodies = list(map(pydantic_core.to_json, payloads))
     except (pydantic_core.PydanticSerializationError, ValueError) as error:
         raise PayloadInvalid(type=type_, detail=_explain(error)) from error
-    if bodies:
-        within_payload_limit(max(bodies, key=len))
+    if bodies and (longest := max(map(len, bodies))) > PAYLOAD_BYTES_MAX:
+        raise PayloadTooLarge(size=longest, limit=PAYLOAD_BYTES_MAX)
     return bodies
 
 

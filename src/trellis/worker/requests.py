@@ -140,13 +140,16 @@ def new_jobs(
     type_: str, payloads: Collection[Any], settings: SubmitSettings, *, app: App | None, new_id: Callable[[], str]
 ) -> Sequence[NewJob]:
     """Builds a job for each payload. The settings, which are the same for all, are checked once. Raises as `new_job`."""
+    trace = tracing.here()
+    if app is None and not settings and trace is None:
+        check_text("job type", type_)
+        common = _common_request_by_default(type_)
+        bodies = all_json_bytes(payloads, type_)
+        new_ids: list[Any] = [new_id() for _ in bodies]
+        return AlikeJobs(common, new_ids, bodies)
     checked_type(type_)
     spec = app.spec(type_) if app is not None else None
-    trace = tracing.here()
-    if spec is None and not settings and trace is None:
-        common = _common_request_by_default(type_)
-    else:
-        common = _common_request(type_, spec, settings, trace)
+    common = _common_request(type_, spec, settings, trace)
     accepted = None if spec is None else [spec.codec.accept(payload) for payload in payloads]
     bodies = all_json_bytes(payloads, type_) if accepted is None else [body for _, body in accepted]
     given = common.id_is_given
@@ -159,7 +162,7 @@ def new_jobs(
 
 @lru_cache(maxsize=TYPES_CACHED_MAX)
 def _common_request_by_default(type_: str) -> NewJob:
-    return _common_request(type_, None, {}, None)
+    return _common_request(checked_type(type_), None, {}, None)
 
 
 def _common_request(type_: str, spec: JobSpec | None, settings: SubmitSettings, trace: str | None) -> NewJob:

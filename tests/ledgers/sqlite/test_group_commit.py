@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import pytest
 
+from tests.ledgers.sqlite.conftest import leave_upkeep
 from tests.ledgers.sqlite.people import SUBMITTER, WORKER, claim, new_job, submit
 from trellis.engine.errors import JobNotFound, LedgerUnavailable, NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CancelMode, JobId, Mismatch, RequestId, Submitted
@@ -27,7 +28,7 @@ async def ledger(
     """A ledger that runs small calls in its thread, and one that runs them in their caller's event loop."""
     monkeypatch.setattr(lanes, "QUICK_RUNS_MIN", 0 if request.param == "in the loop" else sys.maxsize)
     monkeypatch.setattr(lanes, "IN_PLACE_S_MAX", math.inf)
-    return await reopen()
+    return leave_upkeep(await reopen())
 
 
 def is_in_loop() -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
+from tests.ledgers.sqlite.conftest import leave_upkeep
 from tests.ledgers.sqlite.people import SUBMITTER, WORKER, claim, complete, new_job, submit
 from tests.ledgers.sqlite.shell import Shell
 from trellis.engine.errors import LedgerUnavailable, OutcomeUnknown
@@ -32,6 +33,7 @@ def always_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def committers(ledger: SqliteLedger) -> list[str]:
     """The threads that commit from now on, one name for each commit."""
+    leave_upkeep(ledger)
     names: list[str] = []
 
     def note() -> bool:

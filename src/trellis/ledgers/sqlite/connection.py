@@ -1,7 +1,8 @@
 """Opens the SQLite file: URLs, library version, pragmas, and the translation of errors."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -27,12 +28,18 @@ WAL_SWITCH_POLL_S = 0.01
 WAL_SWITCH_TRIES = int(BUSY_TIMEOUT_S / WAL_SWITCH_POLL_S)
 """How often the switch to the write-ahead log is tried before opening raises LedgerUnavailable."""
 CACHE_KIB = 64 * 1024
+HAS_ARRAYS = "ENABLE_CARRAY" in apsw.compile_options
+"""Whether statements on our connections can read arrays (`apsw.carray`). The library of a distribution may lack that."""
 STATEMENTS = 256
 SCHEME = "sqlite://"
 _MEMORY = ("", "/:memory:", ":memory:")
 _FULL_AT_IO = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP)
 _OTHER_SCHEMA = ("no query solution", "no such index", "no such table", "no such column")
 """How SQLite begins to say that a statement does not fit the schema: an index, a table or a column is gone."""
+
+
+bound_array = cast("Callable[[Sequence[str] | Sequence[bytes] | array[int]], object]", getattr(apsw, "carray", None))
+"""Makes a binding that a statement reads with `carray`: a tuple of texts or of bytes, or an array of numbers."""
 
 
 class ResultRows(Protocol):

@@ -20,7 +20,7 @@ import apsw
 from trellis.engine.errors import OutcomeUnknown, Refused
 from trellis.engine.private_files import open_beside
 from trellis.ledgers.refusals import ledger_closed
-from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Database, spoils_transaction, to_ledger_error
+from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, HAS_ARRAYS, Database, spoils_transaction, to_ledger_error
 from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import US
 
@@ -127,6 +127,8 @@ class Transaction:
 
     A connection makes a new cursor for each statement, which takes longer than many a statement itself.
     """
+    has_arrays: bool = False
+    """Whether statements can read arrays of the library. Those on a connection of the caller's cannot."""
     woke: bool = False
     """A job became claimable: waiters for work are notified after the commit."""
     appended: bool = False
@@ -285,6 +287,8 @@ class SqliteLane:
         self.waiting = 0
         """Calls in progress or queued."""
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Callers] = weakref.WeakKeyDictionary()
+        self._last: tuple[Callable[[], object], Callable[[], _Callers | None]] = (lambda: None, lambda: None)
+        """The event loop that called last, and its callers, held weakly. Nearly always the next call comes from it too."""
         self._connection_lock = threading.Lock()
         """Held by the thread that uses the connection: the lane's, or that of a caller's event loop."""
         self._count_lock = threading.Lock()
@@ -318,9 +322,8 @@ class SqliteLane:
         if self._stop is not None:
             raise ledger_closed()
         loop = asyncio.get_running_loop()
-        callers = self._loops.get(loop)
-        if callers is None:
-            callers = self._loops[loop] = _Callers(_callers_loop(loop))
+        last_loop, last_callers = self._last
+        callers = (last_callers() if last_loop() is loop else None) or self._callers_in(loop)
         future: asyncio.Future[T] = loop.create_future()
         call = _LaneCall(work, future, callers.loop, shared, size)
         self.waiting += 1
@@ -334,6 +337,13 @@ class SqliteLane:
             return await future
         finally:
             self.waiting -= 1
+
+    def _callers_in(self, loop: asyncio.AbstractEventLoop) -> _Callers:
+        callers = self._loops.get(loop)
+        if callers is None:
+            callers = self._loops[loop] = _Callers(_callers_loop(loop))
+        self._last = (weakref.ref(loop), weakref.ref(callers))
+        return callers
 
     def now(self) -> int:
         """The ledger's time, in microseconds."""
@@ -389,7 +399,7 @@ class SqliteLane:
         """Run calls without waiting for anything but the disk. False, and nothing was done, if other writers are busy."""
         self._in_place = True
         try:
-            if not self._run_timed(calls):
+            if not self._run_timed(calls, are_few=True):
                 return False
         finally:
             self._in_place = False
@@ -397,11 +407,11 @@ class SqliteLane:
             self._give([_UPKEEP])
         return True
 
-    def _run_timed(self, calls: list[_LaneCall]) -> bool:
+    def _run_timed(self, calls: list[_LaneCall], *, are_few: bool) -> bool:
         """Run calls, and note whether small ones were quick."""
         began = time.perf_counter()
         is_done = self._run_batch(calls)
-        if _are_few(calls):
+        if are_few:
             is_quick = is_done and time.perf_counter() - began <= IN_PLACE_S_MAX
             self._quick_runs = self._quick_runs + 1 if is_quick else 0
         return is_done
@@ -413,7 +423,7 @@ class SqliteLane:
             batch, stop, taken = self._gather()
             with self._connection_lock:
                 if batch:
-                    self._run_timed(batch)
+                    self._run_timed(batch, are_few=_are_few(batch))
             with self._count_lock:
                 self._in_thread -= taken
             # Callers hear last: a caller's thread that wakes while this one runs has to wait for the interpreter.
@@ -499,7 +509,7 @@ class SqliteLane:
         try:
             self._begin()
             begun = True
-            transaction = Transaction(self._db, self._names, int(self._clock() * US), self._cursor)
+            transaction = Transaction(self._db, self._names, int(self._clock() * US), self._cursor, HAS_ARRAYS)
             for calls in _units(batch):
                 if len(calls) == 1:
                     self._one(calls[0], transaction, alone=len(batch) == 1)

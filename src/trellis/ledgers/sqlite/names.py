@@ -5,10 +5,13 @@ looked up each time, because an unused key is removed and gets another number la
 rolled back are invalid: `forget` clears the cache.
 """
 
+from typing import Any
+
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.connection import Database
 
 CACHED_MAX = 10_000
+PLANS_MAX = 64
 
 
 _NAME_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/names.sql")
@@ -23,9 +26,18 @@ class NameNumbers:
         self._types: dict[tuple[int, str], int] = {}
         self._actors: dict[tuple[str, str], int] = {}
 
+        self.plans: dict[tuple[int, int], Any] = {}
+        """What submits worked out from these numbers, by the identity of the request and the actor, which each plan holds."""
+
     def forget(self) -> None:
         self._types.clear()
         self._actors.clear()
+        self.plans.clear()
+
+    def keep_plan(self, of: tuple[int, int], plan: Any) -> None:
+        if len(self.plans) >= PLANS_MAX:
+            self.plans.clear()
+        self.plans[of] = plan
 
     def type_id(self, lifecycle: int, name: str) -> int:
         """The number of a type; created if new."""

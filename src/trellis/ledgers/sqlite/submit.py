@@ -4,7 +4,8 @@ A second submit with the same idempotency key returns the first job. `unique_job
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from array import array as numbers
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from trellis.engine.jobs import (
     DECLARED_MAX,
     SUBMIT_MAX,
     Actor,
+    AlikeJobs,
     ChosenOptions,
     JobId,
     JobKey,
@@ -35,11 +37,11 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.key_rates import key_rate
 from trellis.engine.uniqueness import UniqueClaim, UniqueRule, merged, resolve, rule_from_text
-from trellis.ledgers.alike_jobs import are_alike, join_alike
+from trellis.ledgers.alike_jobs import join_alike
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_declared
 from trellis.ledgers.sqlite import control
-from trellis.ledgers.sqlite.connection import Database, refuse_old_library
+from trellis.ledgers.sqlite.connection import Database, bound_array, refuse_old_library
 from trellis.ledgers.sqlite.key_rates import rate_changed
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.names import NameNumbers
@@ -151,9 +153,12 @@ CALLER_SCOPE = "key:"
 """The prefix of every caller's scope."""
 
 
+ARRAY_BYTES_MAX = 1024 * 1024
+"""Longer payloads go in one by one: the driver holds an array until the statement that read it runs again."""
 SUBMIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/submit.sql")
-_NEW_NUMBER = SUBMIT_QUERIES.new_number.replace("{last_job}", SUBMIT_QUERIES.last_job)
-_FIRST_NEW_NUMBER = SUBMIT_QUERIES.first_new_number.replace("{last_job}", SUBMIT_QUERIES.last_job)
+_NEW = SUBMIT_QUERIES.new.replace("{last_job}", SUBMIT_QUERIES.last_job)
+_ONE_NEW = _NEW.replace("{existing}", SUBMIT_QUERIES.existing_one)
+_MANY_NEW = _NEW.replace("{existing}", SUBMIT_QUERIES.existing_of_array)
 
 
 @dataclass(slots=True)
@@ -180,15 +185,19 @@ class _NewRows:
 
 def submit_calls(tx: Transaction, actor: Actor, calls: Sequence[Sequence[NewJob]]) -> list[Submitted | Mismatch]:
     """`submit` for the jobs of several calls."""
-    return submit(tx, actor, join_alike(calls) or [job for call in calls for job in call])
+    alike = join_alike(calls)
+    answers = None if alike is None or len(alike) > SUBMIT_MAX else _submit_alike(tx, actor, alike)
+    return _submit_each(tx, actor, [job for call in calls for job in call]) if answers is None else answers
 
 
 def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
     """One answer per job, in order. If one job is refused, nothing is written."""
+    return submit_calls(tx, actor, (jobs,))
+
+
+def _submit_each(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch]:
     if len(jobs) > SUBMIT_MAX:
         raise OptionInvalid(option="jobs", value=len(jobs), expected=f"at most {SUBMIT_MAX} in one call")
-    if are_alike(jobs) and (alike := _submit_alike(tx, actor, jobs)) is not None:
-        return alike
     steps = {name: _submit_step(actor, name) for name in dict.fromkeys(job.lifecycle for job in jobs)}
     known = existing(tx, [job.job_id for job in jobs])
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
@@ -218,51 +227,106 @@ def submit(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submit
     return answers
 
 
+class _Plan(NamedTuple):
+    """What a submit of jobs that differ only in id and payload writes besides those, their numbers and the time.
+
+    It is worked out once for a request, an actor and the declared options of the type.
+    """
+
+    common: NewJob
+    actor: Actor
+    step: StoredStep
+    declared: tuple[Any, ...]
+    """The columns of the declared options, all NULL where the type has none."""
+    job: tuple[int, ...]
+    length_us: int | None
+    """Until the deadline."""
+    submission: tuple[int | str | None, ...]
+    event: tuple[int, ...]
+    place: tuple[int, int | None]
+
+
+def _planned(
+    tx: Transaction, common: NewJob, actor: Actor, step: StoredStep, declared: tuple[Any, ...]
+) -> _Plan | None:
+    """The plan of such a submit; None if the type declares unique jobs."""
+    of_type = None if declared[0] is None or common.chosen == ChosenOptions.ALL else _options(declared)
+    if of_type is not None and of_type.unique is not None:
+        return None
+    options = resolve_options(common, of_type)
+    type_id = tx.names.type_id(step.lifecycle, common.type)
+    who = (ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
+    asked = (common.correlation_id, common.trace, common.parent_id)
+    return _Plan(
+        common=common,
+        actor=actor,
+        step=step,
+        declared=declared,
+        job=(step.lifecycle, type_id, int(options.priority), options.max_attempts),
+        length_us=_deadline_us(options),
+        submission=(options.max_attempts, options.max_deaths, *asked),
+        event=(step.event, step.source, step.target, *who),
+        place=target_place(step, keyed=False, delay_us=step.timer_us),
+    )
+
+
 def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[Submitted | Mismatch] | None:
     """Submit jobs that differ only in id and payload. None, and nothing is written, where they need more.
 
     They need more if an id exists, as after an unknown outcome, or if their type declares unique jobs.
     """
-    first, ids = different_ones(jobs)[0], ids_of(jobs)
-    step = _submit_step(actor, first.lifecycle)
-    of_type = None if first.chosen == ChosenOptions.ALL else declared(tx, step.lifecycle, first.type)
-    number = None if of_type is not None and of_type.unique is not None else _first_number(tx, ids)
-    if number is None:
+    common, ids, payloads = different_ones(jobs)[0], ids_of(jobs), payloads_of(jobs)
+    if len(ids) > 1 and (not tx.has_arrays or len(set(ids)) < len(ids)):
         return None
-    check_new_ids(ids, first.lifecycle, actor.role)
-    options = resolve_options(first, of_type)
-    type_id = tx.names.type_id(step.lifecycle, first.type)
-    length = _deadline_us(options)
-    deadline = None if length is None else tx.now + length
-    place, wait = target_place(step, keyed=False, delay_us=step.timer_us)
-    who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
-    columns = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline)
-    event = (step.event, step.source, step.target, *who, tx.now, place, wait)
-    numbers = range(number, number + len(ids))
-    rows = _submission_rows(first, options, tx.now, None, zip(numbers, ids, payloads_of(jobs), strict=True))
-    if len(ids) == 1:
-        tx.cursor.execute(SUBMIT_QUERIES.insert_job, (number, *columns))
-        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, rows[0])
-        tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, (number, *event))
-    else:
-        keys = array(numbers)
-        tx.cursor.execute(SUBMIT_QUERIES.insert_jobs, (*columns, None, None, keys))
-        tx.cursor.executemany(SUBMIT_QUERIES.insert_submission, rows)
-        tx.cursor.execute(SUBMIT_QUERIES.insert_first_events, (*event, keys))
-    tx.woke |= place == READY
-    tx.appended = True
+    if common.correlation_id is not None and common.correlation_id in ids:  # stored as NULL
+        return None
+    kept: _Plan | None = tx.names.plans.get((id(common), id(actor)))
+    step = _submit_step(actor, common.lifecycle) if kept is None else kept.step
+    query, new_ids = (_ONE_NEW, ids[0]) if len(ids) == 1 else (_MANY_NEW, bound_array(tuple(ids)))
+    found = tx.cursor.execute(query, (step.lifecycle, common.type, new_ids)).fetchall()
+    if not found:
+        return None
+    number, *declared = found[0]
+    check_new_ids(ids, common.lifecycle, actor.role)
+    plan = kept if kept is not None and kept.declared == tuple(declared) else None
+    if plan is None:
+        plan = _planned(tx, common, actor, step, tuple(declared))
+        if plan is None:
+            return None
+        if isinstance(jobs, AlikeJobs):  # a job by itself comes once, with its payload
+            tx.names.keep_plan((id(common), id(actor)), plan)
+    _write_alike(tx, plan, number, ids, payloads)
     return all_created(ids)
 
 
-def _first_number(tx: Transaction, ids: Sequence[JobId]) -> int | None:
-    """The number of the first of these new jobs; None if one of their ids exists or occurs twice."""
+def _write_alike(tx: Transaction, plan: _Plan, number: int, ids: Sequence[JobId], payloads: Sequence[bytes]) -> None:
+    deadline = None if plan.length_us is None else tx.now + plan.length_us
+    before, after = (tx.now, *plan.submission), (plan.length_us, None, None)
     if len(ids) == 1:
-        numbers = tx.cursor.execute(_NEW_NUMBER, (ids[0],)).fetchall()
-    elif len(set(ids)) == len(ids):
-        numbers = tx.cursor.execute(_FIRST_NEW_NUMBER, (json.dumps(ids),)).fetchall()
+        tx.cursor.execute(SUBMIT_QUERIES.insert_job, (number, *plan.job, deadline))
+        tx.cursor.execute(SUBMIT_QUERIES.insert_submission, (number, ids[0], *before, payloads[0], *after))
+        tx.cursor.execute(SUBMIT_QUERIES.insert_first_event, (number, *plan.event, tx.now, *plan.place))
     else:
+        keys = range(number, number + len(ids))
+        key_array = bound_array(numbers("q", keys))
+        tx.cursor.execute(SUBMIT_QUERIES.insert_alike_jobs, (*plan.job, deadline, key_array))
+        if (values := _ids_with_payloads(ids, payloads)) is not None:
+            width = len(ids[0])
+            rows = (number - 1, width, *before, width + 1, plan.length_us, bound_array(values))
+            tx.cursor.execute(SUBMIT_QUERIES.insert_alike_submissions, rows)
+        else:
+            each = [(key, one, *before, body, *after) for key, one, body in zip(keys, ids, payloads, strict=True)]
+            tx.cursor.executemany(SUBMIT_QUERIES.insert_submission, each)
+        tx.cursor.execute(SUBMIT_QUERIES.insert_first_events, (*plan.event, tx.now, *plan.place, key_array))
+    tx.woke |= plan.place[0] == READY
+    tx.appended = True
+
+
+def _ids_with_payloads(ids: Sequence[JobId], payloads: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """The id and the payload of each job as one value; None where the ids are not of one length, or it would be much."""
+    if len(set(map(len, ids))) > 1 or not "".join(ids).isascii() or sum(map(len, payloads)) > ARRAY_BYTES_MAX:
         return None
-    return numbers[0][0] if numbers else None
+    return tuple(map(bytes.__add__, map(str.encode, ids), payloads))
 
 
 class _ClaimedKey(NamedTuple):
@@ -415,7 +479,7 @@ def _take_in(
     original = None if job.compensates is None else _original(tx, job.compensates)
     alike = (step.lifecycle, type_id, int(options.priority), options.max_attempts, deadline, ckey, original)
     new.jobs.setdefault(alike, []).append(key)
-    new.submissions += _submission_rows(job, options, tx.now, ckey, [(key, job.job_id, job.payload)])
+    new.submissions.append(_submission_row(job, options, tx.now, ckey, key, job.job_id, job.payload))
     place, wait = target_place(step, keyed=ckey is not None, delay_us=delay_us or step.timer_us)
     new.steps.add(StepWrite(step, who, place, wait), JobKey(key))
     _remember(new, job, key, tx.now)
@@ -425,18 +489,24 @@ def _deadline_us(options: ResolvedOptions) -> int | None:
     return None if options.deadline_s is None else int(options.deadline_s * US)
 
 
-def _submission_rows(
-    common: NewJob, options: ResolvedOptions, now: int, ckey: int | None, jobs: Iterable[tuple[int, JobId, bytes]]
-) -> list[tuple[int | str | bytes | None, ...]]:
-    """The values of the query `insert_submission` for jobs like `common`: their numbers, ids and payloads."""
-    correlation = common.correlation_id
-    shared = (common.trace, common.parent_id)
-    last = (_deadline_us(options), None if ckey is None else options.concurrency_limit, common.compensates)
-    first = (now, options.max_attempts, options.max_deaths)
-    return [
-        (key, job_id, *first, None if correlation == job_id else correlation, *shared, payload, *last)
-        for key, job_id, payload in jobs
-    ]
+def _submission_row(
+    job: NewJob, options: ResolvedOptions, now: int, ckey: int | None, key: int, job_id: JobId, payload: bytes
+) -> tuple[int | str | bytes | None, ...]:
+    """The values of the query `insert_submission` for a job like `job`, with this number, id and payload."""
+    return (
+        key,
+        job_id,
+        now,
+        options.max_attempts,
+        options.max_deaths,
+        None if job.correlation_id == job_id else job.correlation_id,
+        job.trace,
+        job.parent_id,
+        payload,
+        _deadline_us(options),
+        None if ckey is None else options.concurrency_limit,
+        job.compensates,
+    )
 
 
 def _remember(new: _NewRows, job: NewJob, key: int, now: int) -> None:
