@@ -18,9 +18,12 @@ from trellis.testing import FakeClock
 from trellis.worker import turns
 from trellis.worker.app import App
 from trellis.worker.context import Context
+from trellis.worker.runners import SLICE_S
 from trellis.worker.turns import SECOND_TURN_MIN
 
 MANY = SECOND_TURN_MIN + 10
+HELD = 4 * SECOND_TURN_MIN
+"""So many that two turns share them."""
 
 
 class Floodgate:
@@ -130,6 +133,38 @@ async def test_few_outcomes_wait_for_the_turn_in_flight(stand: Stand):
             await stand.in_state(job, "succeeded")
 
 
+async def test_while_handlers_begin_a_second_turn_waits_for_half_of_the_held_jobs(stand: Stand):
+    gate, app = Floodgate(stand), App()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        if not settled(gate):
+            gate.open = False
+        stand.clock.advance(SLICE_S)  # after each handler, the turn loops have a look
+
+    jobs = await stand.trellis.submit_many("t", [None] * HELD)
+    async with stand.running(app, concurrency=HELD):
+        await stand.until(lambda: settled(gate) == [1, HELD // 2])
+        gate.let_through()
+        for job in jobs:
+            await stand.in_state(job, "succeeded")
+
+
+async def test_two_turns_share_the_jobs_that_have_finished(stand: Stand):
+    gate, bench = Floodgate(stand), Bench()
+    async with stand.running(bench.app, concurrency=HELD, prefetch=0):
+        jobs = await started(stand, bench, HELD)
+        gate.open = False
+        before = len(gate.sent)
+        bench.end(HELD)
+        await stand.until(lambda: settled(gate) == [HELD // 2, HELD // 2])
+        asked = [turn.claim.start + turn.claim.prefetch for turn in gate.sent[before:] if turn.claim]
+        assert asked == [HELD // 2, HELD // 2]
+        gate.let_through()
+        for job in jobs:
+            await stand.in_state(job, "succeeded")
+
+
 async def test_a_third_turn_waits_however_much_has_gathered(stand: Stand):
     gate, bench = Floodgate(stand), Bench()
     async with stand.running(bench.app, concurrency=3 * MANY):
@@ -210,6 +245,24 @@ async def test_jobs_of_a_claim_in_flight_end_before_a_quarantined_job_begins(sta
         await stand.in_state(jobs[3], "succeeded")
         await stand.in_state(late, "succeeded")
         await stand.until(lambda: bench.begun == 6)
+        bench.end(1)
+        await stand.in_state(pill, "succeeded")
+
+
+async def test_a_quarantined_job_starts_with_or_after_the_last_outcome_of_the_others(stand: Stand, monkeypatch: Any):
+    monkeypatch.setattr(turns, "SECOND_TURN_MIN", 1)
+    (pill,) = await suspects(stand, 1)
+    await stand.trellis.submit_many("t", [None] * 5)
+    gate, bench = Floodgate(stand), Bench()
+    async with stand.running(bench.app, concurrency=20):
+        await stand.until(lambda: bench.begun == 5)
+        bench.end(5)
+        await stand.until(lambda: bench.begun == 6)
+        steps = [(n, step) for n, turn in enumerate(gate.sent) for step in turn.advances]
+        started_in = next(n for n, step in steps if step.lease.job_id == pill.id and step.trigger == "start")
+        outcomes = [n for n, step in steps if step.trigger == "complete"]
+        assert len(outcomes) == 5
+        assert max(outcomes) <= started_in
         bench.end(1)
         await stand.in_state(pill, "succeeded")
 

@@ -4,6 +4,10 @@ A turn settles finished jobs, starts claimed jobs, and claims new jobs for the f
 further outcomes gather; when none is in flight, the first outcome is sent at once. When many have gathered, a second
 turn is sent in parallel, so that the ledger and this process work at the same time. There is no timer.
 
+A turn that settles some jobs claims as many, so the sizes of two turns in flight last. Each carries about half of the
+held jobs while short handlers keep the worker busy: a turn has a price of its own, and a small one beside a large one
+would come back and leave again while the large one is away.
+
 Quarantine: a job whose workers died (`engine/retry_policy.py`) may be a poison pill, or may only have run next to one.
 It runs alone: this process runs and starts nothing else. If it kills the worker again, no other job is charged with
 that death. The ledger hands out one such job at a time in the whole fleet, and never as already started. Its worker
@@ -230,18 +234,34 @@ class TurnLoop:
         """Builds the next turn; None if there is nothing to send."""
         held_jobs, now = self._held_jobs, self._worker.clock.monotonic()
         self._pace.note(held_jobs.settled, now, busy=bool(held_jobs.jobs))
-        if self._flying and len(held_jobs.finished) + len(held_jobs.assigned) < SECOND_TURN_MIN:
+        if self._flying and len(held_jobs.finished) + len(held_jobs.assigned) < self._second_turn_min():
             return None
-        starts = self._to_start()
-        settlements = held_jobs.finished[:ADVANCES_MAX]
-        wanted = self._wanted()
+        settled_max = self._settled_max()
+        starts = self._to_start(settled_max)
+        settlements = held_jobs.finished[:settled_max]
+        wanted = self._wanted(unsettled=len(held_jobs.finished) - len(settlements))
         if not settlements and not starts and not (wanted.total and self._search):
             return None
-        del held_jobs.finished[:ADVANCES_MAX]
+        del held_jobs.finished[:settled_max]
         claim = self._claim(wanted) if wanted.total else None
         advances = (*(advance for _, advance in settlements), *map(start_advance, starts))
         turn = Turn(actor=self._worker.actor, advances=advances, claim=claim)
         return PendingTurn(turn, settlements, starts, wanted, now)
+
+    def _half(self) -> int:
+        return (len(self._held_jobs.jobs) + 1) // 2
+
+    def _second_turn_min(self) -> int:
+        """How many transitions justify a second turn: half of the jobs, as long as runners begin more of them."""
+        held_jobs = self._held_jobs
+        more_begin = held_jobs.ready and held_jobs.running < self._room.concurrency
+        return max(SECOND_TURN_MIN, self._half()) if more_begin else SECOND_TURN_MIN
+
+    def _settled_max(self) -> int:
+        """How many jobs one turn settles at most: half of them if another turn can carry the other half."""
+        if self._worker.ledger.turns_at_once == 1:
+            return ADVANCES_MAX
+        return min(ADVANCES_MAX, max(2 * SECOND_TURN_MIN, self._half()))
 
     def _claim(self, wanted: ClaimSize) -> Claim:
         self._search = False
@@ -249,7 +269,8 @@ class TurnLoop:
         claim_id = ClaimId(self._new_id())
         return Claim(claim_id=claim_id, types=self._types, start=wanted.start, prefetch=wanted.prefetch, isolates=True)
 
-    def _wanted(self) -> ClaimSize:
+    def _wanted(self, *, unsettled: int) -> ClaimSize:
+        """What to claim. The room of finished jobs that this turn does not settle is left to the turn that does."""
         held_jobs = self._held_jobs
         if not self.claiming or held_jobs.quarantined:
             return ClaimSize(0, 0)
@@ -257,10 +278,10 @@ class TurnLoop:
             self._pace,
             running=held_jobs.running,
             ready=len(held_jobs.ready) + self._starting(),
-            assigned=len(held_jobs.assigned) + sum(order.wanted.prefetch for order in self._flying),
+            assigned=len(held_jobs.assigned) + unsettled + sum(order.wanted.prefetch for order in self._flying),
         )
 
-    def _to_start(self) -> list[HeldJob]:
+    def _to_start(self, settled_max: int) -> list[HeldJob]:
         """Chooses the claimed jobs to start with this turn, after the checks that precede the handler."""
         held_jobs = self._held_jobs
         if not self.claiming:
@@ -268,7 +289,7 @@ class TurnLoop:
         while held_jobs.quarantined and held_jobs.quarantined[0].finished:
             self._release_quarantined(held_jobs.quarantined[0])
         if held_jobs.quarantined and not held_jobs.assigned:
-            return self._quarantined_to_start()
+            return self._quarantined_to_start(settled_max)
         ready = len(held_jobs.ready) + self._starting()
         count = self._room.startable(self._pace, running=held_jobs.running, ready=ready)
         chosen = [held_jobs.assigned.popleft() for _ in range(min(count, len(held_jobs.assigned)))]
@@ -282,11 +303,11 @@ class TurnLoop:
         """How many jobs the turns in flight may make ready."""
         return sum(order.wanted.start + len(order.starts) for order in self._flying)
 
-    def _quarantined_to_start(self) -> list[HeldJob]:
+    def _quarantined_to_start(self, settled_max: int) -> list[HeldJob]:
         """Returns the first quarantined job once nothing else runs. Finished jobs are settled in the same turn."""
         held_jobs = self._held_jobs
         suspect = held_jobs.quarantined[0]
-        if held_jobs.running or held_jobs.ready or self._flying or len(held_jobs.finished) > ADVANCES_MAX:
+        if held_jobs.running or held_jobs.ready or self._flying or len(held_jobs.finished) > settled_max:
             return []
         if suspect.began_at is not None or suspect.state == RUNNING:
             return []
