@@ -420,7 +420,7 @@ class AttemptCache:
         return await self.read(hold)
 
     async def identity(self, hold: HeldLease) -> AttemptIdentity | None:
-        """As `of`. Not read if this process dispatched the attempt, and nobody or this process has recorded its start."""
+        """As `of`. Not read if this process dispatched the attempt, and nobody else has recorded its start."""
         own = self._dispatched.get(attempt_key(hold))
         if own is not None and (own.starter is not None or hold.state == "DISPATCHED"):
             return own

@@ -184,7 +184,7 @@ class BusReporter:
         return ControlAnswer.NOTHING
 
     async def beats(self, attempt: OrderAttempt) -> None:
-        """Sends heartbeats until the job is settled, or until it is cancelled. The answers report a cancel request or a lost job."""
+        """Sends heartbeats until the job is settled. The answers report a cancel request or a lost job."""
         sent_at = self.clock.monotonic()
         pause_s = min(PROGRESS_S, attempt.beat_s)
         while True:
