@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
-from trellis.storage.objects.file_systems import links_unnamed_files
+from trellis.storage.objects.file_systems import links_unnamed_files, spread_apart
 from trellis.storage.objects.keys import NameKind, read_name
 from trellis.storage.objects.open_below import OPEN_FOLDER, open_below
 from trellis.storage.objects.parallel_sync import sync_all
@@ -97,6 +97,7 @@ class Folders:
         try:
             own = self._made(self._root, OWN_FOLDER)
             try:
+                spread_apart(own)
                 self._scratch = self._made(own, SCRATCH)
                 self._locks = self._made(own, LOCKS)
             finally:
@@ -244,10 +245,12 @@ class Folders:
         """A new file with these bytes, for `link` alone. It is not synced.
 
         It has no name where the file system allows that: making and removing a scratch name costs more than the link.
+        Its inode is near the folder of the locks, which nothing leaves: scratch files become versions that are replaced,
+        and the inodes that they free would be looked through (`spread_apart`).
         """
         if not self._links_unnamed:
             return self.write_scratch(body)
-        file = ScratchFile(None, os.open(b".", _MAKE_UNNAMED, self._file_mode, dir_fd=self._scratch))
+        file = ScratchFile(None, os.open(b".", _MAKE_UNNAMED, self._file_mode, dir_fd=self._locks))
         try:
             share(file.fd, self._file_mode)
             _write(file.fd, body)
