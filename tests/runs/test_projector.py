@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.runs.conftest import ORCHESTRATOR, Stand, is_of_rebuild
+from tests.runs.conftest import GATEWAY, ORCHESTRATOR, Stand, is_of_rebuild
 from trellis.documents import audit, ids, run_documents
 from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns, published_version
-from trellis.engine.jobs import Actor, CancelMode, JobId, RequestId
+from trellis.engine.jobs import Actor, CancelMode, JobId, NewJob, RequestId
 from trellis.engine.records import RetentionOptions
 from trellis.engine.step_runner import DriveOutcome
 from trellis.lifecycles import Role
 from trellis.proposals import proposal as proposals
 from trellis.proposals.proposal import ProposalContent
 from trellis.runs.orchestrator import RunDriver, RunDriverOptions
-from trellis.runs.projector import EventRecorder, Projector
+from trellis.runs.projector import AWAITED_S, EventRecorder, Projector
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import (
     OVERWRITE,
@@ -362,3 +362,24 @@ async def test_a_reader_never_sees_a_version_go_back_nor_a_step_counted_that_it_
     assert seen == sorted(seen)
     assert len(set(seen)) >= 4
     assert not faults
+
+
+async def test_the_next_documents_are_looked_for_sooner_while_some_are_published(press: Press):
+    """A run waits until its step can be read, and then takes the next one: a long pause would be one in every step."""
+    projector = press.projector()
+    empty = await projector.run_once()
+    assert (empty.events, projector.pause_s(empty)) == (0, projector.options.poll_s)
+    await press.stand.run_of()
+    assert await press.all(projector) > 0
+    empty = await projector.run_once()
+    assert projector.pause_s(empty) == projector.options.awaited_poll_s < projector.options.poll_s / 5
+    press.stand.clock.advance(AWAITED_S)
+    assert projector.pause_s(empty) == projector.options.poll_s
+
+
+async def test_records_that_wait_for_their_segment_are_not_looked_for_sooner(press: Press):
+    projector = press.projector()
+    await press.stand.ledger.submit(GATEWAY, [NewJob(job_id=JobId("plain"), type="t", payload=b"{}")])
+    while (report := await projector.run_once()).events:
+        pass
+    assert projector.pause_s(report) == projector.options.poll_s

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,8 +19,8 @@ from tests.servers.ready_python import ready_python
 from tests.storage.test_keys import legal_keys
 from tests.storage.test_store import keys_of
 from trellis.storage.objects import folders, local
-from trellis.storage.objects.file_systems import links_unnamed_files
-from trellis.storage.objects.folders import FOLDER_SETTLED_NS
+from trellis.storage.objects.file_systems import MOUNTS, file_system_type, links_unnamed_files
+from trellis.storage.objects.folders import FOLDER_SETTLED_NS, Folders
 from trellis.storage.objects.local import RECENT_SETTLED_NS, LocalObjects
 from trellis.storage.objects.open import open_objects, random_name
 from trellis.storage.objects.store import CREATE, PutRefused, PutStored, StoreRefused, StoreUnavailable, if_match
@@ -244,6 +247,28 @@ async def test_a_new_object_has_no_scratch_name_where_the_system_can_name_an_ope
         assert (tmp_path / "agents/a/k.md").read_bytes() == b"3"
         assert scratch_files(tmp_path) == []
     assert named == ([0, 0, 1] if proc_is_there else [1, 1, 1])
+
+
+@pytest.mark.skipif(shutil.which("lsattr") is None, reason="nothing here shows the attributes of a file")
+def test_on_ext4_new_files_lie_apart_from_what_is_around_the_store():
+    """Without a journal ext4 looks through every inode near a new file that was freed lately."""
+    if file_system_type(ROOT, MOUNTS.read_text()) != "ext4":
+        pytest.skip("this checkout is on another file system")
+    with tempfile.TemporaryDirectory(prefix=".store-", dir=ROOT) as path:
+        for _ in range(2):  # made, and opened again
+            Folders(Path(path), lambda: "name").close()
+        shown = subprocess.run(["lsattr", "-d", f"{path}/.trellis"], capture_output=True, text=True, check=True)
+    assert "T" in shown.stdout.split()[0]
+
+
+def test_unnamed_files_are_not_near_versions_that_are_replaced(tmp_path: Path):
+    if not links_unnamed_files(tmp_path):
+        pytest.skip("the file system of this folder gives every file a name first")
+    with contextlib.closing(Folders(tmp_path, lambda: "name")) as store:
+        for write, folder in ((store.write_unnamed, "locks"), (store.write_scratch, "scratch")):
+            file = write(b"1")
+            assert Path(f"/proc/self/fd/{file.fd}").readlink().parent == tmp_path / ".trellis" / folder
+            store.drop_scratch(file)
 
 
 async def test_opening_sweeps_what_dead_writers_left_and_spares_the_living(tmp_path: Path):

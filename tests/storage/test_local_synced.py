@@ -87,8 +87,8 @@ async def test_folders_that_another_process_made_are_synced_once_before_a_write(
         assert isinstance(await store.put(key, b"1", **when), PutStored)
         assert {tmp_path, tmp_path / "new", root, root / "agents", root / "agents/a"} <= set(syncs.taken())
         await store.put("agents/a/more.md", b"2", when=CREATE)
-        scratch, folder = syncs.taken()
-        assert (scratch.parent.name, folder) == ("scratch", root / "agents/a")
+        new_file, folder = syncs.taken()
+        assert (new_file.parent.parent, folder) == (root / ".trellis", root / "agents/a")
 
 
 async def test_a_folder_whose_making_was_not_synced_is_synced_by_the_next_write(tmp_path: Path, syncs: Syncs):

@@ -5,6 +5,7 @@ It keeps alerts for jobs that it cannot publish.
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
@@ -111,6 +112,8 @@ JOBS_AT_ONCE = 16
 """Number of jobs whose documents are written concurrently, where the store has something in their way."""
 EVENTS_TOGETHER = 64
 """Number of events whose objects are written with one call of the store."""
+AWAITED_S = 1.0
+"""For how long after a document was published its job's next one is expected soon."""
 NO_PAST = JobPast((), {})
 NOTED_MAX = 20_000
 """The most hashes of published records that are remembered for the audit chain."""
@@ -128,6 +131,8 @@ class ProjectorOptions(SubscriptionOptions):
     """Settings of the projector."""
 
     poll_s: float = 0.05
+    awaited_poll_s: float = 0.005
+    """`poll_s` while documents are expected. A run takes its next step when the one before can be read."""
     segment_s: float = 10.0
     """How long a record waits for others to share its segment."""
     alone: frozenset[str] = frozenset()
@@ -464,6 +469,8 @@ class Projector(FeedSubscriber[ProjectorOptions]):
     _is_behind: bool = False
     """Whether the last pass read a full page."""
     _waiting_since: float | None = None
+    _awaited_until: float = -math.inf
+    """Until when further documents are expected soon, by this process's clock."""
 
     async def run_once(self) -> ProjectorReport:
         """Publish documents first, then one page.
@@ -490,11 +497,17 @@ class Projector(FeedSubscriber[ProjectorOptions]):
             return replace(done, following=False)
         return done
 
+    def pause_s(self, report: FeedReport) -> float:
+        """As of every subscriber, but shorter after an empty page while documents are expected."""
+        is_awaited = report.following and not report.events and self.clock.monotonic() < self._awaited_until
+        return self.options.awaited_poll_s if is_awaited else super().pause_s(report)
+
     async def _publish_documents(self, done: ProjectorReport) -> ProjectorReport:
         """Publish the next documents, ahead of records that wait for segments."""
         page = await self.ledger.feed(self._documents_up_to, limit=self.options.batch, lifecycle=NOT_SEGMENTED)
         written = await self._recorder.take(page.events, self.keep)
         self._documents_up_to = page.position
+        self._note_documents(page.events)
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
     async def _publish_page(self, done: ProjectorReport) -> ProjectorReport:
@@ -507,11 +520,16 @@ class Projector(FeedSubscriber[ProjectorOptions]):
             if event.lifecycle in SEGMENTED or position > ahead
         ]
         written = await self._recorder.take(events, self.keep)
+        self._note_documents(events)
         self._pass_on(page)
         self._is_behind = len(page.events) >= self.options.batch
         self._events_up_to = page.position
         self._documents_up_to = max(ahead, page.position)
         return replace(done, events=done.events + len(page.events), written=done.written + written)
+
+    def _note_documents(self, published: Sequence[Event]) -> None:
+        if any(event.lifecycle in DOCUMENTED for event in published):
+            self._awaited_until = self.clock.monotonic() + AWAITED_S
 
     def _pass_on(self, page: FeedPage) -> None:
         """Give the sealer the hashes of a page. If one is not known any more, it reads the page from the ledger."""

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
-from trellis.storage.objects.file_systems import links_unnamed_files
+from trellis.storage.objects.file_systems import links_unnamed_files, spread_apart
 from trellis.storage.objects.keys import NameKind, read_name
 from trellis.storage.objects.open_below import OPEN_FOLDER, open_below
 from trellis.storage.objects.parallel_sync import sync_all
@@ -97,6 +97,7 @@ class Folders:
         try:
             own = self._made(self._root, OWN_FOLDER)
             try:
+                spread_apart(own)
                 self._scratch = self._made(own, SCRATCH)
                 self._locks = self._made(own, LOCKS)
             finally:
@@ -174,34 +175,39 @@ class Folders:
             self._synced.pop(names, None)  # a new folder may reuse the inode of a removed one
             return self._made(above, names[-1])
 
-    def sync_above(self, folders: "Iterable[FolderToWrite]") -> dict[tuple[bytes, ...], OSError]:
-        """Sync what leads to these folders, each folder once. Returns what went wrong, by the path of the lost folder.
+    def sync_above(
+        self, folders: "Iterable[FolderToWrite]", files: Sequence[int] = ()
+    ) -> tuple[dict[tuple[bytes, ...], OSError], list[OSError | None]]:
+        """Sync what leads to these folders, each folder once, and at the same time some open files.
 
-        A folder that a deletion removed meanwhile is left out: nothing can be put into what was below it.
+        Returns what went wrong, by the path of the lost folder, and for each file. A folder that a deletion removed
+        meanwhile is left out: nothing can be put into what was below it.
         """
         above: dict[tuple[bytes, ...], dict[tuple[bytes, ...], tuple[int, int]]] = {}
         for names, identity in (entry for folder in folders for entry in folder.unsynced):
             above.setdefault(names[:-1], {})[names] = identity
         problems: dict[tuple[bytes, ...], OSError] = {}
+        of_files = list[OSError | None]()
         paths = list(above)
-        for some in (paths[first : first + ABOVE_AT_ONCE] for first in range(0, len(paths), ABOVE_AT_ONCE)):
+        for first in range(0, max(1, len(paths)), ABOVE_AT_ONCE):
             there = dict[tuple[bytes, ...], int]()
             with contextlib.ExitStack() as stack:
-                for names in some:
+                for names in paths[first : first + ABOVE_AT_ONCE]:
                     try:
                         there[names] = stack.enter_context(self.folder(names))
                     except FileNotFoundError:
                         continue
                     except OSError as error:
                         problems |= dict.fromkeys(above[names], error)
-                results = sync_all(list(there.values()))
-            for names, problem in zip(there, results, strict=True):
+                results = sync_all([*there.values(), *(() if first else files)])
+            of_files += results[len(there) :]
+            for names, problem in zip(there, results, strict=False):
                 if problem is not None:
                     problems |= dict.fromkeys(above[names], problem)
                     continue
                 for below, identity in above[names].items():
                     self._keep(below, identity)
-        return problems
+        return problems, of_files
 
     def _made(self, above: int, name: bytes) -> int:
         """Open the folder with this name; create it if needed."""
@@ -239,10 +245,12 @@ class Folders:
         """A new file with these bytes, for `link` alone. It is not synced.
 
         It has no name where the file system allows that: making and removing a scratch name costs more than the link.
+        Its inode is near the folder of the locks, which nothing leaves: scratch files become versions that are replaced,
+        and the inodes that they free would be looked through (`spread_apart`).
         """
         if not self._links_unnamed:
             return self.write_scratch(body)
-        file = ScratchFile(None, os.open(b".", _MAKE_UNNAMED, self._file_mode, dir_fd=self._scratch))
+        file = ScratchFile(None, os.open(b".", _MAKE_UNNAMED, self._file_mode, dir_fd=self._locks))
         try:
             share(file.fd, self._file_mode)
             _write(file.fd, body)

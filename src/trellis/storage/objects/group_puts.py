@@ -3,7 +3,7 @@
 A group goes through four stages, each for all of its objects before the next one begins:
 
 1. The bytes are written to scratch files, and missing folders are made.
-2. The scratch files are synced, all at the same time, and the folders above new ones.
+2. The scratch files and the folders above new ones are synced, all at the same time.
 3. The files are linked or renamed to their names, in the order of the puts. Readers see them from here on.
 4. The folders are synced, each once and all at the same time. Only then is any put of the group answered.
 
@@ -149,8 +149,7 @@ class GroupPuts:
         writing = _Group(self._folders, self._etag_of, self._bytes_max)
         try:
             puts = list(writing.prepared(group, etags))
-            writing.sync_above(puts)
-            _sync_files(puts)
+            writing.sync_files(puts)
             ended = set[int]()
             for put in puts:
                 if put.sequence not in ended:
@@ -307,7 +306,7 @@ class _Group:
     def _use(self, put: _Put, folder: FolderToWrite) -> None:
         """Put into another folder than the prepared one, which a deletion removed."""
         put.folder = folder
-        problems = self._folders.sync_above((folder,))
+        problems, _ = self._folders.sync_above((folder,))
         if problems:
             raise next(iter(problems.values()))
 
@@ -343,9 +342,16 @@ class _Group:
                 os.close(fd)
         return PutRefused(etag)
 
-    def sync_above(self, puts: Sequence[_Put]) -> None:
-        """Sync the folders above new ones. A put into a folder that cannot be made safe has failed."""
-        problems = self._folders.sync_above(self._open.values())
+    def sync_files(self, puts: Sequence[_Put]) -> None:
+        """Sync the scratch files, and with them the folders above new ones.
+
+        A put into a folder that cannot be made safe has failed.
+        """
+        files = [(put, put.file.fd) for put in puts if put.file is not None and put.answer is None]
+        problems, results = self._folders.sync_above(self._open.values(), [fd for _, fd in files])
+        for (put, _), problem in zip(files, results, strict=True):
+            if problem is not None:
+                put.fail(problem)
         for put in puts if problems else ():
             lost = [names for names, _ in put.folder.unsynced if names in problems] if put.folder is not None else []
             if lost and not isinstance(put.answer, StoreError):
@@ -390,11 +396,3 @@ def _groups(sequences: Sequence[Sequence[ObjectPut]]) -> Iterator[list[tuple[int
                 group, size = [], 0
     if group:
         yield group
-
-
-def _sync_files(puts: Sequence[_Put]) -> None:
-    """Sync the scratch files."""
-    waiting = [(put, put.file) for put in puts if put.file is not None and put.answer is None]
-    for (put, _), problem in zip(waiting, sync_all([file.fd for _, file in waiting]), strict=True):
-        if problem is not None:
-            put.fail(problem)
