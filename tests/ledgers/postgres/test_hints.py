@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from trellis.engine.jobs import Actor, JobId, NewJob, Submitted
+from trellis.engine.jobs import Actor, JobId, Mismatch, NewJob, Submitted
 from trellis.ledgers.postgres.connection import PostgresConnection, connect
 from trellis.ledgers.postgres.lanes import LaneOptions
 from trellis.ledgers.postgres.ledger import PostgresLedger
@@ -254,7 +254,7 @@ async def test_a_submit_that_waits_for_another_transaction_keeps_no_other_hint_b
             ledger._notifier.notify()
             await asyncio.wait_for(waiting, 5)
             assert not submitting.done()
-        await asyncio.wait_for(asyncio.gather(submitting, return_exceptions=True), 5)
+        assert await asyncio.wait_for(submitting, 20) == [Mismatch(key="taken", job_id=taken.job_id)]
     finally:
         await ledger.close()
         await listener.close()
