@@ -1,7 +1,8 @@
 """A `python` for tests that has imported the program already: one process imports everything and forks for each start.
 
-A new interpreter that imports the gateway uses 1 to 2.5 s of processor time, a fork some 0.05 s. `ready_python()` is a
-script that takes the place of `sys.executable` before `-m MODULE`, `-c CODE` or the name of a file. The script hands
+A new interpreter that imports the gateway uses 1 to 2.5 s of processor time, a fork some 0.05 s. The process has driven
+a run of an agent, too: what a process does for the first time costs it half as much again. `ready_python()` is a script that
+takes the place of `sys.executable` before `-m MODULE`, `-c CODE` or the name of a file. The script hands
 its arguments, its environment, its folder and its open files to the ready process, passes SIGTERM, SIGINT and SIGHUP
 on, and ends as the fork ends. When the script is killed, the fork is killed. The script does not pass on other signals,
 the limits of its process and its process id. The script `trellis` beside it is the program by its own name.
@@ -9,6 +10,7 @@ the limits of its process and its process id. The script `trellis` beside it is 
 There is one ready process for the whole suite. The first test that needs it starts it, and it ends when the suite ends.
 """
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
@@ -24,6 +26,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -35,6 +38,7 @@ SHARED_FOLDER = "TRELLIS_TEST_READY_PYTHON"
 """The variable that names the folder of the ready process."""
 SUITE_PID = "suite.pid"
 SIZE_BYTES = 4
+WATCHED_S = 0.01
 PRELOADED = (
     "anyio._backends._asyncio",
     "asyncpg",
@@ -128,6 +132,9 @@ def serve(folder: Path) -> None:
     """Fork for everybody who connects, until the suite ends."""
     suite = os.pidfd_open(int((folder / SUITE_PID).read_text(encoding="ascii")))
     _import_everything()
+    with tempfile.TemporaryDirectory(prefix="trellis-run-") as place:
+        asyncio.run(_drive_a_run(Path(place)))
+    assert threading.active_count() == 1, "no thread goes along into a fork"
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listening:
@@ -156,6 +163,24 @@ def _import_everything() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     make_ready()
+
+
+async def _drive_a_run(folder: Path) -> None:
+    """A run of an agent, from its request to its end, on an instance that is then closed."""
+    from trellis.app.instance import open_instance
+    from trellis.app.settings import Settings
+    from trellis.runs.orchestration import TriggerKind
+
+    stop = asyncio.Event()
+    async with open_instance(Settings.model_validate({}), f"sqlite:///{folder / 'ledger.db'}") as instance:
+        await instance.plant()
+        serving = asyncio.create_task(instance.serve(stop))
+        run = await instance.layer.trigger("archivist-violin", {}, kind=TriggerKind.MANUAL)
+        while (job := await instance.ledger.job(run.job_id)) is None or job.place != "ended":
+            assert not serving.done(), serving
+            await asyncio.sleep(WATCHED_S)
+        stop.set()
+        await serving
 
 
 def make_ready() -> None:

@@ -464,7 +464,8 @@ async def test_children_of_the_same_parents_that_end_in_two_turns_do_not_deadloc
     rig: Rig, mode: WaitMode, trigger: str
 ):
     families = [await waiting_parent(rig, 2, mode) for _ in range(120)]
-    held = [[await rig.claim_one(types=("child",), only=ids[n]) for _, ids in families] for n in range(2)]
+    claimed = {one.lease.job_id: one for one in await rig.claim(2 * len(families), types=("child",))}
+    held = [[claimed[ids[n]] for _, ids in families] for n in range(2)]
     other, before = await rig.open_another(), await _deadlocks(rig)
     turns = [
         Turn(actor=WORKER, advances=tuple(Advance(one.lease, "running", trigger) for one in part)) for part in held
