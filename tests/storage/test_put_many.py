@@ -198,7 +198,12 @@ async def test_bytes_are_synced_with_the_folders_above_before_they_are_visible_a
 
     def synced(fds: list[int]) -> list[OSError | None]:
         links = [Path(f"/proc/self/fd/{fd}").readlink() for fd in fds]
-        seen.append(({own if own in link.parents else link for link in links}, sorted(path.name for path in tmp_path.glob("[ab]/*"))))
+        seen.append(
+            (
+                {own if own in link.parents else link for link in links},
+                sorted(path.name for path in tmp_path.glob("[ab]/*")),
+            )
+        )
         return parallel_sync.sync_all(fds)
 
     async with opened(tmp_path) as store:
