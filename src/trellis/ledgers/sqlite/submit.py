@@ -256,7 +256,7 @@ def _planned(
     options = resolve_options(common, of_type)
     type_id = tx.names.type_id(step.lifecycle, common.type)
     who = (ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
-    asked = (common.correlation_id, common.trace, common.parent_id)
+    origin = (common.correlation_id, common.trace, common.parent_id)
     return _Plan(
         common=common,
         actor=actor,
@@ -264,7 +264,7 @@ def _planned(
         declared=declared,
         job=(step.lifecycle, type_id, int(options.priority), options.max_attempts),
         length_us=_deadline_us(options),
-        submission=(options.max_attempts, options.max_deaths, *asked),
+        submission=(options.max_attempts, options.max_deaths, *origin),
         event=(step.event, step.source, step.target, *who),
         place=target_place(step, keyed=False, delay_us=step.timer_us),
     )
@@ -283,10 +283,10 @@ def _submit_alike(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list
     kept: _Plan | None = tx.names.plans.get((id(common), id(actor)))
     step = _submit_step(actor, common.lifecycle) if kept is None else kept.step
     query, new_ids = (_ONE_NEW, ids[0]) if len(ids) == 1 else (_MANY_NEW, bound_array(tuple(ids)))
-    found = tx.cursor.execute(query, (step.lifecycle, common.type, new_ids)).fetchall()
-    if not found:
+    rows = tx.cursor.execute(query, (step.lifecycle, common.type, new_ids)).fetchall()
+    if not rows:
         return None
-    number, *declared = found[0]
+    number, *declared = rows[0]
     check_new_ids(ids, common.lifecycle, actor.role)
     plan = kept if kept is not None and kept.declared == tuple(declared) else None
     if plan is None:
