@@ -31,6 +31,7 @@ from trellis.bus.outcomes.attempts import (
     REQUEUING_VERDICTS,
     AttemptCache,
     AttemptIdentity,
+    DispatchedAttempt,
     ReportRefusal,
     ReportVerdict,
     StopNotifier,
@@ -133,9 +134,7 @@ class ResultListener:
     attempts: AttemptCache
     stopping: StopNotifier
     wake: Callable[[], None] | None = None
-    """Called when a job is ready again."""
-    has_room: Callable[[], None] | None = None
-    """Called when a worker has room again."""
+    """Called when a worker has room again, or a job is ready again."""
     publisher: BusPublisher | None = None
     """The publisher of this process: it publishes recorded successes at once, and reads the feed for other ends."""
     _listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
@@ -272,8 +271,6 @@ class ResultListener:
         if not did:
             return await self._on_refused_step(reported, hold, report)
         self._has_settled(reported)
-        if meant in REQUEUING_VERDICTS and self.wake is not None:
-            self.wake()
         if meant is not ReportVerdict.SUCCEED and self.publisher is not None:
             self.publisher.wake()
         status = Status.SCHEDULED if meant in REQUEUING_VERDICTS else _STATUS_OF_VERDICT[meant]
@@ -368,8 +365,8 @@ class ResultListener:
 
     def _has_settled(self, reported: _ReportedAttempt) -> None:
         self.workers.settled(reported.wire_id)
-        if self.has_room is not None:
-            self.has_room()
+        if self.wake is not None:
+            self.wake()
 
     async def _refuse(
         self, reported: _ReportedAttempt, report: WorkerReport, why: ReportRefusal | None, *, tried: bool = False
@@ -432,7 +429,7 @@ class ResultListener:
         if reported is None:
             return UNKNOWN_ATTEMPT
         hold = await self._looks.put(reported.job_id)
-        attempt = None if hold is None or hold.lease.epoch != reported.epoch else await self.attempts.identity(hold)
+        attempt = None if hold is None or hold.lease.epoch != reported.epoch else await self.attempts.of(hold)
         if hold is None or attempt is None:
             return await self._answer_not_now(reported)
         objection = attempt.objection(reported.worker_id, reported.dispatch)
@@ -446,10 +443,10 @@ class ResultListener:
             return await self._begin(reported, hold, attempt, progress.message if asks else None)
         if asks:
             return _may_go_on(attempt, reported, progress.message)
-        return await self._keep(reported, hold, progress)
+        return await self._keep(reported, hold, attempt, progress)
 
     async def _begin(
-        self, reported: _ReportedAttempt, hold: HeldLease, attempt: AttemptIdentity, token: str | None
+        self, reported: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, token: str | None
     ) -> ReportAnswer:
         """Record the start that a report implies or, with a token, requests.
 
@@ -466,16 +463,15 @@ class ResultListener:
             started = self.attempts.began(hold, attempt, reported.worker_id, data.get("token", ""))
         return _may_go_on(started, reported, started.token if token is None else token)
 
-    async def _keep(self, reported: _ReportedAttempt, hold: HeldLease, progress: JobProgress) -> ReportAnswer:
+    async def _keep(
+        self, reported: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, progress: JobProgress
+    ) -> ReportAnswer:
         """Renew the lease, up to the maximum length of an attempt. Frequent heartbeats are not written."""
         going = ReportAnswer(status=Status[hold.state], message=STOP if hold.cancel else ACCEPTED)
         topic, now = self.topics.of(hold.type), self.clock.monotonic()
         last = self._beaten.get(reported.wire_id)
         if last is not None and now < last + min(HEARTBEAT_EVERY_S, topic.lease_s / 3):
             return going
-        attempt = await self.attempts.of(hold)
-        if attempt is None:
-            return await self._answer_not_now(reported)
         longest_s = attempt.may_take_s(topic)
         if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > longest_s:
             # Not STOP: no cancel was requested, and the job continues with its next attempt.
@@ -549,7 +545,7 @@ def _start(hold: HeldLease, reported: _ReportedAttempt, details: dict[str, str])
     return (Advance(hold.lease, "DISPATCHED", Trigger.START, data=json.dumps(data).encode()),)
 
 
-def _may_go_on(attempt: AttemptIdentity, reported: _ReportedAttempt, token: str) -> ReportAnswer:
+def _may_go_on(attempt: DispatchedAttempt, reported: _ReportedAttempt, token: str) -> ReportAnswer:
     """Whether the attempt was started by this very request: its worker and token must match. Tokens are unique."""
     if attempt.starter == reported.worker_id and attempt.token == storable_text(token):
         return ReportAnswer(status=Status.RUNNING, message=ACCEPTED)

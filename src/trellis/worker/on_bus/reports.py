@@ -187,11 +187,8 @@ class BusReporter:
         """Sends heartbeats until the job is settled. The answers report a cancel request or a lost job."""
         sent_at = self.clock.monotonic()
         pause_s = min(PROGRESS_S, attempt.beat_s)
-        while True:
-            await self.clock.sleep(pause_s)
+        while not await sleep_or_stop(self.clock, attempt.settled, pause_s):
             now = self.clock.monotonic()
-            if attempt.settled.is_set():
-                return
             if attempt.progress is None and now - sent_at < attempt.beat_s:
                 continue
             sent_at = now
