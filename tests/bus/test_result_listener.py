@@ -679,15 +679,50 @@ async def test_the_result_of_an_own_dispatch_is_judged_without_reading_its_event
         assert calls == []
 
 
-@pytest.mark.requirement("BUS-2")
-async def test_an_own_dispatch_that_another_worker_started_is_read_again(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.on_both
+@pytest.mark.requirement("BUS-2", "D29")
+async def test_the_start_and_the_result_of_an_own_dispatch_are_judged_without_reading_its_events(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
     parts = parts_of(rig)
     rig.scheduler.attempts = parts.results.attempts
+    held = await _dispatched_here(rig)
+    calls = await _reads_of_events(rig, monkeypatch)
+    assert (await parts.start(held, "w1", "a")).message == "accepted"
+    assert (await parts.start(held, "w1", "b")).message == "refused: started already"
+    assert (await parts.start(held, "w2", "a")).message == "refused: foreign"
+    assert (await parts.result(held, "w2")).message == "refused: foreign"
+    assert (await parts.result(held, "w1")).message == "accepted"
+    assert calls == []
+    assert await rig.path(held.job_id) == [*BEFORE, "job_started", "job_succeeded"]
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_a_cancel_request_is_told_at_the_start_of_an_own_dispatch(rig: Rig):
+    parts = parts_of(rig)
+    rig.scheduler.attempts = parts.results.attempts
+    held = await _dispatched_here(rig)
+    await parts.cancel(held.job_id, CancelMode.SOFT)
+    assert (await parts.start(held, "w1")).message == "refused: late"
+    assert [(stop.job_id, stop.dispatch and stop.dispatch.dispatch_id) for stop in parts.stops] == [
+        (held.wire_id, held.dispatch_id)
+    ]
+
+
+async def _dispatched_here(rig: Rig) -> Held:
+    """A job that the scheduler of the rig has dispatched to `w1`."""
     worker = await rig.worker("w1", TOPIC)
     job_id = await rig.submit()
     await rig.run()
     (order,) = worker.orders
-    held = Held(job_id=job_id, wire_id=order.request.job_id, dispatch_id=order.dispatch.dispatch_id)
+    return Held(job_id=job_id, wire_id=order.request.job_id, dispatch_id=order.dispatch.dispatch_id)
+
+
+@pytest.mark.requirement("BUS-2")
+async def test_an_own_dispatch_that_another_worker_started_is_read_again(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    parts = parts_of(rig)
+    rig.scheduler.attempts = parts.results.attempts
+    held = await _dispatched_here(rig)
     another = parts_of(rig, name="process-2")
     assert (await another.start(held, "w1")).message == "accepted"
     calls = await _reads_of_events(rig, monkeypatch)

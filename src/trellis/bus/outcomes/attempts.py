@@ -420,9 +420,11 @@ class AttemptCache:
         return await self.read(hold)
 
     async def identity(self, hold: HeldLease) -> AttemptIdentity | None:
-        """As `of`. Not read if this process dispatched the attempt and nobody has started it."""
-        own = self._dispatched.get(attempt_key(hold)) if hold.state == "DISPATCHED" else None
-        return own or await self.of(hold)
+        """As `of`. Not read if this process dispatched the attempt, and nobody or this process has recorded its start."""
+        own = self._dispatched.get(attempt_key(hold))
+        if own is not None and (own.starter is not None or hold.state == "DISPATCHED"):
+            return own
+        return await self.of(hold)
 
     async def read(self, hold: HeldLease) -> DispatchedAttempt | None:
         """The attempt as it is in the ledger now. Concurrent reads share a query."""
@@ -444,10 +446,13 @@ class AttemptCache:
         events = await self._ledger.events_of(list(dict.fromkeys(job_ids)))
         return [events.get(job_id, []) for job_id in job_ids]
 
-    def began(self, hold: HeldLease, attempt: DispatchedAttempt, worker_id: str, token: str) -> DispatchedAttempt:
+    def began(self, hold: HeldLease, attempt: AttemptIdentity, worker_id: str, token: str) -> AttemptIdentity:
         """Cache and return the attempt, now started by this worker."""
         started = replace(attempt, starter=worker_id, token=token)
-        self._known[attempt_key(hold)] = started
+        if isinstance(started, DispatchedAttempt):
+            self._known[attempt_key(hold)] = started
+        else:
+            self._dispatched[attempt_key(hold)] = started
         return started
 
 
@@ -458,7 +463,7 @@ class StopNotifier:
         self._bus = bus
         self._notified: LruCache[tuple[JobKey, Epoch], bool] = LruCache(REMEMBERED_MAX)
 
-    async def tell(self, hold: HeldLease, attempt: DispatchedAttempt) -> None:
+    async def tell(self, hold: HeldLease, attempt: AttemptIdentity) -> None:
         """Ask the worker to stop. While the bus is down, a later call does it."""
         named, key = wire_id(hold.lease.job_id, hold.lease.epoch), attempt_key(hold)
         if self._notified.get(key):

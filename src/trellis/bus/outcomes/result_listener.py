@@ -31,7 +31,6 @@ from trellis.bus.outcomes.attempts import (
     REQUEUING_VERDICTS,
     AttemptCache,
     AttemptIdentity,
-    DispatchedAttempt,
     ReportRefusal,
     ReportVerdict,
     StopNotifier,
@@ -429,7 +428,7 @@ class ResultListener:
         if reported is None:
             return UNKNOWN_ATTEMPT
         hold = await self._looks.put(reported.job_id)
-        attempt = None if hold is None or hold.lease.epoch != reported.epoch else await self.attempts.of(hold)
+        attempt = None if hold is None or hold.lease.epoch != reported.epoch else await self.attempts.identity(hold)
         if hold is None or attempt is None:
             return await self._answer_not_now(reported)
         objection = attempt.objection(reported.worker_id, reported.dispatch)
@@ -443,10 +442,10 @@ class ResultListener:
             return await self._begin(reported, hold, attempt, progress.message if asks else None)
         if asks:
             return _may_go_on(attempt, reported, progress.message)
-        return await self._keep(reported, hold, attempt, progress)
+        return await self._keep(reported, hold, progress)
 
     async def _begin(
-        self, reported: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, token: str | None
+        self, reported: _ReportedAttempt, hold: HeldLease, attempt: AttemptIdentity, token: str | None
     ) -> ReportAnswer:
         """Record the start that a report implies or, with a token, requests.
 
@@ -463,15 +462,16 @@ class ResultListener:
             started = self.attempts.began(hold, attempt, reported.worker_id, data.get("token", ""))
         return _may_go_on(started, reported, started.token if token is None else token)
 
-    async def _keep(
-        self, reported: _ReportedAttempt, hold: HeldLease, attempt: DispatchedAttempt, progress: JobProgress
-    ) -> ReportAnswer:
+    async def _keep(self, reported: _ReportedAttempt, hold: HeldLease, progress: JobProgress) -> ReportAnswer:
         """Renew the lease, up to the maximum length of an attempt. Frequent heartbeats are not written."""
         going = ReportAnswer(status=Status[hold.state], message=STOP if hold.cancel else ACCEPTED)
         topic, now = self.topics.of(hold.type), self.clock.monotonic()
         last = self._beaten.get(reported.wire_id)
         if last is not None and now < last + min(HEARTBEAT_EVERY_S, topic.lease_s / 3):
             return going
+        attempt = await self.attempts.of(hold)
+        if attempt is None:
+            return await self._answer_not_now(reported)
         longest_s = attempt.may_take_s(topic)
         if (await self.ledger.now() - attempt.dispatched_at).total_seconds() > longest_s:
             # Not STOP: no cancel was requested, and the job continues with its next attempt.
@@ -545,7 +545,7 @@ def _start(hold: HeldLease, reported: _ReportedAttempt, details: dict[str, str])
     return (Advance(hold.lease, "DISPATCHED", Trigger.START, data=json.dumps(data).encode()),)
 
 
-def _may_go_on(attempt: DispatchedAttempt, reported: _ReportedAttempt, token: str) -> ReportAnswer:
+def _may_go_on(attempt: AttemptIdentity, reported: _ReportedAttempt, token: str) -> ReportAnswer:
     """Whether the attempt was started by this very request: its worker and token must match. Tokens are unique."""
     if attempt.starter == reported.worker_id and attempt.token == storable_text(token):
         return ReportAnswer(status=Status.RUNNING, message=ACCEPTED)
