@@ -127,7 +127,8 @@ class BusServices:
             name=parts.name,
             attempts=attempts,
             stopping=stopping,
-            wake=self._has_room,
+            wake=self._is_ready,
+            has_room=self._has_room,
             publisher=self.publisher,
         )
         self.intake = BusIntake(
@@ -192,6 +193,10 @@ class BusServices:
         if self._schedules:
             self.scheduler.wake()
 
-    def _has_room(self) -> None:
+    def _is_ready(self) -> None:
         if self._schedules:
             self.scheduler.wake_dispatch()
+
+    def _has_room(self) -> None:
+        if self._schedules:
+            self.scheduler.has_room()

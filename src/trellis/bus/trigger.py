@@ -28,25 +28,44 @@ class CoalescedTrigger(Generic[ReportT]):
     _again: bool = False
     _stopped: bool = False
     _began_at: float = -math.inf
+    _late: asyncio.TimerHandle | None = None
+    """Requests a pass later, unless one begins before."""
     _failures: Failures = field(default_factory=lambda: Failures("woken pass"))
 
     async def once(self) -> ReportT:
         """Run one pass now, after any running one. Raises what the pass raises."""
         async with self._one_pass:
+            self._forget_late()
             self._began_at = asyncio.get_running_loop().time()
             return await self.run()
 
     def wake(self) -> None:
         """Request a pass. Returns at once."""
+        self._forget_late()
         self._again = True
         if not self._stopped and (self._woken is None or self._woken.done()):
             self._woken = asyncio.get_running_loop().create_task(self._run_while_woken())
 
+    def wake_within(self, seconds: float) -> None:
+        """Request a pass that may begin so much later. A pass that begins before serves this request, too."""
+        if self._again or self._stopped:
+            return
+        loop = asyncio.get_running_loop()
+        if self._late is None or self._late.when() > loop.time() + seconds:
+            self._forget_late()
+            self._late = loop.call_later(seconds, self.wake)
+
     async def drain(self) -> None:
         """Finish the requested passes and accept no more requests."""
         self._stopped = True
+        self._forget_late()
         if self._woken is not None:
             await asyncio.gather(self._woken, return_exceptions=True)
+
+    def _forget_late(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     async def _run_while_woken(self) -> None:
         while self._again and not self._stopped:

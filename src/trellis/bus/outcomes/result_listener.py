@@ -133,7 +133,9 @@ class ResultListener:
     attempts: AttemptCache
     stopping: StopNotifier
     wake: Callable[[], None] | None = None
-    """Called when a worker has room again, or a job is ready again."""
+    """Called when a job is ready again."""
+    has_room: Callable[[], None] | None = None
+    """Called when a worker has room again."""
     publisher: BusPublisher | None = None
     """The publisher of this process: it publishes recorded successes at once, and reads the feed for other ends."""
     _listening: list[BusSubscription] = field(default_factory=list[BusSubscription])
@@ -270,6 +272,8 @@ class ResultListener:
         if not did:
             return await self._on_refused_step(reported, hold, report)
         self._has_settled(reported)
+        if meant in REQUEUING_VERDICTS and self.wake is not None:
+            self.wake()
         if meant is not ReportVerdict.SUCCEED and self.publisher is not None:
             self.publisher.wake()
         status = Status.SCHEDULED if meant in REQUEUING_VERDICTS else _STATUS_OF_VERDICT[meant]
@@ -364,8 +368,8 @@ class ResultListener:
 
     def _has_settled(self, reported: _ReportedAttempt) -> None:
         self.workers.settled(reported.wire_id)
-        if self.wake is not None:
-            self.wake()
+        if self.has_room is not None:
+            self.has_room()
 
     async def _refuse(
         self, reported: _ReportedAttempt, report: WorkerReport, why: ReportRefusal | None, *, tried: bool = False

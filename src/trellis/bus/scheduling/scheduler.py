@@ -34,9 +34,11 @@ from trellis.bus.requests import JobRequest, request_of, wire_id
 from trellis.bus.safety.policy import DecisionKernel, DecisionKind, KernelRefuses, SafetyDecision
 from trellis.bus.scheduling import dispatch_policy
 from trellis.bus.scheduling.dispatch_policy import (
+    GATHER_S,
     HOLD_S,
     DispatchOutcome,
     DispatchTerms,
+    JobGroups,
     SchedulerOptions,
     SchedulerReport,
     TenantLimits,
@@ -141,6 +143,8 @@ FIRST_VERSION = 1
 KERNEL_FAILURES_MAX = 3
 """A pass stops asking after this many unanswered checks, if no check of the same group was answered."""
 BUS_OUTAGE_PAUSE_S = 1.0
+ROOM_S = 0.02
+"""How much later a pass may begin that is for room alone, while no ready job is known, in seconds."""
 CAUSE_CHARS_MAX = 500
 LANES_MAX = 10_000
 _DISPATCHED_OUTCOMES = frozenset({DispatchOutcome.DISPATCHED, DispatchOutcome.UNCERTAIN})
@@ -207,6 +211,11 @@ class Scheduler:
     _dispatching: CoalescedTrigger[SchedulerReport] = field(init=False)
     _pending_left: bool = False
     """Whether the last validation read only a part of the pending jobs."""
+    _jobs_wait: bool = True
+    """Whether the last pass left ready jobs, or may have."""
+    _room_came: bool = False
+    """Whether a worker may have got room since the last pass began."""
+    _groups: JobGroups = field(init=False)
     _checks: KernelChecks = field(default_factory=KernelChecks)
     _alerts: AlertSender = field(init=False)
 
@@ -216,7 +225,12 @@ class Scheduler:
         self._kernel_actor = replace(self.actor, role=Role.SAFETY_KERNEL)
         self._reconciler = replace(self.actor, role=Role.RECONCILER)
         self._tenants = TenantLimits(ledger=self.ledger, topics=self.topics, name=self.actor.name)
-        self._dispatching = CoalescedTrigger(run=self._dispatch_pass, more=lambda report: report.again)
+        self._groups = JobGroups(clock=self.clock, largest=self.options.at_once)
+        self._frees_keys = any(one.held_max for one in (self.topics.tenant_default, *self.topics.tenants.values()))
+        self._dispatching = CoalescedTrigger(
+            run=self._dispatch_pass,
+            more=lambda report: report.again or (self._jobs_wait and self._room_came),
+        )
         self._validation = CoalescedTrigger(
             run=self._validation_pass, more=lambda report: report.again, then=self.wake_dispatch
         )
@@ -231,9 +245,19 @@ class Scheduler:
         return SchedulerReport(did=did, left=self._pending_left)
 
     async def _dispatch_pass(self) -> SchedulerReport:
+        self._room_came = False
+        self._groups.pass_began()
         if not self.bus.connected:
+            self._jobs_wait = True
             return SchedulerReport(did=Counter(), bus_away=True)
-        return await self._dispatch_ready()
+        try:
+            report = await self._dispatch_ready()
+        except BaseException:
+            self._jobs_wait = True
+            raise
+        self._jobs_wait = report.waits
+        self._groups.were_dispatched(report.dispatched)
+        return report
 
     def pause_s(self, report: SchedulerReport) -> float:
         """No pause while there may be more work."""
@@ -254,11 +278,25 @@ class Scheduler:
             _log.info("validated_later", job_id=job_id, error=str(error))
             self.wake()
         else:
-            self.wake_dispatch()
+            if self._groups.is_complete_with_next():
+                self.wake_dispatch()
+            else:
+                self._dispatching.wake_within(GATHER_S)
 
     def wake_dispatch(self) -> None:
-        """Request a dispatch of ready jobs now, because a worker may have room or a job is ready again."""
+        """Request a dispatch of ready jobs now, because a job is ready."""
         self._dispatching.wake()
+
+    def has_room(self) -> None:
+        """Request a dispatch because a worker may have room: at once if jobs may wait for it, otherwise soon.
+
+        The end of a job makes others ready where the jobs of a tenant are limited.
+        """
+        self._room_came = True
+        if self._jobs_wait or self._frees_keys:
+            self.wake_dispatch()
+        else:
+            self._dispatching.wake_within(ROOM_S)
 
     async def drain(self) -> None:
         """Finish the requested passes and accept no more requests."""
