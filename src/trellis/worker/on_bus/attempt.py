@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, cast
 
@@ -61,6 +61,8 @@ class OrderAttempt:
         self.settled = asyncio.Event()
         """Set when the result was acknowledged or need not be sent."""
         self.stop_event = asyncio.Event()
+        self.on_stop: Callable[[], None] | None = None
+        """Called when the handler is told to stop."""
         self.artifacts: list[ArtifactPointer] = []
         """Artifacts the handler has named so far."""
         self.cancel_requested = False
@@ -170,7 +172,7 @@ class OrderAttempt:
         """Records a cancel request and tells the handler to stop."""
         if not self.cancel_requested:
             self.cancel_requested, self.reason = True, reason
-            self.stop_event.set()
+            self._tell_handler()
 
     def cut(self, fate: StopCause | None) -> None:
         """Stops the handler. An async handler is cancelled; a thread is only told, unless the worker is stopping.
@@ -181,10 +183,15 @@ class OrderAttempt:
         if self.fate is not None or (self.ended and not stores_for_nobody):
             return
         self.fate = fate
-        self.stop_event.set()
+        self._tell_handler()
         if self.handling is not None and (not self.in_thread or stores_for_nobody or fate is StopCause.GIVEN_BACK):
             self.heard = True
             self.handling.cancel()
+
+    def _tell_handler(self) -> None:
+        self.stop_event.set()
+        if self.on_stop is not None:
+            self.on_stop()
 
     def stop_keeping(self) -> None:
         """Stops storing the result, because the worker stops."""

@@ -190,14 +190,24 @@ class HandlerCalls:
         attempt.timeout_s = min(limits, default=None)
         handling = asyncio.ensure_future(self._handle(attempt, spec))
         attempt.handling = handling
-        guard = asyncio.ensure_future(self._guard(attempt, grace_s))
+        guards: list[asyncio.Future[None]] = []
+
+        def guard() -> None:
+            attempt.on_stop = None
+            guards.append(asyncio.ensure_future(self._guard(attempt, grace_s)))
+
+        if attempt.timeout_s is None and not attempt.stop_event.is_set():
+            attempt.on_stop = guard  # there is nothing to watch before
+        else:
+            guard()
         try:
             await asyncio.wait({handling})
         finally:
-            attempt.ended = True
-            guard.cancel()
+            attempt.ended, attempt.on_stop = True, None
             handling.cancel()
-            await asyncio.gather(guard, return_exceptions=True)
+            for one in guards:
+                one.cancel()
+                await asyncio.gather(one, return_exceptions=True)
         error = asyncio.CancelledError() if handling.cancelled() else handling.exception()
         if error is not None:
             _note_failure(attempt, error)

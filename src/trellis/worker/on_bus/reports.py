@@ -184,11 +184,14 @@ class BusReporter:
         return ControlAnswer.NOTHING
 
     async def beats(self, attempt: OrderAttempt) -> None:
-        """Sends heartbeats until the job is settled. The answers report a cancel request or a lost job."""
+        """Sends heartbeats until the job is settled, or until it is cancelled. The answers report a cancel request or a lost job."""
         sent_at = self.clock.monotonic()
         pause_s = min(PROGRESS_S, attempt.beat_s)
-        while not await sleep_or_stop(self.clock, attempt.settled, pause_s):
+        while True:
+            await self.clock.sleep(pause_s)
             now = self.clock.monotonic()
+            if attempt.settled.is_set():
+                return
             if attempt.progress is None and now - sent_at < attempt.beat_s:
                 continue
             sent_at = now

@@ -186,7 +186,7 @@ class BusWorker:
         if len(self._tasks) >= self._held_max:
             _log.warning("order_dropped", job_id=attempt.wire_id, held=len(self._tasks))
             return
-        if kind is OrderKind.NEW:
+        if kind is OrderKind.NEW and not attempt.asks:
             for older in [one for one in self.attempts.values() if _is_superseded(one, attempt)]:
                 self._let_go(older)
         self.attempts[attempt.identity] = attempt
@@ -230,7 +230,7 @@ class BusWorker:
     def _refusal(self, attempt: OrderAttempt) -> JobResult | None:
         """Returns the result that refuses an order, which another worker may take; None if this worker can take it."""
         options = self.options
-        busy = sum(one.busy for one in self.attempts.values())
+        at_once = options.max_parallel_jobs + options.backlog_max
         if attempt.request.topic not in self.app:
             known = ", ".join(self.topics)
             code, why = (
@@ -239,7 +239,7 @@ class BusWorker:
             )
         elif self.stopping:
             code, why = ErrorCode.WORKER_UNAVAILABLE, "the worker drains"
-        elif self.waiting + busy > options.max_parallel_jobs + options.backlog_max:
+        elif len(self.attempts) > at_once and sum(one.waiting or one.busy for one in self.attempts.values()) > at_once:
             code, why = ErrorCode.RESOURCE_EXHAUSTED, f"{options.backlog_max} jobs wait here already"
         else:
             return None
@@ -394,4 +394,4 @@ def _order_of_body(body: object) -> JobOrder | None:
 def _is_superseded(older: OrderAttempt, newer: OrderAttempt) -> bool:
     """Whether the same scheduler dispatched the same job again. For our own control plane the ledger decides that."""
     same = older.wire_id == newer.wire_id and older.sender_id == newer.sender_id
-    return same and not older.asks and not newer.asks
+    return same and not older.asks
