@@ -30,7 +30,7 @@ from trellis.bus.wire.connection import (
 )
 from trellis.bus.wire.signatures import PacketDelivery, PacketKeys
 from trellis.bus.wire.streams import TOO_LARGE, DurableSubscription, StreamDirectory, refusal_in
-from trellis.engine.clock import Clock, within
+from trellis.engine.clock import Clock
 from trellis.engine.logs import log_of
 from trellis.engine.recent_entries import LruCache
 
@@ -112,7 +112,8 @@ class NatsBus:
         data = self._encoded(subject, body, trace_id)
         link = self._connection.up()
         try:
-            return await within(self._clock, timeout_s, self._reply_to(link, subject, data))
+            async with asyncio.timeout(timeout_s):
+                return await self._reply_to(link, subject, data)
         except TimeoutError:
             raise NoAnswer(url=self.url, subject=subject, timeout_s=timeout_s) from None
 
