@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeAlias
 
@@ -285,6 +286,8 @@ class Packet:
 
 NAME_CHARS_MAX = 256
 SUBJECT_CHARS_MAX = 500
+SUBJECTS_REMEMBERED_MAX = 1_000
+"""Subjects that are remembered as valid."""
 _WORD = re.compile(r"[^\s.*>\x00-\x20\x7f]+")
 
 
@@ -308,6 +311,7 @@ class PacketWrong(BusError):
     """This packet cannot be sent: {detail}"""
 
 
+@lru_cache(SUBJECTS_REMEMBERED_MAX)
 def check_subject(subject: str, *, patterns: bool = False) -> None:
     """Check that packets can be sent to the subject or, with `patterns`, be subscribed to; raises PacketWrong."""
     words = subject.split(".")

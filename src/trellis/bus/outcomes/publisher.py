@@ -251,10 +251,11 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
         sent = 0
         for start in range(0, len(events), CONCURRENCY):
             group = events[start : start + CONCURRENCY]
-            answers = await asyncio.gather(*map(self._publish_event, group))
+            left = [number for number, event in enumerate(group) if not self._is_published(event)]
+            answers = await asyncio.gather(*(self._publish_event(group[number]) for number in left))
             sent += sum(answer or 0 for answer in answers)
             if None in answers:
-                return sent, start + answers.index(None)
+                return sent, start + left[answers.index(None)]
             await self.keep()
         return sent, len(events)
 
@@ -263,7 +264,7 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
         ending = self._ending.get(event.job_id)
         if ending is not None and event.type == "job_succeeded":
             await ending.wait()
-        if event.id in self._sent and event.type == "job_succeeded":
+        if self._is_published(event):
             return 0
         sent, about = 0, _about(event)
         for note in await self._notes(event):
@@ -274,6 +275,10 @@ class BusPublisher(FeedSubscriber[SubscriptionOptions]):
             self._sent.add(note.message_id)
             sent += 1
         return sent
+
+    def _is_published(self, event: Event) -> bool:
+        """Whether this is a success that was published before the feed was read up to it."""
+        return event.type == "job_succeeded" and event.id in self._sent
 
     async def _publish_note(self, event: "_EventAbout", note: _OutgoingMessage) -> bool:
         """Whether the packet need not be sent again."""
