@@ -22,15 +22,17 @@ from trellis.bus.services import BusRole
 from trellis.bus.topics import Topics
 from trellis.engine.jobs import Actor, JobId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import JobHistory
+from trellis.engine.records import JobHistory, JobPlace
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
 
 pytestmark = pytest.mark.quiet
 
+LEASE_S = 60
+"""Longer than the work takes. Who waits longer still sees a lost order as the lease that ran out."""
 TOPICS: dict[str, Any] = {
-    ONCE: {"lease_s": 60},
+    ONCE: {"lease_s": LEASE_S},
     SILENT: {"lease_s": 1, "max_attempts": 2, "backoff_s": 0.1},
 }
 GATEWAY = Actor(role=Role.GATEWAY, name="test")
@@ -109,8 +111,20 @@ class Crowd:
         """Until all are there, with their retries, and nothing is open any more."""
         last = JobId(f"crowd-{(jobs - 1) // SILENT_SHARE * SILENT_SHARE}.r1")
         while await open_jobs(self.ledger) or await self.ledger.job(last) is None:
-            assert time.monotonic() < end, f"{await open_jobs(self.ledger)} are open\n{self.fleet.last_words()}"
+            assert time.monotonic() < end, f"{await self._waiting()}\n{self.fleet.last_words()}"
             await SystemClock().sleep(LOOK_S)
+
+    async def _waiting(self) -> str:
+        """Which jobs are open, by the events that they have; for each an example with its times."""
+        by_events: dict[tuple[str, ...], list[JobHistory]] = {}
+        async for history in self.ledger.histories():
+            if history.job.place is not JobPlace.ENDED:
+                by_events.setdefault(tuple(event.type for event in history.events), []).append(history)
+        return "\n".join(
+            f"{len(histories)} jobs are open after {', '.join(events)}; {histories[0].job.job_id}: "
+            + ", ".join(f"{event.ts:%T} by {event.actor}" for event in histories[0].events)
+            for events, histories in by_events.items()
+        )
 
     def check_sent_once(self) -> None:
         """Of what was sent until now."""
@@ -170,7 +184,7 @@ async def test_three_schedulers_and_three_reconcilers_do_everything_once(
     ledger_url: str, tmp_path: Path, bus_nursery: Nursery, figures: Callable[..., None]
 ):
     async with a_crowd(ledger_url, tmp_path, bus_nursery) as crowd:
-        figures(**await crowd.run(500, patience_s=60))
+        figures(**await crowd.run(500, patience_s=LEASE_S + 40))
 
 
 @pytest.mark.parametrize("ledger_url", ["postgres"], indirect=True)
