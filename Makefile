@@ -73,12 +73,14 @@ check-lint:
 	@$(BIN)/ruff check --quiet .
 
 check-format:
-	@$(BIN)/ruff format --check --quiet . || { echo "Formatting differs: run make fmt" >&2; exit 1; }
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/python -m tools.markdown_lines --check || \
+		{ echo "Formatting differs: run make fmt" >&2; exit 1; }
 
-fmt: ## Format and apply safe lint fixes
+fmt: ## Format code and documentation, and apply safe lint fixes
 	$(bootstrap) dev
 	@$(BIN)/ruff check --quiet --fix --exit-zero .
 	@$(BIN)/ruff format .
+	@$(BIN)/python -m tools.markdown_lines
 
 pictures: ## Take the README's pictures of the console again
 	$(bootstrap) dev

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import trellis
+from tools.markdown_lines import wrapped
 from trellis.engine import errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,7 +133,7 @@ def reference() -> str:
     for chapter, entries in CHAPTERS.items():
         parts.append(f"## {chapter}\n")
         parts += ["\n".join(_entry(kind, importlib.import_module(module), name)) for kind, module, name in entries]
-    return "\n".join([*parts, _errors()])
+    return wrapped("\n".join([*parts, _errors()]))
 
 
 def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.docs.documents import LINK, ROOT, run
 from tools import python_reference, settings_reference
+from tools.markdown_lines import wrapped
 from trellis import __all__ as public
 from trellis.cli.reference import reference
 from trellis.engine.jobs import heartbeat_for, lease_length_s
@@ -97,7 +98,9 @@ def test_links_lead_somewhere(document: Path):
 def test_the_reference_of_the_command_line_is_what_the_program_says(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
     kept = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    assert kept == reference(), "run: .venv/bin/python -m trellis.cli.reference > docs/reference/cli.md"
+    assert kept == wrapped(reference()), (
+        "run: .venv/bin/python -m trellis.cli.reference > docs/reference/cli.md, then make fmt"
+    )
 
 
 def test_the_reference_of_the_python_api_is_what_the_docstrings_say():
