@@ -4,8 +4,9 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,40 @@ async def test_a_small_call_whose_caller_gave_up_before_it_began_writes_nothing(
     assert len((await ledger.feed(None, limit=9)).events) == 1
 
 
+async def test_the_caller_that_goes_on_first_runs_the_calls_of_all_and_each_gives_way_once(ledger: SqliteLedger):
+    """A caller that submits in a loop would otherwise never let the other tasks of its event loop go on."""
+    order: list[str] = []
+
+    async def submits(name: str) -> None:
+        for _ in range(2):
+            await submit(ledger)
+            order.append(name)
+
+    async def others() -> None:
+        for _ in range(2):
+            await asyncio.sleep(0)
+            order.append("other")
+
+    names = committers(ledger)
+    await asyncio.gather(submits("first"), others(), submits("second"))
+    assert order == ["first", "other", "second"] * 2
+    assert names == [HERE] * 2
+
+
+async def test_when_the_first_caller_gives_up_the_next_one_runs_the_others_calls(ledger: SqliteLedger):
+    calls = [asyncio.ensure_future(submit(ledger)) for _ in range(3)]
+    await asyncio.sleep(0)
+    names = committers(ledger)
+    calls[0].cancel()
+    assert [type(one) for one in await asyncio.gather(*calls, return_exceptions=True)] == [
+        asyncio.CancelledError,
+        list,
+        list,
+    ]
+    assert names == [HERE]
+    assert ledger.writer.waiting == 0
+
+
 async def test_a_loop_that_was_closed_with_a_small_call_gathered_harms_nobody(ledger: SqliteLedger):
     async def begin() -> Coroutine[Any, Any, Any]:
         call = submit(ledger)
@@ -268,9 +303,31 @@ async def test_an_interrupt_between_two_statements_leaves_no_transaction_open(
         patched.setattr(ledger.writer, "_clock", interrupted)
         callers = lanes._callers_loop(asyncio.get_running_loop())
         with pytest.raises(KeyboardInterrupt):
-            ledger.writer._run_in_place([lanes._LaneCall(lambda _: None, asyncio.Future(), callers, size=1)])
+            ledger.writer._run_in_place([lanes._LaneCall(lambda _: None, callers, size=1)])
     assert not ledger.writer._connection.in_transaction
     assert len(await submit(ledger)) == 1
+
+
+def outcomes_after_interrupt(
+    interrupt: type[BaseException], calls: Sequence[Callable[[], Awaitable[Any]]]
+) -> list[Any]:
+    """What callers hear in an event loop that an interrupt ends, when it goes on later."""
+
+    async def begin() -> None:
+        begun.extend(asyncio.ensure_future(call()) for call in calls)
+        await asyncio.Event().wait()
+
+    async def hear() -> list[Any]:
+        async with asyncio.timeout(10):
+            return await asyncio.gather(*begun, return_exceptions=True)
+
+    begun: list[asyncio.Future[Any]] = []
+    with closing(asyncio.new_event_loop()) as loop:
+        main = loop.create_task(begin())
+        with pytest.raises(interrupt):
+            loop.run_until_complete(main)
+        main.cancel()
+        return loop.run_until_complete(hear())
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
@@ -284,13 +341,8 @@ async def test_an_interrupt_inside_joined_calls_ends_the_loop_and_leaves_no_call
         tries.append(len(items))
         raise interrupt
 
-    loop = asyncio.get_running_loop()
-    calls = [asyncio.ensure_future(ledger.writer.share(SharedCall("kind", [n], work), 1)) for n in range(2)]
-    await asyncio.sleep(0)
-    with pytest.raises(interrupt):
-        ledger.writer._run_gathered(ledger.writer._loops[loop])
-    async with asyncio.timeout(10):
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+    calls = [partial(ledger.writer.share, SharedCall("kind", [n], work), 1) for n in range(2)]
+    answers = await asyncio.to_thread(outcomes_after_interrupt, interrupt, calls)
     assert [type(answer) for answer in answers] == [OutcomeUnknown] * 2
     assert tries == [2]
     assert len(await submit(ledger)) == 1
@@ -303,12 +355,8 @@ async def test_an_interrupt_inside_a_lone_call_is_not_its_callers(ledger: Sqlite
     def work(tx: Transaction) -> None:
         raise KeyboardInterrupt
 
-    call = asyncio.ensure_future(lane.run(work, size=1))
-    await asyncio.sleep(0)
-    with pytest.raises(KeyboardInterrupt):
-        lane._run_gathered(lane._loops[asyncio.get_running_loop()])
-    with pytest.raises(OutcomeUnknown):
-        await asyncio.wait_for(call, 10)
+    answers = await asyncio.to_thread(outcomes_after_interrupt, KeyboardInterrupt, [partial(lane.run, work, size=1)])
+    assert [type(answer) for answer in answers] == [OutcomeUnknown]
     assert (await ledger.job(JobId("nobody"))) is None
 
 

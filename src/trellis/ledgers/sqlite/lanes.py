@@ -8,11 +8,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby, islice
 from pathlib import Path
 from queue import SimpleQueue
+from types import coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import apsw
@@ -79,7 +80,8 @@ class WriterQueue:
 #
 # Handing a small call to the thread and its answer back takes longer than the call: two switches of threads, each with a
 # wait for the interpreter lock. So small calls of one event loop run in that loop, together, while the thread has
-# nothing to do and the last small calls were quick. The thread gets all that may take long: larger calls, calls that
+# nothing to do and the last small calls were quick: each caller gives way to the loop's other tasks once, and whoever
+# goes on first runs the calls of all. The thread gets all that may take long: larger calls, calls that
 # meet other writers, checkpoints, pauses, and every call while the disk is slow. So a loop stands still for about
 # IN_PLACE_S_MAX at the most, but for the first calls on a disk that becomes slow.
 #
@@ -154,13 +156,16 @@ class SharedCall(NamedTuple):
         return self.work(transaction, (self.items,))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _LaneCall:
     work: LaneWork
-    future: "asyncio.Future[Any]"
     loop: "_CallersLoop"
     shared: SharedCall | None = None
     size: int | None = None
+    is_taken: bool = False
+    """Whether it was run in its event loop, or given to the thread."""
+    done: "asyncio.Future[None] | None" = None
+    """For a call of the thread: completes when the call has its answer or its error."""
     answer: Any = None
     error: BaseException | None = None
 
@@ -240,7 +245,22 @@ class _Callers:
 
     def take(self) -> list[_LaneCall]:
         calls, self.gathered = self.gathered, []
+        for call in calls:
+            call.is_taken = True
         return calls
+
+    def give_up(self, call: _LaneCall) -> None:
+        """The caller does not want its call any more. What has begun goes on."""
+        if not call.is_taken:
+            self.gathered.remove(call)
+        elif call.done is not None:
+            call.done.cancel()
+
+
+@coroutine
+def _next_turn() -> Generator[None, None, None]:
+    """Go on in the event loop's next turn, after the tasks that are ready now."""
+    yield
 
 
 @dataclass(slots=True, kw_only=True)
@@ -324,19 +344,26 @@ class SqliteLane:
         loop = asyncio.get_running_loop()
         last_loop, last_callers = self._last
         callers = (last_callers() if last_loop() is loop else None) or self._callers_in(loop)
-        future: asyncio.Future[T] = loop.create_future()
-        call = _LaneCall(work, future, callers.loop, shared, size)
+        call = _LaneCall(work, callers.loop, shared, size)
+        callers.gathered.append(call)
         self.waiting += 1
-        if size is None or self._in_thread or self._quick_runs < QUICK_RUNS_MIN:
-            self._give([*callers.take(), call])
-        else:
-            callers.gathered.append(call)
-            if len(callers.gathered) == 1:
-                loop.call_soon(self._run_gathered, callers)
         try:
-            return await future
+            if size is None or self._in_thread or self._quick_runs < QUICK_RUNS_MIN:
+                self._give_to_thread(callers.take(), loop)
+            else:
+                await _next_turn()
+                if not call.is_taken:
+                    self._run_gathered(callers, loop)
+            if call.done is not None:
+                await call.done
+        except BaseException:
+            callers.give_up(call)
+            raise
         finally:
             self.waiting -= 1
+        if call.error is not None:
+            raise call.error
+        return call.answer
 
     def _callers_in(self, loop: asyncio.AbstractEventLoop) -> _Callers:
         callers = self._loops.get(loop)
@@ -355,11 +382,19 @@ class SqliteLane:
         if self._stop is None:
             self._stop = _Stop()
             callers = self._loops.get(loop)
-            self._give([*(callers.take() if callers is not None else ()), self._stop])
+            if callers is not None:
+                self._give_to_thread(callers.take(), loop)
+            self._give([self._stop])
         await loop.run_in_executor(None, self._stop.closed.wait)
         callers = self._loops.pop(loop, None)
         if callers is not None:
             callers.loop.leave(loop)
+
+    def _give_to_thread(self, calls: list[_LaneCall], loop: asyncio.AbstractEventLoop) -> None:
+        """Give calls of this event loop to the thread. Called in the loop."""
+        for call in calls:
+            call.done = loop.create_future()
+        self._give(calls)
 
     def _give(self, calls: "Sequence[_LaneCall | _Upkeep | _Stop]") -> None:
         """Give calls to the thread. If it has ended meanwhile, they are refused."""
@@ -373,27 +408,23 @@ class SqliteLane:
 
     # --- in the caller's event loop ------------------------------------------------------------------------------
 
-    def _run_gathered(self, callers: _Callers) -> None:
+    def _run_gathered(self, callers: _Callers, loop: asyncio.AbstractEventLoop) -> None:
         """Run the small calls of an event loop in it, if that is quick, or give them to the thread."""
-        calls = [call for call in callers.take() if not call.future.cancelled()]
-        if not calls:
-            return
+        calls = callers.take()
         if self._in_thread or not _are_few(calls) or not self._connection_lock.acquire(blocking=False):
-            self._give(calls)
+            self._give_to_thread(calls, loop)
             return
         try:
             is_done = self._stop is None and self._run_in_place(calls)
-        except BaseException:  # an interrupt: its loop may go on later, and so may the callers
+        except BaseException as error:  # noqa: BLE001 - the loop raises it, goes on later perhaps, and so do the callers
+            is_done = True
             for call in calls:
                 call.error = OutcomeUnknown(verb="a call", request="this thread was interrupted")
-            _resolve(calls)
-            raise
+            loop.call_soon(_interrupt, error)
         finally:
             self._connection_lock.release()
-        if is_done:
-            _resolve(calls)
-        else:
-            self._give(calls)
+        if not is_done:
+            self._give_to_thread(calls, loop)
 
     def _run_in_place(self, calls: list[_LaneCall]) -> bool:
         """Run calls without waiting for anything but the disk. False, and nothing was done, if other writers are busy."""
@@ -443,7 +474,7 @@ class SqliteLane:
         for taken in count(1):
             if isinstance(item, _Stop):
                 return batch, item, taken
-            if isinstance(item, _LaneCall) and not item.future.cancelled():
+            if isinstance(item, _LaneCall) and item.done is not None and not item.done.cancelled():
                 batch.append(item)
             # Only this thread takes calls, so a queue that is not empty has one.
             if len(batch) >= CALLS_MAX or self._calls.empty():
@@ -736,9 +767,10 @@ def _refuse(calls: list[_LaneCall]) -> None:
 
 def _resolve(calls: list[_LaneCall]) -> None:
     for call in calls:
-        if call.future.done():
-            continue
-        if call.error is None:
-            call.future.set_result(call.answer)
-        else:
-            call.future.set_exception(call.error)
+        if call.done is not None and not call.done.done():
+            call.done.set_result(None)
+
+
+def _interrupt(error: BaseException) -> None:
+    """End the event loop that calls this, as the interrupt would have that came while a call was run in it."""
+    raise error
