@@ -13,6 +13,8 @@ from pathlib import Path
 
 RECORD = struct.Struct("<qq")
 CAPACITY = 200_000
+BLOCK = 4_096
+"""Records that the driver reads at a time: a file has room for far more than there are new ones."""
 
 
 class Marker:
@@ -54,12 +56,12 @@ class Marks:
         return len(self.records)
 
     def _take(self, path: Path, count: int) -> int:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             file.seek(count * RECORD.size)
-            body = file.read()
-        for sent_ns, began_ns in RECORD.iter_unpack(body[: len(body) // RECORD.size * RECORD.size]):
-            if not began_ns:
-                break
-            self.records.append(Mark(sent_ns, began_ns))
-            count += 1
+            while body := file.read(BLOCK * RECORD.size):
+                for sent_ns, began_ns in RECORD.iter_unpack(body[: len(body) // RECORD.size * RECORD.size]):
+                    if not began_ns:
+                        return count
+                    self.records.append(Mark(sent_ns, began_ns))
+                    count += 1
         return count

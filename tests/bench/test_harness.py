@@ -11,6 +11,7 @@ import pytest
 from bench import machine, measures, preload_file, processes
 from bench.groups import NO_STORE, RUN_SUBJECTS, SMALL, _run_task, _workflow_task, sqlite_drains
 from bench.guards import GUARDS, GuardNotFound, drop_batch_row
+from bench.marks import BLOCK, Marker, Marks
 from bench.measures import drain, drain_file, latencies_ms, reports, submit_rate
 from bench.preload import PreloadBroken, preload
 from bench.processes import ChildFailed, ask
@@ -50,6 +51,17 @@ def test_postgres_is_drained(stores: Stores, subject: str):
     drained = drain(stores, subject, TASK)
     assert drained.per_s > 0
     assert drained.wal_bytes > 0
+
+
+def test_every_mark_is_read_once_also_behind_the_first_block(tmp_path: Path):
+    marker, marks = Marker(tmp_path), Marks(tmp_path)
+    for number in range(1, BLOCK + 2):
+        marker.mark(number)
+    assert marks.poll() == BLOCK + 1
+    marker.mark(BLOCK + 2)
+    assert marks.poll() == BLOCK + 2
+    assert [mark.sent_ns for mark in marks.records] == list(range(1, BLOCK + 3))
+    assert all(mark.began_ns for mark in marks.records)
 
 
 @pytest.mark.parametrize("subject", ["trellis", pytest.param("ledger", marks=pytest.mark.prove)])
