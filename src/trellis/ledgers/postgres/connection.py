@@ -16,6 +16,7 @@ import asyncpg
 
 from trellis.engine.errors import LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid, PoolerUnfit
 from trellis.engine.logs import log_of
+from trellis.ledgers.postgres.number_arrays import NumberArrays
 
 # A connection through a pooler that may assign every transaction to another server session, as pgbouncer does in
 # transaction mode. Session settings would be lost, or would affect other clients. So each statement runs in a
@@ -253,6 +254,10 @@ ARRAY_TYPES = {
 """The array types of the ledger's calls: the name and number of the element type, by their own number in every PostgreSQL."""
 
 
+NUMBER_ARRAYS = {1005: NumberArrays(21, "h"), 1007: NumberArrays(23, "i"), 1016: NumberArrays(20, "q")}
+"""How arrays of numbers are sent and received, by the number of their type."""
+
+
 class _NothingRun(NamedTuple):
     """Stands for the driver's query about types where none was needed; a name says that no unnamed statement was used."""
 
@@ -296,6 +301,11 @@ async def _open(url: str, timeout_s: float, settings: dict[str, str], **options:
         connection_class=ConnectionThatKnowsArrays,
         **options,
     )
+    settings_of_types = connection._protocol.get_settings()  # noqa: SLF001 - `set_type_codec` refuses arrays
+    for oid, form in NUMBER_ARRAYS.items():
+        settings_of_types.add_python_codec(
+            oid, f"_{ARRAY_TYPES[oid][0]}", "pg_catalog", [], "scalar", form.encode, form.decode, "binary"
+        )
     return cast("PostgresConnection", connection)
 
 
