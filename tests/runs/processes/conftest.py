@@ -24,3 +24,9 @@ def orchestrators() -> Iterator[Nursery]:
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return asyncio.run(make_template(tmp_path_factory.mktemp("template")))
+
+
+@pytest.fixture(scope="session")
+def small_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with little to read and to ask, for tests of many runs."""
+    return asyncio.run(make_template(tmp_path_factory.mktemp("small-template"), small=True))

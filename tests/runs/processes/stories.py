@@ -14,6 +14,7 @@ from tests.faults.conftest import SEED
 from tests.faults.fleet import Fleet, Line, Nursery
 from tests.runs.processes.normal import Left, left_by, normal
 from tests.runs.processes.run_process import Orders
+from trellis.agents.catalog import agent_key
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import Settings
 from trellis.app.wiring import SystemClock
@@ -31,6 +32,8 @@ from trellis.storage.memory.verification import verify as verify_memory
 from trellis.storage.objects.store import ObjectStore
 
 VIOLIN = "archivist-violin"
+KEPT_SOURCES = ("02-instruments.md", "04-repairs.md")
+KEPT_QUESTIONS = ("- Was the top of TS-03 taken off and a new bass bar fitted?",)
 SWEEP_S = 0.2
 LOOK_S = 0.05
 PAID = ("keep model/", "keep tool/", "keep proposals ")
@@ -38,12 +41,28 @@ PAID = ("keep model/", "keep tool/", "keep proposals ")
 PATIENCE_S = 60.0
 
 
-async def make_template(folder: Path) -> Path:
+async def make_template(folder: Path, *, small: bool = False) -> Path:
     """An instance with the garden planted; every story begins with a copy of it."""
     url = f"sqlite:///{folder / 'ledger.db'}"
     async with open_instance(Settings.model_validate({}), url) as instance:
         await instance.plant()
+        if small:
+            await make_small(instance.objects)
     return folder
+
+
+async def make_small(objects: ObjectStore) -> None:
+    """Leave the violin's agent two sources and one question: its run has every kind of point as before, and half of the tool calls."""
+    for info in (await objects.list(f"agents/{VIOLIN}/sources/")).items:
+        if not info.key.endswith(KEPT_SOURCES):
+            await objects.delete(info.key)
+    found = await objects.get(agent_key(VIOLIN))
+    assert found is not None
+    lines = found.body.decode().split("\n")
+    asks = [line for line in lines if line.startswith("- ") and line.endswith("?")]
+    assert len(asks) > len(KEPT_QUESTIONS)
+    kept = [line for line in lines if line not in asks or line in KEPT_QUESTIONS]
+    await objects.put(agent_key(VIOLIN), "\n".join(kept).encode())
 
 
 @contextlib.asynccontextmanager

@@ -162,9 +162,9 @@ def representatives(points: list[str], *, every: int) -> list[str]:
     ],
 )
 async def test_a_run_goes_on_after_a_death_at_any_kind_of_point(
-    template: Path, orchestrators: Nursery, tmp_path: Path, figures, rounds: int, every: int
+    small_template: Path, orchestrators: Nursery, tmp_path: Path, figures, rounds: int, every: int
 ):
-    golden = await undisturbed(template, orchestrators, tmp_path)
+    golden = await undisturbed(small_template, orchestrators, tmp_path)
     named = " ".join(golden.points)
     assert all(f"do {name}" in named and f"count {name}" in named for name in ids.STEPS)
     for what in ("keep model/01 after", "keep tool/", "submit proposal", "commit after", "put manifest.json", "show 7"):
@@ -172,7 +172,7 @@ async def test_a_run_goes_on_after_a_death_at_any_kind_of_point(
     chosen = representatives(golden.points, every=every) * rounds
     boundaries = {found[1] for point in chosen if (found := BOUNDARY.fullmatch(point))}
     assert boundaries == {"do ", "keep step/", "count ", "show "}
-    stories = await all_of(chosen, killed_at, golden, template, orchestrators, tmp_path)
+    stories = await all_of(chosen, killed_at, golden, small_template, orchestrators, tmp_path)
     report(stories, figures)
     assert sum(story.deaths for story in stories) >= 0.9 * len(chosen), "points are not met twice in the same order"
 

@@ -22,7 +22,7 @@ import pytest
 from tests.faults.conftest import SEED
 from tests.faults.fleet import Nursery
 from tests.runs.processes.run_process import Orders, Watch, watched
-from tests.runs.processes.stories import LOOK_S, PATIENCE_S, VIOLIN, Story, a_story
+from tests.runs.processes.stories import LOOK_S, PATIENCE_S, VIOLIN, Story, a_story, make_small
 from tests.servers.seaweedfs import SeaweedServer
 from tests.storage.conftest import CREDENTIALS
 from tests.storage.proxy import Fault, Kind, Proxy, proxied
@@ -129,6 +129,7 @@ class Place:
         name = f"faults-{next(_numbers)}"
         direct = await open_objects(self.server.url(name), credentials=CREDENTIALS)
         await plant(direct)
+        await make_small(direct)
         async with (
             proxied(self.server.endpoint) as proxy,
             a_story(self.template, self.folder / name, self.nursery) as story,
