@@ -8,8 +8,8 @@ from trellis.worker import handlers, outcomes, processes, resources
 PAGE = ROOT / "docs" / "how-to" / "middleware.md"
 
 
-def test_the_guide_to_middleware_does_what_it_says(tmp_path: Path):
-    assert "3 passed" in run(PAGE, tmp_path, {})
+def test_the_guide_to_middleware_does_what_it_says(tmp_path: Path, environment: dict[str, str]):
+    assert "3 passed" in run(PAGE, tmp_path, environment)
 
 
 def test_the_guide_to_middleware_names_every_bound():

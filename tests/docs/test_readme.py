@@ -59,8 +59,8 @@ def test_the_guides_state_the_bounds_and_defaults_of_leases():
     assert terms in " ".join(OPERATE.read_text(encoding="utf-8").split())
 
 
-def test_testing_guide_commands_work(tmp_path: Path):
-    output = run(TESTING, tmp_path, {})
+def test_testing_guide_commands_work(tmp_path: Path, environment: dict[str, str]):
+    output = run(TESTING, tmp_path, environment)
     assert re.findall(r"\d passed", output) == ["3 passed", "1 passed"], output
 
 

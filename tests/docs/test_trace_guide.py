@@ -14,9 +14,9 @@ PAGE = ROOT / "docs" / "how-to" / "trace.md"
 
 
 @pytest.mark.requirement("OBS-6")
-def test_the_guide_to_tracing_prints_what_it_says(tmp_path: Path):
+def test_the_guide_to_tracing_prints_what_it_says(tmp_path: Path, environment: dict[str, str]):
     printed = [text for language, text in blocks(PAGE) if language == "text"][-1]
-    assert run(PAGE, tmp_path, {}) == printed
+    assert run(PAGE, tmp_path, environment) == printed
 
 
 def test_the_guide_names_every_span():
