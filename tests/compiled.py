@@ -2,6 +2,9 @@
 
 In a new checkout nothing is compiled. The process that collects the tests would compile all of it on one core: 8 s of processor time.
 pytest compiles test files in its own way, and keeps the outcome beside the usual one. What is compiled already is left alone.
+
+In the same checkout hypothesis has not read the program's constants, which it tries as inputs. It does so when the tests are collected,
+on one core: 4 s. `remember_constants()` does it in another process, and hypothesis finds them in its folder.
 """
 
 import compileall
@@ -9,6 +12,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from _pytest.assertion import rewrite
@@ -54,3 +58,13 @@ def _compile(config: pytest.Config, path: Path) -> None:
     if rewrite._read_pyc(path, place) is None and rewrite.try_makedirs(place.parent):
         digest, code = rewrite._rewrite_test(path, config)
         rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, digest, place)
+
+
+def remember_constants() -> None:
+    """Let hypothesis keep the constants of each module of the program, as if it was imported."""
+    from hypothesis.internal.constants_ast import constants_from_module
+
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        module = ModuleType(path.stem)
+        module.__file__ = str(path)
+        constants_from_module(module)

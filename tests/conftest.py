@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.compiled import compile_everything
+from tests.compiled import compile_everything, remember_constants
 from tests.pace import Pace, keeping_pace
 from tests.servers.known_schema import remember_schema
 from tests.servers.known_types import remember_types
@@ -82,13 +82,14 @@ def is_whole_run(config: pytest.Config) -> bool:
 
 
 def prepare_meanwhile() -> int:
-    """The id of a process that makes the shared cluster and the ready process while the tests are collected on another core."""
+    """The id of a process that prepares what the tests share while they are collected on another core."""
     child = os.fork()
     if child == 0:
         try:
             ready_python()
             with running_postgres(contents=TEMPLATES):
                 pass
+            remember_constants()
         finally:
             os._exit(0)  # what could not be made is made, or reported, by the first test that needs it
     return child

@@ -4,10 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.internal.constants_ast import constants_from_module
 
-from tests.compiled import compile_files
+from tests import compiled
+from tests.compiled import compile_files, remember_constants
 from tests.processes import OF_ONE_FILE_MAX, Shares
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -312,3 +316,22 @@ def test_file_that_cannot_be_compiled_does_not_keep_others_from_it(tmp_path: Pat
         (tmp_path / name).write_text(text)
     compile_files(pytestconfig, [tmp_path / name for name in texts])
     assert {one.name.partition(".")[0] for one in tmp_path.rglob("*.pyc")} == {"whole", "test_whole"}
+
+
+def test_constants_that_another_process_remembered_are_what_hypothesis_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = tmp_path / "src" / "program.py"
+    program.parent.mkdir()
+    program.write_text("NUMBER = 4711771\n")
+    monkeypatch.setattr(compiled, "ROOT", tmp_path)
+    set_hypothesis_home_dir(tmp_path / "kept")
+    try:
+        remember_constants()
+        (kept,) = (tmp_path / "kept").rglob("constants/*")
+        kept.write_text(kept.read_text().replace("4711771", "4711772"))
+        module = ModuleType("program")
+        module.__file__ = str(program)
+        assert list(constants_from_module(module)) == [4711772]
+    finally:
+        set_hypothesis_home_dir(None)
