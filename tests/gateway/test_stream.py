@@ -3,10 +3,11 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,14 @@ from trellis.app.wiring import SystemClock, new_id
 from trellis.artifacts.registry import ArtifactRegistry
 from trellis.artifacts.rows import project_id
 from trellis.auth.matrices import RULES, Grant
+from trellis.auth.principals import Principal
 from trellis.documents import ids
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, Epoch, JobId, Move, NewJob, RequestId
 from trellis.engine.ledger import Ledger
-from trellis.engine.records import Event
+from trellis.engine.records import Event, FeedPage
 from trellis.gateway.events import StreamFilter, StreamView, rule_of, to_streamed_event, types_of
-from trellis.gateway.hub import PAUSE_S, EventBatch, EventHub
+from trellis.gateway.hub import PAGE, PAUSE_S, READ_MAX, EventBatch, EventHub, StreamOptions
 from trellis.gateway.visibility import PublishedVersions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import LIFECYCLES, Role
@@ -443,6 +445,69 @@ async def test_events_are_written_to_waiting_streams_without_their_tasks(stand: 
             listener.wake()
             await waiting
             assert listener.waiting is None
+    await hub.close()
+
+
+async def _an_event_that_waits_for_its_document(stand: Stand) -> None:
+    await stand.run_requested(published=False)
+
+
+async def _more_events_than_one_batch_holds(stand: Stand) -> None:
+    await stand.jobs(READ_MAX + 1)
+
+
+async def _three_events(stand: Stand) -> None:
+    await stand.jobs(3)
+
+
+ONLY_ITS_OWN = StreamView(
+    filter=StreamFilter(),
+    whole=frozenset(),
+    own=frozenset({"leased-job"}),
+    principal=Principal(name="submitter@test", roles=frozenset({Role.SUBMITTER})),
+)
+
+
+@pytest.mark.requirement("RUN-5")
+@pytest.mark.parametrize(
+    "happens, view, ring",
+    [
+        pytest.param(_an_event_that_waits_for_its_document, EVERYTHING, 10_000, id="held"),
+        pytest.param(_more_events_than_one_batch_holds, EVERYTHING, 10_000, id="more-follow"),
+        pytest.param(_three_events, EVERYTHING, 1, id="below-the-floor"),
+        pytest.param(_three_events, ONLY_ITS_OWN, 10_000, id="own-jobs"),
+    ],
+)
+async def test_hub_wakes_the_task_of_a_stream_whose_next_events_may_have_to_wait(
+    stand: Stand,
+    monkeypatch: pytest.MonkeyPatch,
+    happens: Callable[[Stand], Awaitable[None]],
+    view: StreamView,
+    ring: int,
+):
+    clock = ClockWithoutPolls()
+    published = PublishedVersions(objects=stand.objects, clock=clock)
+    options = StreamOptions(ring=ring)
+    hub = EventHub(ledger=stand.ledger, published=published, clock=clock, rng=random.Random(1), options=options)
+    limits, read_feed = set[int](), stand.ledger.feed
+
+    async def feed(after: str | None, *, limit: int, **others: Any) -> FeedPage:
+        limits.add(limit)
+        return await read_feed(after, limit=limit, **others)
+
+    monkeypatch.setattr(stand.ledger, "feed", feed)
+    with hub.joined("me") as listener:
+        async with asyncio.timeout(PATIENCE_S):
+            await listener.woken()  # the hub knows where the feed ends
+            reader = WaitingReader(await stand.ledger.feed_end(), view=view)
+            waiting = asyncio.create_task(hub.wait(listener, reader, math.inf))
+            written = asyncio.create_task(reader.written.get())
+            await asyncio.sleep(0)
+            await happens(stand)
+            first, _ = await asyncio.wait({waiting, written}, return_when=asyncio.FIRST_COMPLETED)
+    assert first == {waiting}
+    assert written.cancel()
+    assert limits == {PAGE}, "the hub read the ledger for one listener, and the others waited"
     await hub.close()
 
 

@@ -8,6 +8,8 @@ ON_THE_BUS = (
 )
 SERVED = "tests/runs/test_served_instance.py"
 TRIGGERS = "tests/ledgers/conformance/test_event_triggers.py"
+HUB = "gateway/hub.py"
+WAKES = "tests/gateway/test_stream.py::test_hub_wakes_the_task_of_a_stream_whose_next_events_may_have_to_wait"
 
 WIRING: dict[str, Mutant] = {
     # No service of the instance reads the events that begin runs.
@@ -58,5 +60,23 @@ WIRING: dict[str, Mutant] = {
         old='permitted = permit(bus_sender(packet.sender_id), "jobs.create")',
         new="permitted = bus_sender(packet.sender_id)",
         tests=(ON_THE_BUS,),
+    ),
+    # The task of a stream hears nothing of an event that waits for its document, nor of those after a full batch.
+    "RUN-5 more follow": Mutant(
+        file=HUB,
+        old="if not batch.caught_up or not",
+        new="if not",
+        tests=(f"{WAKES}[held]", f"{WAKES}[more-follow]"),
+    ),
+    # The hub reads the ledger for a stream that is behind the ring, and all others wait.
+    "RUN-5 below the floor": Mutant(
+        file=HUB,
+        old="own or stream.position < ring.floor or",
+        new="own or",
+        tests=(f"{WAKES}[below-the-floor]",),
+    ),
+    # The hub looks up whose jobs they are for a stream of own jobs, and all others wait.
+    "RUN-5 own jobs": Mutant(
+        file=HUB, old="is None or stream.view.own or", new="is None or", tests=(f"{WAKES}[own-jobs]",)
     ),
 }

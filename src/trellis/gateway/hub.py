@@ -90,7 +90,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """The events from one position up to another. `caught_up` means that there were no more."""
+    """The events from one position up to another. `caught_up` means that there were no more, held ones included."""
 
     body: bytes
     position: str
@@ -388,7 +388,7 @@ class EventHub:
                 listener.wake()
                 continue
             batch = await self.read(stream.view, stream.position)
-            if batch.is_held or not batch.caught_up or not stream.write(batch):
+            if not batch.caught_up or not stream.write(batch):
                 listener.wake()
 
     def pause_s(self, report: int) -> float:
