@@ -405,7 +405,7 @@ async def test_a_snoozed_job_comes_back_later_and_keeps_its_attempts(stand: Stan
     assert (await stand.events(job)).count("job_snoozed") == 5
 
 
-@pytest.mark.parametrize("rate, seconds", [(2.0, 5.5), (1.0, 11.0)])
+@pytest.mark.parametrize("rate, seconds", [(2.0, 6.5), (1.0, 12.0)])
 async def test_a_rate_is_reached_also_where_a_poll_leaves_a_part_of_a_claim_over(
     stand: Stand, rate: float, seconds: float
 ):
@@ -420,7 +420,9 @@ async def test_a_rate_is_reached_also_where_a_poll_leaves_a_part_of_a_claim_over
     began = stand.clock.monotonic()
     async with stand.running(app):
         await stand.until(lambda: len(started) == 12, step_s=0.1)
-    assert started[-1] - began <= seconds, "12 jobs, of which up to two are claimed at once at the start"
+    # 12 jobs, of which up to two are claimed at once at the start. Each slow answer of the ledger lets the clock take a
+    # step more. A poll that lost what is left of a claim made 1.2 jobs a second of 2: 8.3 s.
+    assert started[-1] - began <= seconds
     assert started[-1] - began >= (12 - 2) / rate - 0.2
 
 
