@@ -360,6 +360,26 @@ async def test_an_interrupt_inside_a_lone_call_is_not_its_callers(ledger: Sqlite
     assert (await ledger.job(JobId("nobody"))) is None
 
 
+async def test_a_call_that_an_interrupted_caller_had_taken_has_no_answer(
+    ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch
+):
+    """The interrupt comes before the first caller runs the calls of all: None would say that they were done."""
+    take = lanes._Callers.take
+
+    def interrupted(callers: Any) -> Any:
+        assert len(take(callers)) == 2
+        raise KeyboardInterrupt
+
+    runs: list[int] = []
+    calls = [partial(ledger.writer.run, lambda _: runs.append(1), size=1) for _ in range(2)]
+    with monkeypatch.context() as patched:
+        patched.setattr(lanes._Callers, "take", interrupted)
+        answers = await asyncio.to_thread(outcomes_after_interrupt, KeyboardInterrupt, calls)
+    assert [type(answer) for answer in answers] == [KeyboardInterrupt, OutcomeUnknown]
+    assert runs == []
+    assert len(await submit(ledger)) == 1
+
+
 async def test_a_forked_process_uses_no_connection_of_its_parent(ledger: SqliteLedger):
     """It has none of the threads, and SQLite allows a connection only in the process that opened it."""
 

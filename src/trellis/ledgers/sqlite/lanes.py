@@ -115,6 +115,8 @@ QUICK_RUNS_MIN = 4
 """How many times in a row small calls must have been quick before they run in their caller's event loop."""
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 """What a signal handler raises in the thread of an event loop. They end the program, and are no call's own error."""
+NO_ANSWER = object()
+"""Stands for the answer of a call that has none yet. None is an answer."""
 
 
 @dataclass(slots=True)
@@ -166,7 +168,7 @@ class _LaneCall:
     """Whether it was run in its event loop, or given to the thread."""
     done: "asyncio.Future[None] | None" = None
     """For a call of the thread: completes when the call has its answer or its error."""
-    answer: Any = None
+    answer: Any = NO_ANSWER
     error: BaseException | None = None
 
 
@@ -363,6 +365,8 @@ class SqliteLane:
             self.waiting -= 1
         if call.error is not None:
             raise call.error
+        if call.answer is NO_ANSWER:  # an interrupt came between its taking and its run, in the caller that took it
+            raise _interrupted()
         return call.answer
 
     def _callers_in(self, loop: asyncio.AbstractEventLoop) -> _Callers:
@@ -419,7 +423,7 @@ class SqliteLane:
         except BaseException as error:  # noqa: BLE001 - the loop raises it, goes on later perhaps, and so do the callers
             is_done = True
             for call in calls:
-                call.error = OutcomeUnknown(verb="a call", request="this thread was interrupted")
+                call.error = _interrupted()
             loop.call_soon(_interrupt, error)
         finally:
             self._connection_lock.release()
@@ -769,6 +773,10 @@ def _resolve(calls: list[_LaneCall]) -> None:
     for call in calls:
         if call.done is not None and not call.done.done():
             call.done.set_result(None)
+
+
+def _interrupted() -> OutcomeUnknown:
+    return OutcomeUnknown(verb="a call", request="this thread was interrupted")
 
 
 def _interrupt(error: BaseException) -> None:
