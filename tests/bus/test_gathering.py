@@ -12,6 +12,7 @@ from trellis.bus.scheduling import scheduler
 from trellis.bus.scheduling.dispatch_policy import GROUPS_S, JobGroups
 from trellis.bus.scheduling.placement import StaysReady, WaitReason
 from trellis.bus.trigger import CoalescedTrigger
+from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import JobId
 from trellis.testing import FakeClock
 
@@ -174,6 +175,27 @@ async def test_the_earliest_of_requests_for_a_later_pass_counts_and_one_pass_ser
     await trigger.once()
     assert passes.count == 2
     assert trigger._late is None, "the pass served the request"
+    await trigger.drain()
+
+
+async def test_a_pass_that_failed_while_another_was_requested_hides_no_request_for_a_later_pass():
+    later = Passes()
+
+    async def fails() -> int:
+        trigger.wake()
+        raise LedgerUnavailable(reason="it is away")
+
+    async def run() -> int:
+        later.note()
+        return later.count
+
+    trigger = CoalescedTrigger(run=fails, more=lambda _: False)
+    trigger.wake()
+    await quiet()
+    trigger.run = run
+    trigger.wake_within(0.001)
+    await later.first()
+    assert later.count == 1
     await trigger.drain()
 
 

@@ -26,6 +26,7 @@ class CoalescedTrigger(Generic[ReportT]):
     _one_pass: asyncio.Lock = field(default_factory=asyncio.Lock)
     _woken: "asyncio.Task[None] | None" = None
     _again: bool = False
+    """Whether a pass was requested since the last one began. It stays so if that one failed, and nobody begins the next."""
     _stopped: bool = False
     _began_at: float = -math.inf
     _late: asyncio.TimerHandle | None = None
@@ -48,7 +49,8 @@ class CoalescedTrigger(Generic[ReportT]):
 
     def wake_within(self, seconds: float) -> None:
         """Request a pass that may begin so much later. A pass that begins before serves this request, too."""
-        if self._again or self._stopped:
+        is_next_near = self._again and self._woken is not None and not self._woken.done()
+        if is_next_near or self._stopped:
             return
         loop = asyncio.get_running_loop()
         if self._late is None or self._late.when() > loop.time() + seconds:
