@@ -1,7 +1,7 @@
 """Keeps the lines of the documentation within 120 characters: `python -m tools.markdown_lines`, or with `--check`.
 
 Only a paragraph or list item with a longer line is filled again. Code, links and words are not broken, so a line that is
-one of them may stay longer, as tables, headings, quotes, HTML and paragraphs with forced line breaks do.
+one of them may stay longer, as tables, headings, quotes, HTML, indented code and paragraphs with forced line breaks do.
 """
 
 import re
@@ -16,6 +16,10 @@ UNBROKEN = re.compile(r"(`+).*?\1|!?\[[^\]]*\]\([^)]*\)|<[^>\s][^>]*>|[^\s]")
 ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s+")
 MARKUP = re.compile(r"[-*+]|\d+[.)]|[#>|=].*|-+")
 """A word that would begin something else at the start of a line."""
+UNDERLINE = re.compile(r"\s*(?:=+|-+)\s*")
+"""A line that makes a heading of the paragraph before it."""
+CODE_INDENT = 4
+"""How much deeper than the text around it a line after an empty one is code."""
 FENCE = re.compile(r"\s*(```+|~~~+)")
 LEFT_ALONE = ("|", "#", ">", "<", "[^")
 DEFINITION = re.compile(r"\[[^\]]+\]:")
@@ -27,11 +31,18 @@ def wrapped(text: str) -> str:
 
 
 def _lines(lines: list[str]) -> Iterator[str]:
-    fence, at = "", 0
+    fence, at, margin, may_be_code = "", 0, 0, True
     while at < len(lines):
         line = lines[at]
-        opened = FENCE.match(line)
-        if opened:
+        opened, indent = FENCE.match(line), len(line) - len(line.lstrip())
+        is_code = not fence and may_be_code and indent >= margin + CODE_INDENT
+        may_be_code = is_code or not line.strip()
+        if line.strip() and not (fence or is_code):
+            item = ITEM.match(line)
+            margin = len(item[0]) if item else min(margin, indent)
+        if is_code:
+            pass
+        elif opened:
             fence = "" if fence and opened[1].startswith(fence) else fence or opened[1]
         elif not fence and _is_text(line):
             end = next((n for n in range(at + 1, len(lines)) if not _goes_on(lines[n])), len(lines))
@@ -57,7 +68,9 @@ def _goes_on(line: str) -> bool:
 
 
 def _paragraph(lines: list[str]) -> Iterator[str]:
-    if all(len(line) <= WIDTH for line in lines) or any(line.endswith(("  ", "\\")) for line in lines):
+    is_broken_by_hand = any(line.endswith(("  ", "\\")) for line in lines)
+    is_heading = any(UNDERLINE.fullmatch(line) for line in lines[1:])
+    if all(len(line) <= WIDTH for line in lines) or is_broken_by_hand or is_heading:
         yield from lines
         return
     item = ITEM.match(lines[0])

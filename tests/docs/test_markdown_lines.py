@@ -30,6 +30,10 @@ def test_code_tables_headings_links_and_forced_breaks_are_not_broken():
         f"`{WORDS}`",
         f"[{WORDS}](page.md)",
         f"{WORDS}  \nnext",
+        f"    {WORDS}\n    next",
+        f"{WORDS}\n====",
+        f"---\ntitle: {WORDS}\n---",
+        f"- item\n\n      {WORDS}\n      next",
     ]
     assert wrapped("\n\n".join(kept)) == "\n\n".join(kept)
 
@@ -40,3 +44,8 @@ def test_no_line_begins_with_what_would_start_something_else():
         for start in range(100, 125):
             text = "a" * start + f" {mark} " + "b" * 30
             assert not [line for line in wrapped(text).split("\n")[1:] if line.startswith(mark)], text
+
+
+def test_the_second_paragraph_of_an_item_is_no_code():
+    text = f"1. item\n   - inner\n\n     {WORDS}\n\n    {WORDS}"
+    assert all(len(line) <= WIDTH for line in wrapped(text).split("\n"))
