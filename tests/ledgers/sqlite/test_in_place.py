@@ -380,6 +380,29 @@ async def test_a_call_that_an_interrupted_caller_had_taken_has_no_answer(
     assert len(await submit(ledger)) == 1
 
 
+async def test_an_interrupt_right_after_a_caller_got_the_connection_leaves_it_to_others(
+    ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch
+):
+    lock = ledger.writer._connection_lock
+
+    class Interrupted:
+        release = lock.release
+
+        def acquire(self, *, blocking: bool) -> bool:
+            assert lock.acquire(blocking=blocking)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger.writer, "_connection_lock", Interrupted())
+        calls = [partial(submit, ledger) for _ in range(2)]
+        answers = await asyncio.to_thread(outcomes_after_interrupt, KeyboardInterrupt, calls)
+    is_free = lock.acquire(timeout=10)
+    lock.release()
+    assert is_free
+    assert [type(answer) for answer in answers] == [OutcomeUnknown] * 2
+    assert len(await submit(ledger, lanes.IN_PLACE_ITEMS_MAX + 1)) == lanes.IN_PLACE_ITEMS_MAX + 1
+
+
 async def test_a_forked_process_uses_no_connection_of_its_parent(ledger: SqliteLedger):
     """It has none of the threads, and SQLite allows a connection only in the process that opened it."""
 

@@ -311,8 +311,8 @@ class SqliteLane:
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Callers] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], object], Callable[[], _Callers | None]] = (lambda: None, lambda: None)
         """The event loop that called last, and its callers, held weakly. Nearly always the next call comes from it too."""
-        self._connection_lock = threading.Lock()
-        """Held by the thread that uses the connection: the lane's, or that of a caller's event loop."""
+        self._connection_lock = threading.RLock()
+        """Held by the thread that uses the connection: the lane's, or that of a caller's event loop. It knows who holds it."""
         self._count_lock = threading.Lock()
         self._in_thread = 0
         """What was given to the thread and is not done."""
@@ -415,18 +415,21 @@ class SqliteLane:
     def _run_gathered(self, callers: _Callers, loop: asyncio.AbstractEventLoop) -> None:
         """Run the small calls of an event loop in it, if that is quick, or give them to the thread."""
         calls = callers.take()
-        if self._in_thread or not _are_few(calls) or not self._connection_lock.acquire(blocking=False):
-            self._give_to_thread(calls, loop)
-            return
+        is_done = False
         try:
-            is_done = self._stop is None and self._run_in_place(calls)
+            if not self._in_thread and _are_few(calls) and self._connection_lock.acquire(blocking=False):
+                is_done = self._stop is None and self._run_in_place(calls)
         except BaseException as error:  # noqa: BLE001 - the loop raises it, goes on later perhaps, and so do the callers
             is_done = True
             for call in calls:
                 call.error = _interrupted()
             loop.call_soon(_interrupt, error)
         finally:
-            self._connection_lock.release()
+            # An interrupt may come right after the lock was taken, so only the lock knows. Nothing may come in between here.
+            try:  # noqa: SIM105
+                self._connection_lock.release()
+            except RuntimeError:  # this thread does not hold it
+                pass
         if not is_done:
             self._give_to_thread(calls, loop)
 
@@ -488,7 +491,7 @@ class SqliteLane:
 
     def leave_to_parent(self) -> None:
         """Refuse every call in a process that was forked from the one that opened this lane."""
-        self._connection_lock, self._count_lock = threading.Lock(), threading.Lock()  # their holders are not here
+        self._connection_lock, self._count_lock = threading.RLock(), threading.Lock()  # their holders are not here
         self._stop, self._has_ended = _Stop(), True
         self._stop.closed.set()
 
