@@ -83,6 +83,21 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    def stop(self) -> None:
+        """SIGSTOP. Returns when every thread of the process stands still: one inside the kernel ends its call first."""
+        self.send(signal.SIGSTOP)
+        end = time.monotonic() + PATIENCE_S
+        while any(state != "T" for state in self._states()):
+            assert time.monotonic() < end, f"{self.name} did not stop"
+            time.sleep(0.001)
+
+    def _states(self) -> list[str]:
+        stats = list[str]()
+        for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+                stats.append(stat.read_text())
+        return [stat.rpartition(")")[2].split()[0] for stat in stats]
+
     @property
     def exit_code(self) -> int | None:
         """What it said at its end, if it could."""

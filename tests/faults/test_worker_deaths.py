@@ -338,12 +338,12 @@ def stop_between_writes(worker: Running, ledger_url: str) -> None:
     """SIGSTOP for a worker while it has no SQLite transaction open: a stopped writer would stop every other one too."""
     scheme, _, path = ledger_url.partition(":///")
     if scheme != "sqlite":
-        worker.send(signal.SIGSTOP)
+        worker.stop()
         return
     with contextlib.closing(apsw.Connection(path)) as connection:
         connection.set_busy_timeout(10_000)
         connection.execute("BEGIN IMMEDIATE")
-        worker.send(signal.SIGSTOP)
+        worker.stop()
         connection.execute("ROLLBACK")
 
 
