@@ -68,9 +68,10 @@ async def test_small_calls_that_come_together_are_one_commit_in_the_event_loop(l
 async def test_calls_that_are_large_together_run_in_the_thread(ledger: SqliteLedger, sizes: list[int]):
     names = committers(ledger)
     await asyncio.gather(*(submit(ledger, size) for size in sizes))
-    assert names == [WRITER]
+    assert set(names) == {WRITER}, "one commit, or two if the thread begins before it has both calls"
+    names.clear()
     await submit(ledger, lanes.IN_PLACE_ITEMS_MAX)
-    assert names == [WRITER, HERE]
+    assert names == [HERE]
 
 
 LONG = b"x" * 256 * 1024
@@ -144,7 +145,7 @@ async def test_a_call_that_meets_another_writer_waits_in_the_thread_and_the_loop
     assert not any(call.done() for call in waiting)
     shell.db.execute("COMMIT")
     await asyncio.gather(*waiting)
-    assert names == [WRITER]
+    assert set(names) == {WRITER}, "one commit, or two if the thread begins before it has both calls"
     assert len(await claim(ledger, 9)) == 2
 
 
