@@ -101,23 +101,14 @@ SIGNALS_MAX = 1_000
 class JobHandle:
     """One submitted job: its `id`, its `type`, and whether this submit `created` it."""
 
-    def __init__(
-        self,
-        trellis: "Trellis",
-        job_id: JobId,
-        *,
-        type_: str | None,
-        created: bool,
-        returns: Any,
-        replaced: JobId | None = None,
-    ) -> None:
+    def __init__(self, trellis: "Trellis", answer: Submitted, type_: str | None, returns: Any) -> None:
         self._trellis = trellis
         self._returns = returns
-        self.id = job_id
+        self.id = answer.job_id
         self.type = type_
-        self.created = created
+        self.created = answer.created
         """False if an earlier submit with the same key, unique key or id created the job."""
-        self.replaced = replaced
+        self.replaced = answer.replaced
         """The waiting job with the same unique key that this submit cancelled."""
 
     @property
@@ -256,7 +247,7 @@ class Trellis:
             handles: list[JobHandle] = []
             for part in submit_parts(jobs):
                 answers = await self.ledger.submit(actor, part)
-                handles += [self._handle(accepted(answer), type_, returns) for answer in answers]
+                handles += [JobHandle(self, accepted(answer), type_, returns) for answer in answers]
             if span.is_recorded and len(handles) == 1:
                 span.note({"trellis.job_id": handles[0].id})
             return handles
@@ -285,9 +276,9 @@ class Trellis:
             batch = checked_batch(first, members, abandon=abandon)
             answer = await self.ledger.submit_batch(actor, batch)
             span.note({"trellis.job_id": answer.completion.job_id})
-        completion = self._handle(answer.completion, on_complete.type, returns)
+        completion = JobHandle(self, answer.completion, on_complete.type, returns)
         pairs = zip(answer.members, batch.members, strict=True)  # the same key is refused for other jobs
-        return BatchHandle(completion, tuple(self._handle(one, job.type, None) for one, job in pairs))
+        return BatchHandle(completion, tuple(JobHandle(self, one, job.type, None) for one, job in pairs))
 
     async def submit_on(
         self, connection: "OuterConnection", type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]
@@ -306,7 +297,7 @@ class Trellis:
         job = await self._admitted(new_job(type_, payload, settings, app=self._app, new_id=self._new_job_id))
         now_us = round((await self.ledger.now()).timestamp() * 1_000_000)
         (answer,) = submit_on(connection, actor, [job], now_us)
-        return self._handle(accepted(answer), type_, None)
+        return JobHandle(self, accepted(answer), type_, None)
 
     async def submit_topic(
         self,
@@ -345,11 +336,11 @@ class Trellis:
         submitted = accepted(answer)
         if submitted.created and self._accepted is not None:
             self._accepted()
-        return self._handle(submitted, topic, returns)
+        return JobHandle(self, submitted, topic, returns)
 
     def handle(self, job_id: str, *, returns: Any = None) -> JobHandle:
         """Return a handle of an existing job."""
-        return JobHandle(self, JobId(job_id), type_=None, created=False, returns=returns)
+        return JobHandle(self, Submitted(job_id=JobId(job_id), created=False), None, returns)
 
     # --- read ----------------------------------------------------------------------------------------------------
 
@@ -645,10 +636,6 @@ class Trellis:
             raise TokenExpired(
                 problem="it expired while this connection was open", remedy="connect again with a new one"
             )
-
-    def _handle(self, answer: Submitted, type_: str, returns: Any) -> JobHandle:
-        job_id, created, replaced = answer
-        return JobHandle(self, job_id, type_=type_, created=created, returns=returns, replaced=replaced)
 
     def _request_id(self) -> RequestId:
         return RequestId(self._new_id())

@@ -233,7 +233,7 @@ async def _on_topic(
 async def _for_agent(cli: Cli, request: dict[str, Any], key: str | None, wait_s: float | None) -> int:
     answer = await submit_queue_job(cli, request, key)
     async with cli.connect() as trellis:
-        handle = JobHandle(trellis, answer.job_id, type_=None, created=answer.created, returns=Any)
+        handle = JobHandle(trellis, answer, None, Any)
         return await _finish_here(cli, trellis, handle, wait_s)
 
 
