@@ -13,6 +13,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Literal, cast
 
 HEAD = struct.Struct(">iiIii")
@@ -30,6 +31,7 @@ class NumberArrays:
         self._element_oid = element_oid
         self._code: Literal["h", "i", "q"] = code
         self._one = struct.Struct(f">i{code}")
+        self._list_of_one = struct.Struct(f"{HEAD.format}i{code}")
         self._size = self._one.size - LENGTH.size
         self._word: Literal["h", "i"] = "h" if code == "h" else "i"
         self._zero = self._in_words(self._one.pack(self._size, 0))
@@ -41,7 +43,12 @@ class NumberArrays:
         The fraction of a float is left out, as the driver does.
         """
         count = len(numbers)
-        if not count:
+        if count == 1:  # as in most turns of a worker that is not busy
+            (number,) = numbers
+            if type(number) is int:
+                with suppress(struct.error):  # too large: refused below
+                    return self._list_of_one.pack(1, 0, self._element_oid, 1, 1, self._size, number)
+        elif not count:
             return EMPTY_HEAD.pack(0, 0, self._element_oid)
         try:
             values = array(self._code, cast("Collection[int]", numbers))
@@ -64,7 +71,11 @@ class NumberArrays:
 
     def decode(self, body: bytes) -> list[int] | list[int | None]:
         """The list of an array. Raises ValueError if it has several dimensions."""
-        if len(body) == EMPTY_HEAD.size:
+        if len(body) == self._list_of_one.size:
+            dimensions, has_nulls, _, _, _, _, number = self._list_of_one.unpack(body)
+            if dimensions == 1 and not has_nulls:
+                return [number]
+        elif len(body) == EMPTY_HEAD.size:
             return []
         dimensions, has_nulls, _, count, _ = HEAD.unpack_from(body)
         if dimensions != 1:
