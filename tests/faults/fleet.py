@@ -83,13 +83,10 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """SIGSTOP. Returns when every thread of the process stands still: one inside the kernel ends its call first."""
         self.send(signal.SIGSTOP)
-        end = time.monotonic() + PATIENCE_S
-        while any(state != "T" for state in self._states()):
-            assert time.monotonic() < end, f"{self.name} did not stop"
-            time.sleep(0.001)
+        await until(lambda: set(self._states()) == {"T"}, f"{self.name} stands still")
 
     def _states(self) -> list[str]:
         stats = list[str]()

@@ -291,7 +291,7 @@ async def test_handlers_of_a_stopped_worker_learn_of_their_lost_lease_as_soon_as
         (sleeper,) = fleet.start(1, sweep_s=None)
         jobs = await submit_work(ledger, [Work(until=str(go), looks=True)] * 4, "long")
         await until(lambda: len(fleet.open_jobs(sleeper.pid)) == 4, "all jobs have begun")
-        stop_between_writes(sleeper, ledger_url)
+        await stop_between_writes(sleeper, ledger_url)
         fleet.start(1)
         await until(lambda: len(fleet.lines()) == 8, "another worker has all of them")
         sleeper.send(signal.SIGCONT)
@@ -316,7 +316,7 @@ async def test_a_worker_stopped_beyond_its_lease_is_refused_when_it_wakes(
         (sleeper,) = fleet.start(1, sweep_s=None)
         jobs = await submit_work(ledger, [Work(until=str(go), checkpoint=True)] * n, "held")
         await until(lambda: len(fleet.open_jobs(sleeper.pid)) == n, "the sleeper holds every job")
-        stop_between_writes(sleeper, ledger_url)
+        await stop_between_writes(sleeper, ledger_url)
         (winner,) = fleet.start(1, sweep_s=0.1)
         await until(lambda: fleet.open_jobs(winner.pid), "the winner has begun")
         go.touch()
@@ -334,16 +334,16 @@ async def test_a_worker_stopped_beyond_its_lease_is_refused_when_it_wakes(
     figures(jobs=n, refused=refusals(sleeper.log))
 
 
-def stop_between_writes(worker: Running, ledger_url: str) -> None:
+async def stop_between_writes(worker: Running, ledger_url: str) -> None:
     """SIGSTOP for a worker while it has no SQLite transaction open: a stopped writer would stop every other one too."""
     scheme, _, path = ledger_url.partition(":///")
     if scheme != "sqlite":
-        worker.stop()
+        await worker.stop()
         return
     with contextlib.closing(apsw.Connection(path)) as connection:
         connection.set_busy_timeout(10_000)
         connection.execute("BEGIN IMMEDIATE")
-        worker.stop()
+        await worker.stop()
         connection.execute("ROLLBACK")
 
 
