@@ -167,7 +167,9 @@ async def _same_again(stage: Stage) -> None:
     await stage.order()
     await stage.has_begun(("j1", 1))
     await stage.order()
-    await stage.ends(("j1", "SUCCEEDED"))
+    await stage.order("behind", dispatch_id="dsp-2")
+    await stage.has_begun(("j1", 1), ("behind", 1))  # what was sent before it has been handled: j1 still ran
+    await stage.ends(("j1", "SUCCEEDED"), ("behind", "SUCCEEDED"))
     assert stage.begun.count(("j1", 1)) == 1
 
 
