@@ -216,18 +216,22 @@ async def test_run_shows_the_calls_of_its_steps_and_is_started_again_with_its_pa
     await expect(page.locator("dl.facts")).to_contain_text("topic = bows")
 
 
+def not_found_after(moment: asyncio.Event) -> Callable[[Route], Awaitable[None]]:
+    async def answer(route: Route) -> None:
+        await moment.wait()
+        await route.fulfill(status=404, json={"status": 404, "code": "NOT_FOUND", "detail": "It left the ledger."})
+
+    return answer
+
+
 @pytest.mark.requirement("RUN-4")
 async def test_run_is_started_again_as_shown_or_says_what_is_no_longer_known(server: ConsoleServer, open_screen: Open):
     """The agent is not among those listed; the answer about the parameters comes late, and says that they are gone."""
     late = asyncio.Event()
 
-    async def slow(route: Route) -> None:
-        await late.wait()
-        await route.fulfill(status=404, json={"status": 404, "code": "NOT_FOUND", "detail": "It left the ledger."})
-
     async def unlisted(page: Page) -> None:
         await page.route("**/agents?*", lambda route: route.fulfill(json={"items": [{"slug": "aaa-other"}]}))
-        await page.route(f"**/runs/{server.run_id}/request", slow)
+        await page.route(f"**/runs/{server.run_id}/request", not_found_after(late))
 
     screen = await open_screen(f"/console/runs/{server.run_id}", Role.OWNER, prepare=unlisted)
     page = screen.page
@@ -243,6 +247,34 @@ async def test_run_is_started_again_as_shown_or_says_what_is_no_longer_known(ser
         await page.get_by_role("button", name="Start", exact=True).click()
     assert (await started.value).post_data_json == {"agent_slug": VIOLIN, "params": {}}
     await page.wait_for_url(re.compile(f"/console/runs/(?!{server.run_id})"))
+
+
+@pytest.mark.requirement("RUN-4")
+async def test_run_can_be_started_again_while_its_parameters_are_asked_for_once_more(
+    server: ConsoleServer, open_screen: Open
+):
+    """They are no longer known. The page asks for all that it shows once more when its stream of events opens."""
+    opens, answers = asyncio.Event(), asyncio.Event()
+    answers.set()
+
+    async def held(route: Route) -> None:
+        await opens.wait()
+        await route.continue_()
+
+    async def late(page: Page) -> None:
+        await page.route(f"**/runs/{server.run_id}/request", not_found_after(answers))
+        await page.route("**/events/stream", held)
+
+    screen = await open_screen(f"/console/runs/{server.run_id}", Role.OWNER, prepare=late)
+    page = screen.page
+    again = page.get_by_role("button", name="Start again", exact=True)
+    await expect(again).to_be_enabled()
+    answers.clear()
+    async with page.expect_request(f"**/runs/{server.run_id}/request"):
+        opens.set()
+    await again.click()
+    await expect(page.get_by_role("dialog")).to_contain_text("parameters of the earlier run are no longer known")
+    answers.set()
 
 
 async def test_job_or_screen_that_is_not_there_leads_to_the_list(server: ConsoleServer, open_screen: Open):

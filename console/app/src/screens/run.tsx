@@ -52,7 +52,8 @@ export function Run() {
   });
   const asked = useQuery({
     queryKey: ["run", runId, "request"],
-    queryFn: ({ signal }) => api.get("/runs/{run_id}/request", { path, signal }),
+    // Null when it is no longer known: that is an answer, which stays while it is asked for again.
+    queryFn: ({ signal }) => api.get("/runs/{run_id}/request", { path, signal }).catch(nullIfNotFound),
     enabled: run.data !== undefined,
     staleTime: Number.POSITIVE_INFINITY,
     retry: false,
@@ -72,7 +73,6 @@ export function Run() {
   }
   const one = run.data;
   const listed = events.data?.items ?? [];
-  const paramsGone = asked.error instanceof ProblemError && asked.error.status === 404;
   const outcome = outcomeOf(steps.data?.items ?? []);
   const timeline = timelineOf(listed, steps.data?.items ?? [], Date.now(), ended);
   return (
@@ -87,11 +87,11 @@ export function Run() {
             {t("run.cancel")}
           </button>
         )}
-        <button type="button" disabled={asked.data === undefined && !paramsGone} onClick={() => ask("again")}>
+        <button type="button" disabled={asked.data === undefined} onClick={() => ask("again")}>
           {t("runs.again")}
         </button>
       </div>
-      {asked.error !== null && !paramsGone && <Failure error={asked.error} retry={() => void asked.refetch()} />}
+      {asked.error !== null && <Failure error={asked.error} retry={() => void asked.refetch()} />}
       {one.error !== null && <p className="banner bad">{t("run.error", { error: one.error })}</p>}
       <section className="card">
         <dl className="facts">
@@ -103,7 +103,7 @@ export function Run() {
           <dd>{full(one.started_at)}</dd>
           <dt>{t("runs.took")}</dt>
           <dd>{one.finished_at === null ? "…" : duration(between(one.started_at, one.finished_at))}</dd>
-          {asked.data !== undefined && Object.keys(asked.data.params).length > 0 && (
+          {asked.data != null && Object.keys(asked.data.params).length > 0 && (
             <>
               <dt>{t("run.params")}</dt>
               <dd>
@@ -214,6 +214,11 @@ export function Run() {
       {asking === "cancel" && <CancelDialog what="run" id={runId} onClose={() => ask(null)} />}
     </>
   );
+}
+
+function nullIfNotFound(error: unknown): null {
+  if (error instanceof ProblemError && error.status === 404) return null;
+  throw error;
 }
 
 /** A step: what it called and how long that took, and its file. */
