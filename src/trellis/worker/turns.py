@@ -235,7 +235,7 @@ class TurnLoop:
         held_jobs, now = self._held_jobs, self._worker.clock.monotonic()
         self._pace.note(held_jobs.settled, now, busy=bool(held_jobs.jobs))
         if not (held_jobs.finished or held_jobs.assigned or held_jobs.quarantined or self._search):
-            return None
+            return None  # whatever there is room for
         if self._flying and len(held_jobs.finished) + len(held_jobs.assigned) < self._second_turn_min():
             return None
         settled_max = self._settled_max()
