@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.conftest import Stand
 from trellis.engine.errors import LedgerUnavailable, OptionInvalid
-from trellis.engine.jobs import Actor
+from trellis.engine.jobs import Actor, Claim, ClaimId, Turn, TypeClaim
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import RetentionOptions, SweepOptions, SweepReport, WorkerRecord
 from trellis.engine.service import PresenceBeacon, Retention, Sweeper, pause_after_failures_s, serve
@@ -181,6 +181,22 @@ async def test_retention_removes_what_is_over_and_keeps_the_rest(stand: Stand):
     assert (report.jobs, retention.pause_s(report)) == (1, 60.0)
     assert await stand.ledger.job(old.id) is None
     assert await stand.ledger.job(new.id) is not None
+
+
+@pytest.mark.requirement("D31")
+async def test_the_sweeper_warns_when_it_extends_leases_after_an_outage(stand: Stand, caplog: pytest.LogCaptureFixture):
+    await stand.submit("t")
+    sweeper = Sweeper(ledger=stand.ledger, actor=SWEEPING, options=SweepOptions(interval_s=1.0))
+    await sweeper.run_once()
+    claim = Claim(claim_id=ClaimId("c1"), types=(TypeClaim(type="t", lease_s=10.0, heartbeat_s=5.0),), start=1)
+    await stand.ledger.turn(Turn(actor=Actor(role=Role.WORKER, name="w"), claim=claim))
+    warnings: list[list[str]] = []
+    for pause_s in (1.0, 9.0):
+        stand.clock.advance(pause_s)
+        await sweeper.run_once()
+        warnings.append([record.message for record in caplog.records if record.name == "trellis.service"])
+    assert warnings[0] == []
+    assert "leases_extended jobs=1" in warnings[1][0]
 
 
 @pytest.mark.requirement("D61")

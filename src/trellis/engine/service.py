@@ -121,10 +121,13 @@ class Sweeper:
     _elected: bool = False
 
     async def run_once(self) -> SweepReport:
-        """Run one sweep."""
+        """Run one sweep. Warns when it extended leases, because their jobs stay longer with a worker that has died."""
         options = replace(self.options, elect=self.options.elect and not self._elected)
         self._elected = False
-        return await self.ledger.sweep(self.actor, options)
+        report = await self.ledger.sweep(self.actor, options)
+        if report.amnesty:
+            _log.warning("leases_extended", jobs=report.amnesty, reason="no sweep had run for half a lease or longer")
+        return report
 
     def pause_s(self, report: SweepReport) -> float:
         """Until the next item is due, or until the next election."""
