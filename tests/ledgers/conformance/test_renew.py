@@ -186,8 +186,9 @@ async def test_heartbeats_are_heap_only_updates(rig: Rig):
         await rig.ledger.renew(WORKER, held)
     updates, heap_only = (after - past for after, past in zip(await _updates(rig), before, strict=True))
     assert updates == 2 * 20 * 50
-    # Measured: 2,000 of 2,000 in three runs, and 1,000 with an index on `renewal.at`. A page that is full may move a row once.
-    assert heap_only >= 0.95 * updates
+    # Measured: 2,000 of 2,000 in three runs, and 1,000 with an index on `renewal.at`. While an autovacuum worker looks at the
+    # database, pages keep their old rows, and rows move to other pages: 1,801.
+    assert heap_only >= 0.75 * updates
 
 
 async def _updates(rig: Rig) -> tuple[int, int]:
