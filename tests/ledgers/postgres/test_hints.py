@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,7 +14,10 @@ from trellis.ledgers.postgres.lanes import LaneOptions
 from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.ledgers.postgres.notifier import (
     CARRIED_HINT,
+    EVENTS_GAP_S,
+    NOTIFY_EVENTS,
     NOTIFY_WORK,
+    UNHEARD_EVENTS_GAP_S,
     UNHEARD_GAP_S,
     WORK_GAP_S,
     HintSender,
@@ -183,6 +187,54 @@ async def test_a_sender_learns_whether_somebody_listens(postgres_url: str):
     finally:
         await listener.close()
         await sender.close()
+
+
+async def test_a_sender_of_hints_of_events_learns_whether_somebody_listens_to_events(postgres_url: str):
+    """A worker that waits for work alone does not make every other worker tell of its events often."""
+    assert EVENTS_GAP_S < UNHEARD_EVENTS_GAP_S
+    worker, gateway = (PostgresNotifier(postgres_url, LaneOptions(), on=True) for _ in range(2))
+    async with connected(postgres_url) as sender:
+        try:
+            await worker.wait(5)
+            assert (await is_heard(sender), await sender.fetchval(NOTIFY_EVENTS)) == (True, False)
+            await gateway.wait_for_events(gateway.events, 5)  # the beginning counts as a hint
+            assert (await is_heard(sender), await sender.fetchval(NOTIFY_EVENTS)) == (True, True)
+            await worker.close()
+            assert (await is_heard(sender), await sender.fetchval(NOTIFY_EVENTS)) == (True, True)
+            waiting = asyncio.create_task(gateway.wait_for_events(gateway.events, 30))
+            await sender.fetchval(NOTIFY_EVENTS)
+            await asyncio.wait_for(waiting, 5)
+        finally:
+            await worker.close()
+            await gateway.close()
+
+
+@pytest.mark.parametrize("is_heard, rest_s", [(True, EVENTS_GAP_S), (False, UNHEARD_EVENTS_GAP_S)])
+async def test_hints_of_events_are_fewer_while_nobody_listens_to_events(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, is_heard: bool, rest_s: float
+):
+    gaps: list[float] = []
+    has_rested = asyncio.Event()
+    notifier, loop = PostgresNotifier(postgres_url, LaneOptions(), on=True), asyncio.get_running_loop()
+    listener = PostgresNotifier(postgres_url, LaneOptions(), on=True)
+    later = loop.call_later
+
+    def call_later(delay_s: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        if delay_s in {EVENTS_GAP_S, UNHEARD_EVENTS_GAP_S}:
+            gaps.append(delay_s)
+            has_rested.set()
+        return later(delay_s, *args, **options)
+
+    try:
+        if is_heard:
+            await listener.wait_for_events(listener.events, 5)
+        monkeypatch.setattr(loop, "call_later", call_later)
+        notifier.notify_events()
+        await asyncio.wait_for(has_rested.wait(), 20)
+        assert gaps == [rest_s]
+    finally:
+        await notifier.close()
+        await listener.close()
 
 
 @pytest.mark.parametrize("setting", ["", "statement_timeout=100"])

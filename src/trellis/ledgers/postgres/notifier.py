@@ -7,9 +7,10 @@ also appends events, so a hint of work is one of events too. Hints of work are s
 events alone at most every `EVENTS_GAP_S`: a hint costs half as much as a submit, and the claim that follows it finds
 all work of that time.
 
-A listener holds an advisory lock in shared mode. While nobody does, hints of work are sent at most every
-`UNHEARD_GAP_S`, so that submits without a worker do not pay for them. A hint is sent all the same: programs of earlier
-versions listen without the lock, and a listener may begin in the gap.
+A listener holds an advisory lock in shared mode, and one that listens to events a second one. While nobody holds the
+lock, hints are sent less often: of work every `UNHEARD_GAP_S`, so that submits without a worker do not pay for them,
+and of events every `UNHEARD_EVENTS_GAP_S`, so that workers without a gateway do not. A hint is sent all the same:
+programs of earlier versions listen without the locks, and a listener may begin in the gap.
 """
 
 import asyncio
@@ -34,16 +35,22 @@ EVENTS_CHANNEL = "trellis_events"
 WORK_GAP_S = 0.002
 EVENTS_GAP_S = 0.05
 UNHEARD_GAP_S = 0.05
+UNHEARD_EVENTS_GAP_S = 0.25
 NOTIFIER_CONNECTIONS = 2
 """One to send hints, one to receive them."""
 
-LISTENERS_LOCK = "hashtextextended('trellis.listeners', 0)"
-IS_HEARD = (
-    f"case when pg_try_advisory_lock({LISTENERS_LOCK}) then not pg_advisory_unlock({LISTENERS_LOCK}) else true end"
-)
-"""Whether somebody else holds the lock of listeners. A login that takes the lock for itself only makes hints frequent."""
+LISTENERS_LOCK: LiteralString = "hashtextextended('trellis.listeners', 0)"
+EVENT_LISTENERS_LOCK: LiteralString = "hashtextextended('trellis.event_listeners', 0)"
+
+
+def _is_held(lock: LiteralString) -> LiteralString:
+    """Whether somebody else holds a lock of listeners. A login that takes it for itself only makes hints frequent."""
+    return f"case when pg_try_advisory_lock({lock}) then not pg_advisory_unlock({lock}) else true end"
+
+
+IS_HEARD = _is_held(LISTENERS_LOCK)
 NOTIFY_WORK: LiteralString = f"select {IS_HEARD}, pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
-NOTIFY_EVENTS: LiteralString = f"select true, pg_notify('{EVENTS_CHANNEL}', '')"
+NOTIFY_EVENTS: LiteralString = f"select {_is_held(EVENT_LISTENERS_LOCK)}, pg_notify('{EVENTS_CHANNEL}', '')"
 CARRIED_HINT: LiteralString = (
     "case when pg_notification_queue_usage() < 0.5"
     " and pg_try_advisory_xact_lock(hashtextextended('trellis.carried_hint', 0))"
@@ -52,8 +59,6 @@ CARRIED_HINT: LiteralString = (
 """Sends the hint of work with the transaction, and says whether somebody listens. Sends nothing, and is null, if another
 transaction carries a hint, because this commit would wait for that one, and if the server's queue fills up, because a
 commit fails when it is full."""
-HOLD_LISTENERS_LOCK = f"set lock_timeout = '300ms'; select pg_advisory_lock_shared({LISTENERS_LOCK})"
-"""Senders hold the lock for an instant. If a login keeps it, the senders believe that there are listeners anyway."""
 
 
 class HintSender:
@@ -183,7 +188,7 @@ class PostgresNotifier:
         self._attempts: dict[str, asyncio.Task[None]] = {}
         """The latest attempt to listen, by channel."""
         self._work_hints = HintSender(partial(self._send, NOTIFY_WORK), WORK_GAP_S, UNHEARD_GAP_S)
-        self._event_hints = HintSender(partial(self._send, NOTIFY_EVENTS), EVENTS_GAP_S)
+        self._event_hints = HintSender(partial(self._send, NOTIFY_EVENTS), EVENTS_GAP_S, UNHEARD_EVENTS_GAP_S)
         self._events = 0
         self._next_event: asyncio.Event | None = None
         """Made by the first that waits for it: a submit nobody waits for makes none."""
@@ -277,7 +282,9 @@ class PostgresNotifier:
                 self._listens = self._listens and listens(self._listener)
                 if self._listens:
                     if not self._listens_to:
-                        await self._hold_listeners_lock(self._listener)
+                        await self._hold_lock(self._listener, LISTENERS_LOCK)
+                    if channel == EVENTS_CHANNEL:
+                        await self._hold_lock(self._listener, EVENT_LISTENERS_LOCK)
                     await self._listener.add_listener(channel, lambda *_: hear())
                     self._listens_to.add(channel)
                     hear()
@@ -286,10 +293,14 @@ class PostgresNotifier:
             except (TrellisError, *CONNECTION_LOST_ERRORS):
                 self._hang_up()
 
-    async def _hold_listeners_lock(self, listener: PostgresConnection) -> None:
-        """Tell the senders of hints, as long as the connection lasts, that somebody listens. Without it hints are rarer."""
+    async def _hold_lock(self, listener: PostgresConnection, lock: LiteralString) -> None:
+        """Tell the senders of hints, as long as the connection lasts, that somebody listens.
+
+        They hold the lock for an instant. If a login keeps it, they believe that there are listeners anyway. Where it
+        cannot be had, hints are rarer.
+        """
         with contextlib.suppress(PostgresError):  # the lock is kept, or the login waits for nothing so long
-            await listener.execute(HOLD_LISTENERS_LOCK)
+            await listener.execute(f"set lock_timeout = '300ms'; select pg_advisory_lock_shared({lock})")
 
     def _is_connected(self) -> bool:
         return self._listener is not None and not self._listener.is_closed()
