@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from trellis.http_server.application import HttpApplication
 from trellis.http_server.bodies import BodiesUnderWay, StrictRoute
-from trellis.http_server.joined_response import WRITE_WHOLE
+from trellis.http_server.joined_response import SERVERS_SEND, WRITE_WHOLE
 from trellis.http_server.middleware import RequestMiddleware
 from trellis.http_server.problems import install
 
@@ -119,6 +119,7 @@ async def test_a_layer_that_is_added_has_every_response(is_outer: bool, path: st
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         scope[WRITE_WHOLE] = lambda status, headers, fixed, body: written.append(body) or True
+        scope[SERVERS_SEND] = send
         await app(scope, receive, send)
 
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=serve), base_url="http://gateway") as client:

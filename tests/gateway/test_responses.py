@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from tests.gateway.test_server import PATIENCE_S, serving
+from trellis.http_server.application import HttpApplication
+from trellis.http_server.bodies import BodiesUnderWay, StrictRoute
 from trellis.http_server.deadlines import SharedDeadlines
-from trellis.http_server.joined_response import WRITE_PART, JoinedResponse
+from trellis.http_server.joined_response import WRITE_PART, WRITE_WHOLE, JoinedResponse
+from trellis.http_server.middleware import RequestMiddleware
 
 LENGTH = (b"content-length", b"2")
 PLAIN = (b"content-type", b"text/plain")
@@ -53,7 +58,7 @@ def response_cycle(
 ) -> RequestResponseCycle:
     """What uvicorn has for one request."""
     return RequestResponseCycle(
-        scope={"type": "http", "method": method},  # type: ignore[typeddict-item] - what a response needs of it
+        scope={"type": "http", "method": method, "headers": [], "path": "/", "query_string": b""},  # type: ignore[typeddict-item] - what a response needs of it
         transport=transport,  # type: ignore[arg-type] - what it needs of a transport
         flow=flow,
         logger=logging.getLogger("uvicorn"),
@@ -192,6 +197,39 @@ async def test_head_of_a_stream_leaves_before_its_first_part():
         go_on.set()
         writer.close()
     assert b"transfer-encoding: chunked" in head
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+async def test_nothing_is_written_past_a_wrapper_around_the_application(is_wrapped: bool):
+    """A wrapper of the server's user, for example one that compresses, has every message."""
+    app = HttpApplication(title="t", version="1", description="")
+    app.state.bodies = BodiesUnderWay()
+    app.add_middleware(RequestMiddleware, new_id=lambda: "one")
+    router = APIRouter(route_class=StrictRoute)
+    ways, passed, transport = list[bool](), list[str](), Recorder()
+
+    async def answer(request: Request) -> Response:
+        ways.extend(one in request.scope for one in (WRITE_PART, WRITE_WHOLE))
+        return Response("hi")
+
+    router.add_api_route("/", answer)
+    app.router.routes[:] = router.routes
+
+    async def wrapper(scope: Any, receive: Any, send: Any) -> None:
+        async def noted(message: Any) -> None:
+            passed.append(message["type"])
+            await send(message)
+
+        await app(scope, receive, noted)
+
+    cycle = response_cycle(transport, FlowControl(transport))  # type: ignore[arg-type] - what it needs of a transport
+    joined = JoinedResponse(wrapper if is_wrapped else app, cycle)  # type: ignore[arg-type]
+    await cycle.run_asgi(joined)  # type: ignore[arg-type]
+    assert ways == [not is_wrapped] * 2
+    assert passed == (["http.response.start", "http.response.body"] if is_wrapped else [])
+    (written,) = transport.writes
+    assert written.endswith(b"\r\n\r\nhi")
+    assert b"x-correlation-id: one" in written.lower()
 
 
 # --- deadlines -----------------------------------------------------------------------------------------------------

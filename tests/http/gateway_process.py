@@ -20,7 +20,6 @@ from trellis.app.settings import Settings
 from trellis.app.wiring import ISSUER, new_id
 from trellis.auth.tokens import symmetric_key
 from trellis.gateway import create_app
-from trellis.http_server.joined_response import WRITE_WHOLE
 from trellis.http_server.server import ServerOptions, listen, serve_gateway
 from trellis.ledgers.postgres import ledger as _postgres  # noqa: F401 - imported before the fork
 from trellis.ledgers.sqlite import ledger as _sqlite  # noqa: F401 - imported before the fork
@@ -68,8 +67,6 @@ class Mortal:
             if mine and not is_body:
                 await asyncio.sleep(0)  # the head is on its way
 
-        if mine:
-            del scope[WRITE_WHOLE]  # the response comes in messages
         await self._app(scope, receive, send_or_die)
 
 

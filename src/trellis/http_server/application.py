@@ -8,7 +8,8 @@ Invariants:
 - the first route in the order of the application that matches is called, as by the router;
 - every error is answered by the handlers of the application, as by FastAPI: the layer that calls them is put around
   whatever may still fail in a way that has a handler, which a whole response in memory does not;
-- every layer has every response. Only `RequestMiddleware` lets whole ones past, so they do only where it is alone.
+- every layer has every response. Only `RequestMiddleware` lets whole ones past, so they do only where it is alone, and
+  where nothing is wrapped around the application.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.joined_response import send_past_no_wrapper
 from trellis.http_server.middleware import RESPOND, RequestMiddleware
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -70,6 +72,7 @@ class HttpApplication(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
+        send_past_no_wrapper(scope, send)
         scope["app"] = self
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()

@@ -5,7 +5,8 @@ body is known. A response of unknown length, such as a stream of events, is sent
 
 Invariants:
 - a part of a response that has begun can be written without the layers in between, which change no such part, and so
-  can a whole response, to which its layer has done everything before;
+  can a whole response, to which its layer has done everything before. Not where a wrapper around the application has
+  put its own `send` between: it has every message (`send_past_no_wrapper`);
 - what is unusual goes to uvicorn unchanged: a response in parts, one to HEAD, one that ends the connection, one whose
   head or length does not fit, and everything while the client does not read. So every check of uvicorn holds;
 - an application that fails between head and body has sent nothing, and uvicorn answers 500.
@@ -23,6 +24,8 @@ WRITE_PART = "trellis.write_part"
 """Where the scope of a request has its `JoinedResponse.write_part`. Another server's scope has none."""
 WRITE_WHOLE = "trellis.write_whole"
 """Where the scope of a request has its `JoinedResponse.write_whole`. Another server's scope has none."""
+SERVERS_SEND = "trellis.servers_send"
+"""Where the scope of a request has the `send` with which the server called the application."""
 _BYTES = [bytes([number]) for number in range(256)]
 _NOT_IN_NAMES = b"".join(filter(HEADER_RE.search, _BYTES)) + b"".join(one for one in _BYTES if one != one.lower())
 _NOT_IN_VALUES = b"".join(filter(HEADER_VALUE_RE.search, _BYTES))
@@ -58,7 +61,7 @@ class JoinedResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - `cycle.send`
         """Handle the request."""
-        scope[WRITE_PART], scope[WRITE_WHOLE] = self.write_part, self.write_whole
+        scope[WRITE_PART], scope[WRITE_WHOLE], scope[SERVERS_SEND] = self.write_part, self.write_whole, self._send
         await self.app(scope, receive, self._send)
 
     def write_part(self, body: bytes) -> bool:
@@ -111,6 +114,13 @@ class JoinedResponse:
         if not is_whole or not self.write_whole(start["status"], headers, b"", body):
             await self.cycle.send(start)  # type: ignore[arg-type] - the same message, under another library's name
             await self.cycle.send(message)
+
+
+def send_past_no_wrapper(scope: Scope, send: Send) -> None:
+    """Have the whole response sent in messages if `send` is not the server's own: whoever wrapped it sees them all."""
+    if scope.get(SERVERS_SEND) != send:
+        scope.pop(WRITE_PART, None)
+        scope.pop(WRITE_WHOLE, None)
 
 
 def _has_length(start: Message) -> bool:
