@@ -1,12 +1,16 @@
 """Arrays of numbers, as the ledger's connections send and receive them, are those of the driver and of the server."""
 
 import struct
+from typing import Any
 
 import asyncpg
 import pytest
 
-from trellis.ledgers.postgres.connection import NUMBER_ARRAYS, connect
+from trellis.engine.jobs import Actor, Advance, Claim, ClaimId, JobId, NewJob, StepApplied, Turn, TypeClaim
+from trellis.ledgers.postgres.connection import NUMBER_ARRAYS, connect, set_number_arrays
+from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.ledgers.postgres.number_arrays import NumberArrays
+from trellis.lifecycles import Role, Trigger
 
 TYPES = {1005: ("smallint", 2**15), 1007: ("int", 2**31), 1016: ("bigint", 2**63)}
 
@@ -44,6 +48,41 @@ async def test_numbers_arrive_as_they_were_sent(postgres_url: str):
     finally:
         await ours.close()
         await drivers.close()
+
+
+async def test_the_driver_that_is_installed_lets_us_encode(postgres_url: str, monkeypatch: pytest.MonkeyPatch):
+    encode, encoded = NumberArrays.encode, list[object]()
+
+    def noted(form: NumberArrays, numbers: Any) -> bytes:
+        encoded.append(numbers)
+        return encode(form, numbers)
+
+    monkeypatch.setattr(NumberArrays, "encode", noted)
+    connection = await connect(postgres_url)
+    try:
+        assert await connection.fetchval("select $1::bigint[]", [1, 2]) == [1, 2]
+    finally:
+        await connection.close()
+    assert encoded == [[1, 2]]
+
+
+async def test_with_a_driver_that_has_changed_inside_the_ledger_works_with_its_lists(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    set_number_arrays(object())
+    monkeypatch.setattr("trellis.ledgers.postgres.connection.NUMBER_ARRAYS", {})
+    ledger = await PostgresLedger.open(postgres_url)
+    try:
+        jobs = [NewJob(job_id=JobId(f"job-{n}"), type="t") for n in range(3)]
+        await ledger.submit(Actor(role=Role.SUBMITTER, name="s"), jobs)
+        claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="t"),), start=3)
+        worker = Actor(role=Role.WORKER, name="w")
+        claimed = (await ledger.turn(Turn(actor=worker, claim=claim))).claimed
+        done = tuple(Advance(one.lease, "running", Trigger.COMPLETE) for one in claimed)
+        outcomes = (await ledger.turn(Turn(actor=worker, advances=done))).outcomes
+        assert [type(outcome) for outcome in outcomes] == [StepApplied] * 3
+    finally:
+        await ledger.close()
 
 
 async def test_the_fraction_of_a_float_is_left_out_as_by_the_driver(postgres_url: str):

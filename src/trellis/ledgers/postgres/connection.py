@@ -5,6 +5,7 @@
 # The driver ships no complete types; `PostgresConnection` below declares what is used of it.
 
 import asyncio
+import contextlib
 import re
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -301,12 +302,22 @@ async def _open(url: str, timeout_s: float, settings: dict[str, str], **options:
         connection_class=ConnectionThatKnowsArrays,
         **options,
     )
-    settings_of_types = connection._protocol.get_settings()  # noqa: SLF001 - `set_type_codec` refuses arrays
-    for oid, form in NUMBER_ARRAYS.items():
-        settings_of_types.add_python_codec(
-            oid, f"_{ARRAY_TYPES[oid][0]}", "pg_catalog", [], "scalar", form.encode, form.decode, "binary"
-        )
+    set_number_arrays(connection)
     return cast("PostgresConnection", connection)
+
+
+def set_number_arrays(connection: Any) -> None:
+    """Have a connection send and receive `NUMBER_ARRAYS` as they say.
+
+    The driver's `set_type_codec` refuses arrays, so this reaches inside. A driver that has changed there keeps its own
+    way, which is right and slower.
+    """
+    with contextlib.suppress(AttributeError, TypeError):
+        settings_of_types = connection._protocol.get_settings()  # noqa: SLF001 - the driver offers no other way
+        for oid, form in NUMBER_ARRAYS.items():
+            settings_of_types.add_python_codec(
+                oid, f"_{ARRAY_TYPES[oid][0]}", "pg_catalog", [], "scalar", form.encode, form.decode, "binary"
+            )
 
 
 async def _direct(url: str, timeout_s: float, settings: dict[str, str]) -> PostgresConnection | None:
