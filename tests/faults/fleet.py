@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -186,6 +187,12 @@ class Fleet(AbstractContextManager["Fleet"]):
     def said(self, event: str) -> int:
         """How often the workers' logs tell of something."""
         return sum(log.read_text(errors="replace").count(event) for log in self.logs)
+
+    def extended(self) -> int:
+        """How many leases the workers' sweeps extended because nobody had swept for more than half a lease."""
+        texts = [log.read_text(errors="replace") for log in self.logs if log.exists()]  # one may only just have begun
+        found = [re.findall(r"leases_extended jobs=(\d+)", text) for text in texts]
+        return sum(int(jobs) for of_log in found for jobs in of_log)
 
     def last_words(self) -> str:
         return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in self.logs[-4:])

@@ -126,6 +126,14 @@ def noise_s(pace: Pace) -> float:
     return NOISE_S + 2 * pace.stood_still_s
 
 
+def check_recovery(seconds: list[float], pace: Pace, extended: int) -> None:
+    """Every job was free again in time; those whose leases were extended, a lease later."""
+    in_time_s = RECOVERY_S + noise_s(pace)
+    late = [one for one in seconds if one > in_time_s]
+    assert len(late) <= extended, sorted(late)
+    assert max(seconds) <= in_time_s + (lease_length_s(LEASE_S, HEARTBEAT_S) if extended else 0.0)
+
+
 async def run_kills(
     ledger: Ledger, fleet: Fleet, pace: Pace, *, jobs: int, kills: int, hold_s: float
 ) -> dict[str, float]:
@@ -134,17 +142,14 @@ async def run_kills(
     fleet.start(4)
     async with sweeping(ledger) as sweeper:
         recovery = await kill_under_load(ledger, fleet, rng, kills=kills)
-    extended = sweeper.extended + fleet.said("leases_extended")
+    extended = sweeper.extended + fleet.extended()
     await wait_ended(ledger, submitted, fleet, patience_s=60 + jobs * 0.05)
     fates = await check(ledger, fleet, submitted)
     letters = await ledger.dead_letters(JobFilter(), limit=500)
     assert fates["succeeded"] + fates["dead_lettered"] == jobs
     assert {letter.reason_code for letter in letters} <= {ReasonCode.INFRASTRUCTURE_FAILURE}
     assert recovery, "no kill hit a running job"
-    longer_s = (
-        lease_length_s(LEASE_S, HEARTBEAT_S) if extended else 0.0
-    )  # the machine stood still: a lease begins again
-    assert max(recovery) <= RECOVERY_S + noise_s(pace) + longer_s, sorted(recovery)[-5:]
+    check_recovery(recovery, pace, extended)
     return {
         "kills": kills,
         "jobs": jobs,
@@ -191,13 +196,15 @@ async def test_a_dead_workers_jobs_are_claimed_again_within_the_recovery_time(
         await wait_ended(ledger, jobs, fleet)
         fates = await check(ledger, fleet, jobs)
     assert fates == {"succeeded": 3}
+    extended = fleet.extended()
     figures(
         jobs=len(seconds),
+        extended=extended,
         claimed_again_s=[round(one, 2) for one in sorted(seconds)],
         bound_s=RECOVERY_S,
         noise_s=NOISE_S,
     )
-    assert max(seconds) <= RECOVERY_S + noise_s(pace)
+    check_recovery(seconds, pace, extended)
 
 
 async def claimed_again_after(ledger: Ledger, job_id: JobId, epoch: int, killed_at: float) -> float:
@@ -266,7 +273,7 @@ async def test_workers_finish_forty_long_jobs_after_one_of_three_dies(
     assert set(fates) == {"succeeded"}
     assert max(waits) <= 1.0 + noise_s(pace)
     assert len(again) == 40, "all of them run again, and all at once"
-    assert max(again) <= RECOVERY_S + noise_s(pace)
+    check_recovery(again, pace, fleet.extended())
 
 
 @pytest.mark.prove

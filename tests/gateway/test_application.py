@@ -12,14 +12,14 @@ from starlette.routing import Route
 
 from trellis.http_server.application import HttpApplication
 from trellis.http_server.bodies import BodiesUnderWay, StrictRoute
-from trellis.http_server.joined_response import SERVERS_SEND, WRITE_WHOLE
+from trellis.http_server.joined_response import SERVERS_SEND, WRITE_PART, WRITE_WHOLE
 from trellis.http_server.middleware import RequestMiddleware
 from trellis.http_server.problems import install
 
 
 def _endpoint(name: str) -> Any:
     async def endpoint(request: Request) -> Response:
-        return PlainTextResponse(f"{name} {request.path_params}")
+        return _Stream() if name == "stream" else PlainTextResponse(f"{name} {request.path_params}")
 
     return endpoint
 
@@ -28,6 +28,17 @@ def _strict(path: str, name: str, *methods: str) -> list[Any]:
     router = APIRouter(route_class=StrictRoute)
     router.add_api_route(path, _endpoint(name), methods=[*methods] or ["GET"])
     return router.routes
+
+
+class _Stream(Response):
+    """Its part goes past the layers if that is possible, as those of event streams do."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        write_part = scope.get(WRITE_PART)
+        if write_part is None or not write_part(b"part"):
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _with_routes(app: FastAPI) -> FastAPI:
@@ -51,6 +62,7 @@ def _with_routes(app: FastAPI) -> FastAPI:
         *_strict("/folders/{path:path}", "folder"),
         *_strict("/folders/list", "hidden, too"),
         *crash.routes,
+        *_strict("/stream", "stream"),
         Route("/{any}", _endpoint("any")),
         *_strict("/late", "hidden by the one for any address"),
         *_strict("/late/but/deeper", "deeper"),
@@ -108,7 +120,7 @@ class Marking:
 
 
 @pytest.mark.parametrize("is_outer", [True, False])
-@pytest.mark.parametrize("path", ["/things/first", "/nothing/is/here", "/things/first?unknown=1"])
+@pytest.mark.parametrize("path", ["/things/first", "/nothing/is/here", "/things/first?unknown=1", "/stream"])
 async def test_a_layer_that_is_added_has_every_response(is_outer: bool, path: str):
     """Also those that the server could write at once."""
     app = _with_routes(HttpApplication(title="t", version="1", description=""))
@@ -119,6 +131,7 @@ async def test_a_layer_that_is_added_has_every_response(is_outer: bool, path: st
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         scope[WRITE_WHOLE] = lambda status, headers, fixed, body: written.append(body) or True
+        scope[WRITE_PART] = lambda body: written.append(body) or True
         scope[SERVERS_SEND] = send
         await app(scope, receive, send)
 

@@ -126,7 +126,7 @@ class Sweeper:
         self._elected = False
         report = await self.ledger.sweep(self.actor, options)
         if report.amnesty:
-            _log.warning("leases_extended", jobs=report.amnesty, reason="no sweep had run for half a lease or longer")
+            _log.warning("leases_extended", jobs=report.amnesty, reason="no sweep had run for more than half a lease")
         return report
 
     def pause_s(self, report: SweepReport) -> float:

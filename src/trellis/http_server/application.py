@@ -8,8 +8,8 @@ Invariants:
 - the first route in the order of the application that matches is called, as by the router;
 - every error is answered by the handlers of the application, as by FastAPI: the layer that calls them is put around
   whatever may still fail in a way that has a handler, which a whole response in memory does not;
-- every layer has every response. Only `RequestMiddleware` lets whole ones past, so they do only where it is alone, and
-  where nothing is wrapped around the application.
+- every layer has every message of every response. Only `RequestMiddleware` lets whole responses and parts of streams
+  past, so they are written past the layers only where it is alone and nothing is wrapped around the application.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trellis.http_server.bodies import StrictRoute
-from trellis.http_server.joined_response import send_past_no_wrapper
+from trellis.http_server.joined_response import is_wrapped, send_in_messages
 from trellis.http_server.middleware import RESPOND, RequestMiddleware
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -55,14 +55,16 @@ class HttpApplication(FastAPI):
             redirect_slashes=False,
             telemetry=NO_TELEMETRY,
         )
+        self._has_other_layers = False
+        """Whether there are layers besides `RequestMiddleware`. Known when the first request has come."""
         self.state: Any = SimpleNamespace()  # the framework's class raises an error inside at every look at it
 
     def build_middleware_stack(self) -> ASGIApp:
         """The layers of a request, from the outermost: crashes, the application's middleware, errors, the routes."""
         handlers = dict(self.exception_handlers)
         crash: Any = handlers.pop(Exception, None)
-        is_alone = [layer for layer, _, _ in self.user_middleware] == [RequestMiddleware]
-        app: ASGIApp = _RouteTable(self, handlers, is_past_layers=is_alone)
+        self._has_other_layers = [layer for layer, _, _ in self.user_middleware] != [RequestMiddleware]
+        app: ASGIApp = _RouteTable(self, handlers, is_past_layers=not self._has_other_layers)
         for layer, args, options in reversed(self.user_middleware):
             app = layer(app, *args, **options)
         return ServerErrorMiddleware(app, handler=crash)
@@ -72,10 +74,11 @@ class HttpApplication(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        send_past_no_wrapper(scope, send)
         scope["app"] = self
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()
+        if self._has_other_layers or is_wrapped(scope, send):
+            send_in_messages(scope)
         await self.middleware_stack(scope, receive, send)
 
 

@@ -5,8 +5,8 @@ body is known. A response of unknown length, such as a stream of events, is sent
 
 Invariants:
 - a part of a response that has begun can be written without the layers in between, which change no such part, and so
-  can a whole response, to which its layer has done everything before. Not where a wrapper around the application has
-  put its own `send` between: it has every message (`send_past_no_wrapper`);
+  can a whole response, to which its layer has done everything before. An application with further layers, or with a
+  wrapper around it, sends every response in messages (`application.py`);
 - what is unusual goes to uvicorn unchanged: a response in parts, one to HEAD, one that ends the connection, one whose
   head or length does not fit, and everything while the client does not read. So every check of uvicorn holds;
 - an application that fails between head and body has sent nothing, and uvicorn answers 500.
@@ -116,11 +116,15 @@ class JoinedResponse:
             await self.cycle.send(message)
 
 
-def send_past_no_wrapper(scope: Scope, send: Send) -> None:
-    """Have the whole response sent in messages if `send` is not the server's own: whoever wrapped it sees them all."""
-    if scope.get(SERVERS_SEND) != send:
-        scope.pop(WRITE_PART, None)
-        scope.pop(WRITE_WHOLE, None)
+def is_wrapped(scope: Scope, send: Send) -> bool:
+    """Whether something between the server and this application, for example a wrapper, sends its messages on."""
+    return scope.get(SERVERS_SEND) != send
+
+
+def send_in_messages(scope: Scope) -> None:
+    """Have the response of this request sent in messages, of which every layer has every one."""
+    scope.pop(WRITE_PART, None)
+    scope.pop(WRITE_WHOLE, None)
 
 
 def _has_length(start: Message) -> bool:

@@ -189,24 +189,70 @@ async def test_a_sender_learns_whether_somebody_listens(postgres_url: str):
         await sender.close()
 
 
+async def begin_to_listen_to_events(notifier: PostgresNotifier) -> None:
+    begun = notifier.events
+    await notifier.wait_for_events(begun, 60)
+    assert notifier.events > begun, "the beginning counts as a hint"
+
+
 async def test_a_sender_of_hints_of_events_learns_whether_somebody_listens_to_events(postgres_url: str):
     """A worker that waits for work alone does not make every other worker tell of its events often."""
     assert EVENTS_GAP_S < UNHEARD_EVENTS_GAP_S
     worker, gateway = (PostgresNotifier(postgres_url, LaneOptions(), on=True) for _ in range(2))
     async with connected(postgres_url) as sender:
         try:
-            await worker.wait(5)
+            await worker.wait(60)
             assert (await is_heard(sender), await sender.fetchval(NOTIFY_EVENTS)) == (True, False)
-            await gateway.wait_for_events(gateway.events, 5)  # the beginning counts as a hint
+            await begin_to_listen_to_events(gateway)
             assert (await is_heard(sender), await sender.fetchval(NOTIFY_EVENTS)) == (True, True)
             await worker.close()
             assert (await is_heard(sender), await sender.fetchval(NOTIFY_EVENTS)) == (True, True)
-            waiting = asyncio.create_task(gateway.wait_for_events(gateway.events, 30))
-            await sender.fetchval(NOTIFY_EVENTS)
-            await asyncio.wait_for(waiting, 5)
         finally:
             await worker.close()
             await gateway.close()
+
+
+async def test_a_listener_that_could_not_have_the_lock_takes_it_later(postgres_url: str):
+    gateway = PostgresNotifier(postgres_url, LaneOptions(), on=True)
+    lock = "hashtextextended('trellis.event_listeners', 0)"
+    async with connected(postgres_url) as sender, connected(postgres_url) as other:
+        try:
+            await other.execute(f"select pg_advisory_lock({lock})")
+            await begin_to_listen_to_events(gateway)
+            await other.execute(f"select pg_advisory_unlock({lock})")
+            assert not await sender.fetchval(NOTIFY_EVENTS)
+            async with asyncio.timeout(60):
+                await gateway.wait_for_events(gateway.events, 0.001)
+                while not await sender.fetchval(NOTIFY_EVENTS):
+                    await gateway.wait_for_events(gateway.events, 0.001)
+        finally:
+            await gateway.close()
+
+
+@pytest.mark.parametrize(
+    "function", ["pg_try_advisory_lock(bigint)", "pg_advisory_unlock(bigint)", "pg_try_advisory_lock_shared(bigint)"]
+)
+async def test_a_login_that_may_not_look_for_listeners_sends_and_receives_hints(postgres_url: str, function: str):
+    """Whoever hardens a server may take functions from everybody. Hints need only `pg_notify`."""
+    url, name = urlsplit(postgres_url), f"looks_{len(function)}"
+    hardened = url._replace(netloc=f"{name}@{url.netloc.rpartition('@')[2]}").geturl()
+    async with connected(postgres_url) as owner:
+        await owner.execute(f"revoke execute on function {function} from public")
+        await owner.execute(f"create role {name} login in role trellis_app")
+        sender, listener = (PostgresNotifier(hardened, LaneOptions(), on=True) for _ in range(2))
+        try:
+            await begin_to_listen_to_events(listener)
+            for send in (sender.notify_events, sender.notify):
+                waiting = asyncio.create_task(listener.wait_for_events(listener.events, 60))
+                await asyncio.sleep(0)
+                begun = listener.events
+                send()
+                await waiting
+                assert listener.events > begun
+        finally:
+            await sender.close()
+            await listener.close()
+            await owner.execute(f"drop role {name}")
 
 
 @pytest.mark.parametrize("is_heard, rest_s", [(True, EVENTS_GAP_S), (False, UNHEARD_EVENTS_GAP_S)])
@@ -227,7 +273,7 @@ async def test_hints_of_events_are_fewer_while_nobody_listens_to_events(
 
     try:
         if is_heard:
-            await listener.wait_for_events(listener.events, 5)
+            await begin_to_listen_to_events(listener)
         monkeypatch.setattr(loop, "call_later", call_later)
         notifier.notify_events()
         await asyncio.wait_for(has_rested.wait(), 20)

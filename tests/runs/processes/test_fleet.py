@@ -228,6 +228,7 @@ async def recovers(url: str, folder: Path, nursery: Nursery, pace: Pace, kills: 
         runs = await submit_runs(instance.ledger, 1, 1)
         fleet.start(3)
         seconds = await claimed_again_s(fleet, runs["agent-00"][0], kills)
+        longer_s = LEASE_S if fleet.extended() else 0.0  # a lease began again, because nobody had swept for half of one
     figures(
         kills=kills,
         claimed_again_p50_s=round(statistics.median(seconds), 2),
@@ -235,4 +236,4 @@ async def recovers(url: str, folder: Path, nursery: Nursery, pace: Pace, kills: 
         bound_s=RECOVERY_S,
         noise_s=noise_s,
     )
-    assert max(seconds) <= RECOVERY_S + noise_s + 2 * pace.stood_still_s
+    assert max(seconds) <= RECOVERY_S + noise_s + 2 * pace.stood_still_s + longer_s

@@ -309,10 +309,10 @@ async def _open(url: str, timeout_s: float, settings: dict[str, str], **options:
 def set_number_arrays(connection: Any) -> None:
     """Have a connection send and receive `NUMBER_ARRAYS` as they say.
 
-    The driver's `set_type_codec` refuses arrays, so this reaches inside. A driver that has changed there keeps its own
-    way, which is right and slower.
+    The driver's `set_type_codec` refuses arrays, so this reaches inside. A driver that has no such place any more, or
+    refuses there, too, keeps its own way, which is right and slower.
     """
-    with contextlib.suppress(AttributeError, TypeError):
+    with contextlib.suppress(AttributeError, TypeError, asyncpg.InterfaceError):
         settings_of_types = connection._protocol.get_settings()  # noqa: SLF001 - the driver offers no other way
         for oid, form in NUMBER_ARRAYS.items():
             settings_of_types.add_python_codec(

@@ -7,10 +7,11 @@ also appends events, so a hint of work is one of events too. Hints of work are s
 events alone at most every `EVENTS_GAP_S`: a hint costs half as much as a submit, and the claim that follows it finds
 all work of that time.
 
-A listener holds an advisory lock in shared mode, and one that listens to events a second one. While nobody holds the
-lock, hints are sent less often: of work every `UNHEARD_GAP_S`, so that submits without a worker do not pay for them,
-and of events every `UNHEARD_EVENTS_GAP_S`, so that workers without a gateway do not. A hint is sent all the same:
-programs of earlier versions listen without the locks, and a listener may begin in the gap.
+A process that listens holds an advisory lock in shared mode, and one that listens to events a second one, until its
+connection ends. While nobody holds the lock, hints are sent less often: of work every `UNHEARD_GAP_S`, so that submits
+without a worker do not pay for them, and of events every `UNHEARD_EVENTS_GAP_S`, so that workers without a gateway do
+not. A hint is sent all the same: programs of earlier versions listen without the locks, and a listener may begin in the
+gap. A login that may not look at the locks sends hints as if somebody listened.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, LiteralString, Self
 
-from trellis.engine.errors import TrellisError
+from trellis.engine.errors import LoginNotAllowed, TrellisError
 from trellis.ledgers.postgres.connection import (
     CONNECTION_LOST_ERRORS,
+    InsufficientPrivilege,
     PostgresConnection,
-    PostgresError,
     connect,
     listens,
 )
@@ -49,8 +50,20 @@ def _is_held(lock: LiteralString) -> LiteralString:
 
 
 IS_HEARD = _is_held(LISTENERS_LOCK)
-NOTIFY_WORK: LiteralString = f"select {IS_HEARD}, pg_notify('{CHANNEL}', ''), pg_notify('{EVENTS_CHANNEL}', '')"
-NOTIFY_EVENTS: LiteralString = f"select {_is_held(EVENT_LISTENERS_LOCK)}, pg_notify('{EVENTS_CHANNEL}', '')"
+_TO_EVENTS: LiteralString = f"pg_notify('{EVENTS_CHANNEL}', '')"
+_TO_BOTH: LiteralString = f"pg_notify('{CHANNEL}', ''), {_TO_EVENTS}"
+NOTIFY_WORK: LiteralString = f"select {IS_HEARD}, {_TO_BOTH}"
+NOTIFY_EVENTS: LiteralString = f"select {_is_held(EVENT_LISTENERS_LOCK)}, {_TO_EVENTS}"
+WITHOUT_LOOKING: dict[LiteralString, LiteralString] = {
+    NOTIFY_WORK: f"select true, {_TO_BOTH}",
+    NOTIFY_EVENTS: f"select true, {_TO_EVENTS}",
+}
+"""The same hints, sent by a login that may not look whether somebody listens."""
+LOCKS: dict[str, tuple[LiteralString, ...]] = {
+    CHANNEL: (LISTENERS_LOCK,),
+    EVENTS_CHANNEL: (LISTENERS_LOCK, EVENT_LISTENERS_LOCK),
+}
+"""What a listener to each channel holds."""
 CARRIED_HINT: LiteralString = (
     "case when pg_notification_queue_usage() < 0.5"
     " and pg_try_advisory_xact_lock(hashtextextended('trellis.carried_hint', 0))"
@@ -184,6 +197,10 @@ class PostgresNotifier:
         self._heard = asyncio.Event()
         self._listener: PostgresConnection | None = None
         self._listens_to: set[str] = set()
+        self._locks: set[str] = set()
+        """The locks that the listening connection holds, or cannot hold."""
+        self._may_look = True
+        """Whether this login may look whether somebody listens."""
         self._connecting = asyncio.Lock()
         self._attempts: dict[str, asyncio.Task[None]] = {}
         """The latest attempt to listen, by channel."""
@@ -227,8 +244,15 @@ class PostgresNotifier:
     async def _send(self, ring: LiteralString) -> bool:
         """Send a hint. Returns false if it is known that nobody listens."""
         with contextlib.suppress(TrellisError):
-            return await self._lane.call("ring", "", lambda c, _: c.fetchval(ring), window_s=0)
+            try:
+                return await self._ring(ring if self._may_look else WITHOUT_LOOKING[ring])
+            except LoginNotAllowed:
+                self._may_look = False
+            return await self._ring(WITHOUT_LOOKING[ring])
         return True
+
+    async def _ring(self, ring: LiteralString) -> bool:
+        return await self._lane.call("ring", "", lambda c, _: c.fetchval(ring), window_s=0)
 
     def skip_next_notify(self) -> None:
         """Discard received hints: the claim that follows will see the work they announced."""
@@ -257,12 +281,15 @@ class PostgresNotifier:
             self._next_event = None
 
     async def _listening(self, channel: str, hear: Callable[[], None]) -> None:
-        """Return once the channel is listened to, or cannot be now. A caller's time-out does not stop the attempt."""
+        """Return once the channel is listened to, or cannot be now. A caller's time-out does not stop the attempt.
+
+        A lock that the listener did not get is tried for again.
+        """
         if not self._listens:
             return
         attempt = self._attempts.get(channel)
         if attempt is None or attempt.done():
-            if self._is_connected() and channel in self._listens_to:
+            if self._is_connected() and channel in self._listens_to and self._locks.issuperset(LOCKS[channel]):
                 return
             attempt = self._attempts[channel] = asyncio.create_task(self._listen(channel, hear))
         await asyncio.shield(attempt)
@@ -273,6 +300,7 @@ class PostgresNotifier:
             try:
                 if not self._is_connected():
                     self._listens_to.clear()
+                    self._locks.clear()
                     self._listener = await connect(
                         self._url,
                         timeout_s=self._options.connect_timeout_s,
@@ -281,26 +309,31 @@ class PostgresNotifier:
                 assert self._listener is not None
                 self._listens = self._listens and listens(self._listener)
                 if self._listens:
-                    if not self._listens_to:
-                        await self._hold_lock(self._listener, LISTENERS_LOCK)
-                    if channel == EVENTS_CHANNEL:
-                        await self._hold_lock(self._listener, EVENT_LISTENERS_LOCK)
-                    await self._listener.add_listener(channel, lambda *_: hear())
-                    self._listens_to.add(channel)
-                    hear()
+                    for lock in LOCKS[channel]:
+                        await self._hold(self._listener, lock)
+                    if channel not in self._listens_to:
+                        await self._listener.add_listener(channel, lambda *_: hear())
+                        self._listens_to.add(channel)
+                        hear()
                 else:
                     self._hang_up()
             except (TrellisError, *CONNECTION_LOST_ERRORS):
                 self._hang_up()
 
-    async def _hold_lock(self, listener: PostgresConnection, lock: LiteralString) -> None:
+    async def _hold(self, listener: PostgresConnection, lock: LiteralString) -> None:
         """Tell the senders of hints, as long as the connection lasts, that somebody listens.
 
-        They hold the lock for an instant. If a login keeps it, they believe that there are listeners anyway. Where it
-        cannot be had, hints are rarer.
+        A sender that looks has the lock for an instant, and some login may keep it. Senders believe meanwhile that
+        somebody listens, and the next wait tries again.
         """
-        with contextlib.suppress(PostgresError):  # the lock is kept, or the login waits for nothing so long
-            await listener.execute(f"set lock_timeout = '300ms'; select pg_advisory_lock_shared({lock})")
+        if lock in self._locks:
+            return
+        try:
+            is_held = await listener.fetchval(f"select pg_try_advisory_lock_shared({lock})")
+        except InsufficientPrivilege:
+            is_held = True  # it never will be: hints are rarer
+        if is_held:
+            self._locks.add(lock)
 
     def _is_connected(self) -> bool:
         return self._listener is not None and not self._listener.is_closed()
