@@ -29,7 +29,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trellis.http_server.bodies import StrictRoute
-from trellis.http_server.joined_response import is_wrapped, send_in_messages
+from trellis.http_server.joined_response import WRITE_WHOLE, is_wrapped, send_in_messages
 from trellis.http_server.middleware import RESPOND, RequestMiddleware
 
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -64,7 +64,7 @@ class HttpApplication(FastAPI):
         handlers = dict(self.exception_handlers)
         crash: Any = handlers.pop(Exception, None)
         self._has_other_layers = [layer for layer, _, _ in self.user_middleware] != [RequestMiddleware]
-        app: ASGIApp = _RouteTable(self, handlers, is_past_layers=not self._has_other_layers)
+        app: ASGIApp = _RouteTable(self, handlers)
         for layer, args, options in reversed(self.user_middleware):
             app = layer(app, *args, **options)
         return ServerErrorMiddleware(app, handler=crash)
@@ -93,8 +93,8 @@ class _Candidate:
 class _RouteTable:
     """Calls the route of a request, and hands every request that is not in the table to the router."""
 
-    def __init__(self, app: FastAPI, handlers: Mapping[Any, Any], *, is_past_layers: bool) -> None:
-        self._router, self._handlers, self._is_past_layers = app.router, handlers, is_past_layers
+    def __init__(self, app: FastAPI, handlers: Mapping[Any, Any]) -> None:
+        self._router, self._handlers = app.router, handlers
         self._otherwise = AsyncExitStackMiddleware(app.router)
         self._candidates = _candidates(app.router.routes)
 
@@ -107,9 +107,8 @@ class _RouteTable:
             answer = await route.answer(scope, receive)
         except Exception as error:  # noqa: BLE001 - the handlers of the application say which errors have an answer
             answer = _raising(error)
-        respond = scope.get(RESPOND) if self._is_past_layers else None
-        if respond is not None and isinstance(answer, Response) and _is_whole(answer):
-            await respond(answer)
+        if WRITE_WHOLE in scope and isinstance(answer, Response) and _is_whole(answer):
+            await scope[RESPOND](answer)
         else:
             await self._guarded(answer)(scope, receive, send)
 

@@ -35,7 +35,7 @@ _DEFAULTS: Headers = [
 ]
 _DEFAULT_NAMES = frozenset(name for name, _ in _DEFAULTS)
 RESPOND = "trellis.respond"
-"""Where the scope of a request has what answers it with a whole response. Without `RequestMiddleware` it has none."""
+"""Where the scope of a request has what answers it with a whole response, if it has `WRITE_WHOLE`, too."""
 _log = log_of("trellis.gateway")
 
 
@@ -111,10 +111,9 @@ class _Answer:
         await self.send(message)
 
     async def respond(self, response: Response) -> None:
-        """Send a response that is only its status, its headers and its body; at once where the server can."""
+        """Send a response that is only its status, its headers and its body: at once, unless it has to be sent."""
         own, defaults = self._begin(response.status_code, response.raw_headers)
-        write = self.scope.get(WRITE_WHOLE)
-        if write is None or not write(response.status_code, own, defaults.lines, response.body):
+        if not self.scope[WRITE_WHOLE](response.status_code, own, defaults.lines, response.body):
             headers = own + defaults.headers
             await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
             await self.send({"type": "http.response.body", "body": response.body})

@@ -175,20 +175,25 @@ async def test_a_renewal_leaves_with_the_other_signals(rig: Rig):
 
 @pytest.mark.only("postgres")
 async def test_heartbeats_are_heap_only_updates(rig: Rig):
-    """What they write is in no index: the tables do not grow with the age of the jobs."""
-    assert rig.admin_sql is not None
+    """What they write is in no index: the tables do not grow with the age of the jobs.
+
+    Measured: 2,000 of 2,000 in three runs, and 1,000 with an index on `renewal.at`. A page that is full may move a row once.
+    While another session has a snapshot of the database, as autovacuum may, pages keep their old rows and rows move to
+    other pages: 1,963 if for two of the rounds, 1,523 if for all. So the best of a few measurements counts.
+    """
     await rig.submit(50)
     held = [one.lease for one in await rig.claim(50)]
     await rig.ledger.renew(WORKER, held)
-    before = await _updates(rig)
-    for _ in range(20):
-        await rig.advance(0.5)
-        await rig.ledger.renew(WORKER, held)
-    updates, heap_only = (after - past for after, past in zip(await _updates(rig), before, strict=True))
-    assert updates == 2 * 20 * 50
-    # Measured: 2,000 of 2,000 in three runs, and 1,000 with an index on `renewal.at`. While an autovacuum worker looks at the
-    # database, pages keep their old rows, and rows move to other pages: 1,801.
-    assert heap_only >= 0.75 * updates
+    shares: list[float] = []
+    while not shares or (shares[-1] < 0.95 and len(shares) < 5):
+        before = await _updates(rig)
+        for _ in range(20):
+            await rig.advance(0.5)
+            await rig.ledger.renew(WORKER, held)
+        updates, heap_only = (after - past for after, past in zip(await _updates(rig), before, strict=True))
+        assert updates == 2 * 20 * 50
+        shares.append(heap_only / updates)
+    assert shares[-1] >= 0.95, shares
 
 
 async def _updates(rig: Rig) -> tuple[int, int]:

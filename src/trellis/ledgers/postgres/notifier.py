@@ -198,7 +198,7 @@ class PostgresNotifier:
         self._listener: PostgresConnection | None = None
         self._listens_to: set[str] = set()
         self._locks: set[str] = set()
-        """The locks that the listening connection holds, or cannot hold."""
+        """The locks that the listening connection holds, or may not take. Those that are missing are tried for again."""
         self._may_look = True
         """Whether this login may look whether somebody listens."""
         self._connecting = asyncio.Lock()
@@ -329,10 +329,10 @@ class PostgresNotifier:
         if lock in self._locks:
             return
         try:
-            is_held = await listener.fetchval(f"select pg_try_advisory_lock_shared({lock})")
+            is_busy = not await listener.fetchval(f"select pg_try_advisory_lock_shared({lock})")
         except InsufficientPrivilege:
-            is_held = True  # it never will be: hints are rarer
-        if is_held:
+            is_busy = False  # this login may not take it: hints stay rarer
+        if not is_busy:
             self._locks.add(lock)
 
     def _is_connected(self) -> bool:
