@@ -34,7 +34,7 @@ from trellis.bus.safety.policy import ALLOW_ALL_POLICY
 from trellis.bus.services import BusDependencies, BusServices
 from trellis.bus.topics import Topics
 from trellis.bus.wire import BusOptions, open_bus
-from trellis.cli.long_running import tune_process
+from trellis.cli.long_running import tune_server
 from trellis.engine.jobs import JobId
 from trellis.engine.service import serve
 from trellis.ledgers import open_ledger
@@ -52,7 +52,7 @@ EVENTS_AT_ONCE = 16
 
 async def worker(task: Task) -> None:
     """The control plane: scheduler and reconciler."""
-    tune_process()
+    tune_server()
     server, ledger = NatsServer.start(jetstream=True), await open_ledger(task.url)
     options = BusOptions(url=server.url)
     bus = await open_bus(options, clock=SystemClock(), now=lambda: datetime.now(UTC), new_id=new_id)

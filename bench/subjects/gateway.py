@@ -27,7 +27,7 @@ from trellis.app.instance import open_instance
 from trellis.app.settings import read_settings
 from trellis.app.wiring import new_id
 from trellis.auth.tokens import issue, symmetric_key
-from trellis.cli.long_running import tune_process
+from trellis.cli.long_running import tune_server
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.gateway import GatewayOptions, create_app
 from trellis.gateway.hub import StreamOptions
@@ -63,7 +63,7 @@ class Place:
 
 async def worker(task: Task) -> None:
     """Serve. There is one run, and nobody works on it."""
-    tune_process()
+    tune_server()
     folder = Path(task.objects)
     settings = read_settings({"TRELLIS_OBJECTS": folder.as_uri(), "TRELLIS_MEMORY": f"{folder}/memory.git"}, folder)
     async with open_instance(settings, task.url) as instance:

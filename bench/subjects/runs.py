@@ -16,7 +16,7 @@ import trellis.storage.objects.local  # noqa: F401 - as above
 from bench.marks import Marker
 from bench.task import Task
 from trellis.app.wiring import SystemClock, new_id, process_name
-from trellis.cli.long_running import tune_process
+from trellis.cli.long_running import tune_server
 from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import RunRequest
@@ -77,7 +77,7 @@ def _new(slug: str, run_id: JobId) -> NewJob:
 
 async def worker(task: Task) -> None:
     """One process of the platform, until it is ended."""
-    tune_process()
+    tune_server()
     ledger, clock = await open_ledger(task.url), SystemClock()
     objects = await open_objects(Path(task.objects).as_uri()) if task.objects else None
     published, services = at_once, []

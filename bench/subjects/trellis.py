@@ -7,7 +7,7 @@ from bench.subjects.pacing import at_pace, many_callers, timed
 from bench.task import Task
 from trellis import App, Context
 from trellis.app.wiring import connect, process_name, run_worker
-from trellis.cli.long_running import tune_process
+from trellis.cli.long_running import tune_worker
 from trellis.ledgers import open_ledger
 from trellis.worker.options import WorkerOptions
 
@@ -41,7 +41,7 @@ async def worker(task: Task) -> None:
 
 async def run_application(app: App, task: Task) -> None:
     """Work for an application until the process is ended, in a process tuned as `trellis worker` tunes its own."""
-    tune_process()
+    tune_worker()
     ledger = await open_ledger(task.url)
     options = WorkerOptions(
         name=process_name("bench"), concurrency=task.concurrency, prefetch=task.batch, hints=task.hints, drain_s=1.0

@@ -179,6 +179,11 @@ class Fleet(AbstractContextManager["Fleet"]):
             self._noted = len(self._lines)
         return self._lines
 
+    async def until_opened(self, started: Sequence[Running]) -> None:
+        """Until each of these has noted that it serves."""
+        names = {one.name for one in started}
+        await until(lambda: names <= {line.what for line in self.lines() if line.op == "opened"}, "all of them serve")
+
     def open_jobs(self, pid: int) -> set[tuple[JobId, int]]:
         """What a process had begun and not ended."""
         self.lines()

@@ -14,7 +14,7 @@ from trellis.app.wiring import make_development_key, open_when_available
 from trellis.cli import values
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
-from trellis.cli.long_running import run_tuned
+from trellis.cli.long_running import run_tuned, tune_server
 from trellis.cli.metrics_export import process_observed
 from trellis.cli.problems import without_password
 from trellis.cli.telemetry import configure_tracing, log_only
@@ -80,7 +80,7 @@ def up(
     """
     log_only(cli.settings, cli.out)
     configure_tracing()
-    run_tuned(_up(cli, _wanted_roles(roles), UpOptions(host=host, port=port, demo=demo, app=app)))
+    run_tuned(_up(cli, _wanted_roles(roles), UpOptions(host=host, port=port, demo=demo, app=app)), tune=tune_server)
 
 
 async def _up(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions) -> None:

@@ -1,6 +1,5 @@
 """`trellis worker MODULE:APP` runs jobs; `trellis workers` lists worker processes."""
 
-import sys
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Annotated, Any, cast
@@ -14,7 +13,7 @@ from trellis.cli import values
 from trellis.cli.applications import load_app
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
 from trellis.cli.invocation import Cli, refuse_missing
-from trellis.cli.long_running import run_tuned
+from trellis.cli.long_running import run_tuned, tune_worker
 from trellis.cli.metrics_export import process_observed
 from trellis.cli.output import ListingColumn, brief
 from trellis.cli.telemetry import configure_tracing, log_only
@@ -29,12 +28,6 @@ from trellis.worker.worker import ExitCode, run_until_signalled
 
 SECTION = "Workers"
 LEDGER_ONLY = ("--prefetch", "--no-hints")
-SWITCH_S = 0.0005
-"""After how long a thread of a worker hands the interpreter on, in seconds.
-
-While handlers compute, the ledger's thread waits for the interpreter. Measured for workers (docs/benchmarks.md). Other
-processes keep Python's own interval: no gain was measured there.
-"""
 BUS_ONLY = ("--pool", "--region", "--capability", "--label", "--heartbeat-s")
 
 ProcessesOption = Annotated[
@@ -130,8 +123,7 @@ def _refuse(options: tuple[str, ...], given: tuple[object, ...], expected: str) 
 def _run(cli: Cli, work: Coroutine[Any, Any, int]) -> int:
     log_only(cli.settings, cli.out)
     configure_tracing()
-    sys.setswitchinterval(SWITCH_S)
-    return run_tuned(work)
+    return run_tuned(work, tune=tune_worker)
 
 
 async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:

@@ -28,7 +28,7 @@ from tests.bus.chaos.bus_process import (
     Orders,
     pb,
 )
-from tests.faults.fleet import Fleet, Nursery, Running, until
+from tests.faults.fleet import Fleet, Nursery, Running
 from tests.servers.nats import NatsServer, running_nats
 from tests.servers.nats_proxy import NatsProxy, Weather, nats_proxied
 from trellis.app.wiring import SystemClock, new_id
@@ -148,11 +148,7 @@ class Storm:
         workers = self.fleet.start(3, part=OURS, hold_s=0.02, **ours)
         workers += self.fleet.start(2, part=SDK_WORKER)
         workers += self.fleet.start(2, part=SDK_AGENT, hold_s=0.02, parallel=4)
-        names = {one.name for one in (*self.planes, *workers)}
-        await until(lambda: names <= self._opened(), "everybody is there")
-
-    def _opened(self) -> set[str]:
-        return {line.what for line in self.fleet.lines() if line.op == "opened"}
+        await self.fleet.until_opened([*self.planes, *workers])
 
     async def rage(self, jobs: int, faults: Sequence[str]) -> None:
         """Ask for the jobs while one fault after another happens, in bad weather; then it is calm."""

@@ -65,11 +65,15 @@ class Crowd:
     tap: Wiretap
 
     async def begin(self, jobs: int, **of_schedulers: Any) -> tuple[list[Running], list[Running]]:
-        """Ask for the jobs and start everybody; the schedulers and the reconcilers."""
+        """Ask for the jobs and start everybody; the schedulers and the reconcilers.
+
+        The workers are there first. The tap listens to their topics, so a scheduler would send them orders without a
+        worker, too, and each of those would wait for the end of its lease.
+        """
         await self._submit(jobs)
+        await self.fleet.until_opened(self.fleet.start(2, part=OURS, parallel=16, ask_s=PATIENT_S))
         schedulers = self.fleet.start(3, part=PLANE, roles=(BusRole.SCHEDULER.value,), **of_schedulers)
         reconcilers = self.fleet.start(3, part=PLANE, roles=(BusRole.RECONCILER.value,))
-        self.fleet.start(2, part=OURS, parallel=16, ask_s=PATIENT_S)
         return schedulers, reconcilers
 
     async def run(self, jobs: int, *, patience_s: float) -> dict[str, object]:
