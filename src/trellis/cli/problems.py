@@ -15,6 +15,7 @@ from trellis.engine.errors import (
     InputError,
     JobNotFound,
     KeyUnusable,
+    LedgerDamaged,
     LedgerFull,
     LedgerReadOnly,
     LedgerTooOld,
@@ -42,6 +43,10 @@ _ASK_FOR_RIGHTS = (
     "Whoever administers the gateway makes a token: `trellis token issue {}` on its machine."
     " Set TRELLIS_TOKEN or TRELLIS_TOKEN_FILE to it."
 )
+_KEEP_AND_RESTORE = (
+    "Stop every process of this ledger and keep its files; then restore the last backup that is whole, or make the jobs"
+    " again from the recorded objects (`trellis rebuild --from objects`)."
+)
 _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
     (GatewayUnavailable, "Check the address (--gateway, TRELLIS_GATEWAY) and that `trellis up` runs there."),
     (TokenNotTaken, _ASK_FOR_RIGHTS.format("--role ROLE")),
@@ -57,7 +62,11 @@ _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
     ),
     (SettingsInvalid, "Correct the setting or take it away."),
     (LedgerTooOld, "Install the newer version, or point --ledger at a server that has it."),
-    (LedgerReadOnly, "Check the owner and mode of the file and its folder, or the rights of the database role."),
+    (
+        LedgerReadOnly,
+        "On SQLite check the owner and mode of the file and its folder; on PostgreSQL ask whoever runs the server.",
+    ),
+    (LedgerDamaged, _KEEP_AND_RESTORE),
     (LedgerFull, "Nothing was lost: what was acknowledged is stored."),
     (OutcomeUnknown, "Look before you repeat: `trellis jobs`, or submit again with the same --key or --id."),
     (LedgerUnavailable, "Check that the address is right and the server runs."),
@@ -65,6 +74,7 @@ _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
 _DOCTOR_KNOWS: tuple[tuple[type[TrellisError], str], ...] = (
     (SettingsInvalid, "`trellis doctor --settings` shows the settings in force and where each comes from."),
     (LedgerUnavailable, "`trellis doctor` looks closer."),
+    (LedgerDamaged, "`trellis doctor` looks closer."),
 )
 
 

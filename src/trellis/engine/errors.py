@@ -30,6 +30,7 @@ TrellisError
 │   └── LeaseConflictError
 ├── LedgerError                 the ledger itself
 │   ├── LedgerUrlInvalid
+│   │   └── LedgerLoginRefused
 │   ├── LedgerTooOld
 │   ├── PoolerUnfit
 │   ├── LedgerMissing
@@ -38,6 +39,7 @@ TrellisError
 │   │   └── LedgerUpgraded
 │   ├── LedgerReadOnly
 │   ├── LedgerFull
+│   ├── LedgerDamaged
 │   ├── LedgerUnavailable
 │   └── OutcomeUnknown
 ├── ResourceFailed              a worker could not open a resource of its application
@@ -266,6 +268,10 @@ class LedgerUrlInvalid(LedgerError):
         super().__init__(url=_without_password(url), reason=reason)
 
 
+class LedgerLoginRefused(LedgerUrlInvalid):
+    """The ledger {url} lets nobody in with this login: {reason}."""
+
+
 class LedgerTooOld(LedgerError):
     """{software} {found} is too old: {needed} or newer is needed ({reason})."""
 
@@ -302,6 +308,12 @@ class LedgerReadOnly(LedgerError):
 
 class LedgerFull(LedgerError):
     """The ledger's disk is full; nothing of this call was written. Free space and try again."""
+
+
+class LedgerDamaged(LedgerError):
+    """The ledger's storage is damaged ({reason})."""
+
+    shown = "The ledger's storage is damaged; its operator has to restore it."
 
 
 class LedgerUnavailable(LedgerError):

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import apsw
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.ledgers.sqlite.people import SUBMITTER, claim, complete, new_job, submit
 from tests.ledgers.sqlite.shell import Shell
 from trellis.engine.errors import (
+    LedgerDamaged,
     LedgerFull,
     LedgerNotMigrated,
     LedgerReadOnly,
@@ -19,11 +21,12 @@ from trellis.engine.errors import (
     LedgerUnavailable,
     LedgerUpgraded,
     LedgerUrlInvalid,
+    OutcomeUnknown,
 )
 from trellis.engine.jobs import JobId, ReasonCode
 from trellis.engine.records import JobFilter
 from trellis.ledgers import migrate, open_ledger
-from trellis.ledgers.sqlite import schema
+from trellis.ledgers.sqlite import connection, schema
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, connect, parse_url, refuse_old_library
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION
@@ -266,3 +269,66 @@ async def test_a_sound_file_is_called_sound(ledger: SqliteLedger):
 
 async def test_an_unknown_job_has_no_events(ledger: SqliteLedger):
     assert await ledger.events(JobId("nobody")) == []
+
+
+def damage(path: Path) -> None:
+    """Spoil twenty pages in the middle of a file."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2 // 4096 * 4096)
+        file.write(b"\xff" * 4096 * 20)
+
+
+@pytest.fixture
+async def damaged(path: Path) -> AsyncIterator[SqliteLedger]:
+    """A ledger with jobs of several types, of which a page in the middle of the file is no page any more."""
+    ledger = await SqliteLedger.open(f"sqlite:///{path}", clock=lambda: 1.8e9)
+    for _ in range(20):
+        await ledger.submit(SUBMITTER, [new_job(payload=b"x" * 2_000) for _ in range(50)])
+    await ledger.close()
+    damage(path)
+    opened = await SqliteLedger.open(f"sqlite:///{path}", clock=lambda: 1.8e9)
+    yield opened
+    async with asyncio.timeout(30):
+        await opened.close()
+
+
+async def test_a_damaged_file_fails_the_calls_that_meet_the_damage_and_no_other(damaged: SqliteLedger):
+    await damaged.ping()
+    async with asyncio.timeout(30):
+        with pytest.raises(LedgerDamaged, match="malformed"):
+            [history async for history in damaged.histories()]
+        for _ in range(3):  # the thread that reads goes on
+            assert (await damaged.queues())[0].ready > 0
+            assert await damaged.events(JobId("nobody")) == []
+        with pytest.raises(LedgerDamaged):
+            await damaged.ping()
+        findings = {finding.check: finding.severity.value for finding in await damaged.inspect()}
+    assert findings["file"] == "error"
+
+
+async def test_a_call_that_breaks_its_lane_is_answered_and_the_next_one_works(
+    ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    for lane in (ledger.reader, ledger.writer):
+        with monkeypatch.context() as patch:
+            patch.setattr(lane, "_run_batch", Mock(side_effect=RuntimeError("nobody foresaw this")))
+            async with asyncio.timeout(30):
+                with pytest.raises(OutcomeUnknown, match="nobody foresaw this"):
+                    await lane.run(lambda tx: tx.now)
+        async with asyncio.timeout(30):
+            assert await lane.run(lambda tx: tx.db.execute("SELECT 1").fetchall()) == [(1,)]
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["ledger_call_broke"] * 2
+
+
+@pytest.mark.parametrize("end", ["", "-wal", "-shm"])
+async def test_a_file_of_the_ledger_that_may_not_be_written_is_named_and_no_other_is_made(
+    end: str, path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    await (await open_ledger(f"sqlite:///{path}")).close()
+    file = path.with_name(path.name + end)
+    file.touch()
+    before = {one.name for one in path.parent.iterdir()}
+    monkeypatch.setattr(connection.os, "access", lambda name, _: name != file)  # permissions do not bind root
+    with pytest.raises(LedgerReadOnly, match=f"ledger.db{end} may not be written by this user"):
+        await open_ledger(f"sqlite:///{path}")
+    assert {one.name for one in path.parent.iterdir()} == before

@@ -1,5 +1,6 @@
 """Opens the SQLite file: URLs, library version, pragmas, and the translation of errors."""
 
+import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Protocol, cast
 import apsw
 
 from trellis.engine.errors import (
+    LedgerDamaged,
     LedgerError,
     LedgerFull,
     LedgerReadOnly,
@@ -112,6 +114,7 @@ def connect(target: SqliteTarget, *, sleep: Callable[[float], None] = time.sleep
     name = ":memory:" if target.path is None else str(target.path)
     if target.path is not None:
         make_private(target.path)  # SQLite gives its other files the mode of this one
+        _refuse_unwritable(target.path)
     try:
         connection = apsw.Connection(name, statementcachesize=STATEMENTS)
     except apsw.Error as error:
@@ -164,6 +167,14 @@ def _refuse_impossible(target: SqliteTarget) -> None:
         raise LedgerUrlInvalid(url=target.url, reason=f"the folder {path.parent} does not exist")
 
 
+def _refuse_unwritable(path: Path) -> None:
+    """Refuse a ledger of which a file may not be written, before SQLite makes others beside it with the same mode."""
+    for end in ("", "-wal", "-shm"):
+        file = path.with_name(path.name + end)
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+            raise LedgerReadOnly(reason=f"{file} may not be written by this user")
+
+
 def to_ledger_error(error: apsw.Error, url: str, *, committing: bool = False) -> LedgerError:
     """The LedgerError for an error of the library."""
     if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _FULL_AT_IO:
@@ -171,7 +182,10 @@ def to_ledger_error(error: apsw.Error, url: str, *, committing: bool = False) ->
     elif isinstance(error, apsw.ReadOnlyError):
         ledger_error = LedgerReadOnly(reason=str(error))
     elif isinstance(error, apsw.NotADBError):
-        ledger_error = LedgerUrlInvalid(url=url, reason="the file is not an SQLite database")
+        reason = "the file is not an SQLite database; if it was one, it is damaged: keep it and restore the last backup"
+        ledger_error = LedgerUrlInvalid(url=url, reason=reason)
+    elif isinstance(error, apsw.CorruptError):
+        ledger_error = LedgerDamaged(reason=str(error))
     elif isinstance(error, (apsw.BusyError, apsw.LockedError)):
         ledger_error = LedgerUnavailable(reason=f"another process has been writing for {BUSY_TIMEOUT_S:g} s")
     elif isinstance(error, apsw.SQLError) and str(error).startswith(_OTHER_SCHEMA):

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import apsw
 
-from trellis.engine.errors import OutcomeUnknown, Refused
+from trellis.engine.errors import LedgerError, OutcomeUnknown, Refused
+from trellis.engine.logs import log_of
 from trellis.engine.private_files import open_beside
 from trellis.ledgers.refusals import ledger_closed
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, HAS_ARRAYS, Database, spoils_transaction, to_ledger_error
@@ -87,6 +88,8 @@ class WriterQueue:
 #
 # A commit does not checkpoint the write-ahead log: the thread does, after the answers, when the log is long, or when the
 # writer has little to do.
+
+_log = log_of("trellis.ledger")
 
 T = TypeVar("T")
 CALLS_MAX = 512
@@ -325,6 +328,8 @@ class SqliteLane:
         self._log_pages = 0
         self._is_period_over = False
         self._stop: _Stop | None = None
+        self.damage: LedgerError | None = None
+        """What was found to be damaged, by the last call that met it."""
         self._run_batch = self._write if writes else self._read
         self._changes = connection.total_changes()
         self._commits = 0
@@ -459,20 +464,45 @@ class SqliteLane:
     def _serve(self) -> None:
         while True:
             batch, stop, taken = self._gather()
-            with self._connection_lock:
-                if batch:
-                    self._run_timed(batch, are_few=_are_few(batch))
+            if batch:
+                with self._connection_lock:
+                    self._run_whatever_happens(batch)
             with self._count_lock:
                 self._in_thread -= taken
             # Callers hear last: a caller's thread that wakes while this one runs has to wait for the interpreter.
             _answer_callers(batch)
-            if self._wants_upkeep():
-                with self._connection_lock:
-                    self._keep_up()
+            self._keep_up_whatever_happens()
             if stop is not None:
                 with self._connection_lock:
                     self._finish(stop)
                 return
+
+    def _run_whatever_happens(self, batch: list[_LaneCall]) -> None:
+        """Run calls. If that breaks, their callers hear it, and the thread goes on with the next calls."""
+        try:
+            self._run_timed(batch, are_few=_are_few(batch))
+        except BaseException as error:  # noqa: BLE001 - a thread that ended would leave its callers waiting for ever
+            _log.exception("ledger_call_broke")
+            with contextlib.suppress(apsw.Error):
+                self._roll_back()
+            for call in batch:
+                call.error = call.error or self._error_of_break(error)
+
+    def _error_of_break(self, error: BaseException) -> LedgerError:
+        """The error for callers whose calls broke in a way that is not their own. A write may have been committed."""
+        if self._room is None and isinstance(error, apsw.Error):
+            return self._to_ledger_error(error)
+        broken = OutcomeUnknown(verb="a call", request=f"it broke: {type(error).__name__}: {error}")
+        broken.__cause__ = error
+        return broken
+
+    def _keep_up_whatever_happens(self) -> None:
+        try:
+            if self._wants_upkeep():
+                with self._connection_lock:
+                    self._keep_up()
+        except Exception:  # noqa: BLE001 - the next commit tries again
+            _log.exception("ledger_upkeep_broke")
 
     def _gather(self) -> tuple[list[_LaneCall], _Stop | None, int]:
         """Wait for the first call, then take all waiting calls. The number is how many were taken."""
@@ -499,10 +529,12 @@ class SqliteLane:
         with self._count_lock:
             self._has_ended = True
         _refuse(self._late())
-        self._connection.close()
-        if self._room is not None:
-            self._room.close()
-        stop.closed.set()
+        try:
+            self._connection.close()
+            if self._room is not None:
+                self._room.close()
+        finally:
+            stop.closed.set()
 
     def _late(self) -> list[_LaneCall]:
         late: list[_LaneCall] = []
@@ -612,7 +644,16 @@ class SqliteLane:
         """The store failed: the transaction is rolled back, and every caller gets the error."""
         self._roll_back()
         for call in batch:
-            call.error = to_ledger_error(error, self._url, committing=committing)
+            call.error = self._to_ledger_error(error, committing=committing)
+
+    def _to_ledger_error(self, error: apsw.Error, *, committing: bool = False) -> LedgerError:
+        """The error for a caller. Damage is logged once, and remembered."""
+        found = to_ledger_error(error, self._url, committing=committing)
+        if isinstance(error, apsw.CorruptError):
+            if self.damage is None:
+                _log.error("ledger_damaged", url=self._url, error=str(error))
+            self.damage = found
+        return found
 
     def _roll_back(self) -> None:
         self._names.forget()
@@ -692,15 +733,22 @@ class SqliteLane:
             except apsw.Error as error:
                 if self._in_place and isinstance(error, apsw.BusyError):
                     return False
-                call.error = to_ledger_error(error, self._url)
+                call.error = self._to_ledger_error(error)
             except BaseException as error:
                 if self._ends_all(error):
                     raise
                 call.error = error
             finally:
-                if self._connection.in_transaction:
-                    self._cursor.execute("COMMIT")
+                self._end_reading()
         return True
+
+    def _end_reading(self) -> None:
+        """End the transaction of a read."""
+        if self._connection.in_transaction:
+            try:
+                self._cursor.execute("COMMIT")
+            except apsw.Error:  # the cursor's last statement failed, and it says so once more
+                self._db.execute("ROLLBACK")
 
 
 _lanes: weakref.WeakSet[SqliteLane] = weakref.WeakSet()

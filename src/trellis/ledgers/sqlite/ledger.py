@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 from trellis.auth.principals import Verb, require
 from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, this_node
 from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
-from trellis.engine.errors import LedgerError, LedgerFull, LedgerUnavailable
+from trellis.engine.errors import LedgerDamaged, LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
     PAYLOAD_BYTES_MAX,
@@ -502,6 +502,9 @@ class SqliteLedger:
             raise LedgerUnavailable(reason=f"there is no file {path} any more")
         if disk_usage(path).free < ROOM_BYTES_MIN:
             raise LedgerFull
+        damage = self.reader.damage or self.writer.damage
+        if damage is not None:
+            raise LedgerDamaged(**damage.data)
 
     async def now(self) -> datetime:
         return rows.moment(self.writer.now())
