@@ -232,7 +232,7 @@ class LeaseRunner(Generic[StepRunnerT]):
         try:
             await within(self.clock, self.options.heartbeat_s, self.ledger.heartbeat_worker(self.actor, about))
         except (LedgerError, TimeoutError) as error:
-            _log.info("not_reported", error=str(error))
+            _log.info("not_reported", error=str(error) or type(error).__name__)
         else:
             self._is_listed = True
 

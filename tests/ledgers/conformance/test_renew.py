@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from tests.ledgers.conformance.rig import LENGTH_S, OTHER_WORKER, WORKER, Rig
-from trellis.engine.jobs import Advance, CancelMode, CancelRequested, JobId, LeaseLost, Renewed, StepApplied
+from trellis.engine.jobs import Actor, Advance, CancelMode, CancelRequested, JobId, LeaseLost, Renewed, StepApplied
 from trellis.engine.records import RetentionOptions, Signal
-from trellis.lifecycles import Trigger
+from trellis.lifecycles import Role, Trigger
 
 
 @pytest.mark.oldest_server
@@ -222,3 +222,12 @@ async def test_renew_of_two_epochs_keeps_only_the_current_one(rig: Rig):
     lost, done = (await rig.turn(*steps)).outcomes
     assert isinstance(lost, LeaseLost)
     assert isinstance(done, StepApplied)
+
+
+async def test_who_renews_a_lease_is_no_worker_by_that(rig: Rig):
+    """The reconciler renews the leases of jobs on the bus: it never says that it drained, and would be missed later."""
+    held = await rig.running()
+    before = await rig.ledger.workers()
+    reconciler = Actor(role=Role.RECONCILER, name="up@here")
+    await rig.ledger.renew(reconciler, [held.lease])
+    assert await rig.ledger.workers() == before

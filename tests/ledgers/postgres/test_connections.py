@@ -20,6 +20,7 @@ from trellis.worker.options import WorkerOptions
 NAME = "trellis-counted"
 JOBS = 60
 QUIET: dict[str, Any] = {
+    "is_read_only": False,
     "fsync": "on",
     "full_page_writes": "on",
     "synchronous_commit": "on",

@@ -2,11 +2,20 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 
 from tests.faults.proxy import proxied
+from tests.ledgers.conformance.rig import SUBMITTER, WORKER
+from tests.servers.postgres import SUPERUSER
+from trellis.app.wiring import SystemClock, new_id
 from trellis.engine import outage_log
+from trellis.engine.errors import LedgerError, LedgerLoginRefused, LedgerReadOnly, LedgerUnavailable
+from trellis.engine.jobs import Advance, Claim, ClaimId, JobId, NewJob, StepApplied, Turn, TypeClaim
 from trellis.engine.outage_log import Outage
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions
@@ -73,3 +82,135 @@ async def test_a_wait_for_work_ends_in_time_while_the_listener_cannot_connect_an
             proxy.heal()  # the attempt under way is not given up: what it asked is answered now
             await ledger.wait_for_work(("work",), 3600.0)  # the first time it listens counts as a hint
         await ledger.close()
+
+
+@asynccontextmanager
+async def a_fleet_login(url: str) -> AsyncGenerator[tuple[str, asyncpg.Connection]]:
+    """The address of a login of the application, and a superuser's connection to change it."""
+    name = f"fleet_{new_id()[:8]}"
+    admin = await asyncpg.connect(url)
+    await admin.execute(f"create role {name} login password 'first' in role trellis_app")
+    try:
+        yield url.replace(f"//{SUPERUSER}@", f"//{name}:first@"), admin
+    finally:
+        await _end_sessions(admin, name)
+        await admin.execute(f"drop owned by {name}; drop role {name}")
+        await admin.close()
+
+
+async def _end_sessions(admin: asyncpg.Connection, login: str) -> None:
+    await admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = $1", login)
+
+
+def _login(url: str) -> str:
+    return str(urlsplit(url).username)
+
+
+@pytest.mark.parametrize("limit", ["statement_timeout", "lock_timeout"])
+async def test_a_call_that_a_time_limit_of_the_login_cancels_is_repeated(postgres_url: str, limit: str):
+    async with a_fleet_login(postgres_url) as (url, admin):
+        await admin.execute(f"alter role {_login(url)} set {limit} = '100ms'")
+        ledger = await open_ledger(url)
+        other = await asyncpg.connect(postgres_url)
+        held = other.transaction()
+        await held.start()
+        await other.execute("lock table trellis.job in access exclusive mode")
+        asking = asyncio.create_task(ledger.submit(SUBMITTER, [NewJob(job_id=JobId("late"), type="work")]))
+        await until_cancelled(admin, _login(url))
+        await held.rollback()
+        submitted = await asking
+        assert [one.created for one in submitted] == [True]
+        await other.close()
+        await ledger.close()
+
+
+async def test_a_turn_whose_statements_an_operator_cancels_is_delivered_all_the_same(
+    postgres_url: str,
+):
+    async with a_fleet_login(postgres_url) as (url, admin):
+        ledger = await open_ledger(url)
+        await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("one"), type="work")])
+        claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="work"),), start=1)
+        lease = (await ledger.turn(Turn(actor=WORKER, claim=claim))).claimed[0].lease
+        other = await asyncpg.connect(postgres_url)
+        held = other.transaction()
+        await held.start()
+        await other.execute("lock table trellis.lease in access exclusive mode")
+        done = Advance(lease=lease, source="running", trigger="complete")
+        completing = asyncio.create_task(ledger.turn(Turn(actor=WORKER, advances=(done,))))
+        await until_waiting(admin, _login(url))
+        await admin.execute("select pg_cancel_backend(pid) from pg_stat_activity where usename = $1", _login(url))
+        await held.rollback()
+        assert [type(one) for one in (await completing).outcomes] == [StepApplied]
+        await other.close()
+        await ledger.close()
+
+
+async def test_a_login_that_may_write_again_is_used_again_and_until_then_the_server_is_not_ready(
+    postgres_url: str,
+):
+    async with a_fleet_login(postgres_url) as (url, admin):
+        ledger = await open_ledger(url)
+        await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("one"), type="work")])
+        await admin.execute(f"alter role {_login(url)} set default_transaction_read_only = on")
+        await _end_sessions(admin, _login(url))
+        with pytest.raises(LedgerReadOnly):
+            await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])
+        with pytest.raises(LedgerReadOnly, match="standby, or default_transaction_read_only"):
+            await ledger.ping()
+        checks = {finding.check: finding.severity.value for finding in await ledger.inspect()}
+        assert checks["postgresql writes"] == "error"
+        await admin.execute(f"alter role {_login(url)} reset default_transaction_read_only")
+        await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])
+        await ledger.ping()
+        await ledger.close()
+
+
+async def test_a_login_that_is_taken_away_is_an_outage_for_who_was_let_in_and_an_error_for_who_was_not(
+    postgres_url: str,
+):
+    async with a_fleet_login(postgres_url) as (url, admin):
+        ledger = await open_ledger(url, options=LaneOptions(outcome_window_s=0.2))
+        await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("one"), type="work")])
+        await admin.execute(f"alter role {_login(url)} nologin")
+        await _end_sessions(admin, _login(url))
+        with pytest.raises(LedgerError):  # it may have been sent on the session that ends
+            await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])
+        with pytest.raises(LedgerUnavailable, match="lets this login in no more"):
+            await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])
+        with pytest.raises(LedgerLoginRefused, match="lets nobody in with this login"):
+            await open_ledger(url)
+        await admin.execute(f"alter role {_login(url)} login")
+        assert [one.created for one in await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])] == [
+            True
+        ]
+        await ledger.close()
+
+
+async def until_waiting(admin: asyncpg.Connection, login: str) -> None:
+    """Until a session of this login waits for a lock."""
+    question = "select count(*) from pg_stat_activity where usename = $1 and wait_event_type = 'Lock'"
+    async with asyncio.timeout(30):
+        while not await admin.fetchval(question, login):
+            await SystemClock().sleep(0.01)
+
+
+async def until_cancelled(admin: asyncpg.Connection, login: str) -> None:
+    """Until a session of this login waited for a lock, was cancelled, and waits again."""
+    began = "select max(query_start) from pg_stat_activity where usename = $1 and wait_event_type = 'Lock'"
+    first = None
+    async with asyncio.timeout(30):
+        while True:
+            now = await admin.fetchval(began, login)
+            first = first or now
+            if first is not None and now is not None and now > first:
+                return
+            await SystemClock().sleep(0.01)
+
+
+async def test_who_opens_a_ledger_that_is_away_hears_it_and_the_log_does_not(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "trellis")
+    for _ in range(3):
+        with pytest.raises(LedgerUnavailable, match="nothing listens"):
+            await open_ledger("postgresql://nobody@127.0.0.1:1/nothing")
+    assert not caplog.records

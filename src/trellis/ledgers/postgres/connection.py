@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from trellis.engine.errors import LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid, PoolerUnfit
+from trellis.engine.errors import LedgerLoginRefused, LedgerTooOld, LedgerUnavailable, LedgerUrlInvalid, PoolerUnfit
 from trellis.engine.logs import log_of
 from trellis.ledgers.postgres.number_arrays import NumberArrays
 
@@ -176,6 +176,7 @@ class PostgresConnection(Protocol):
 
 PostgresError: type[Exception] = asyncpg.PostgresError
 UniqueViolation: type[Exception] = asyncpg.UniqueViolationError
+ReadOnly: type[Exception] = asyncpg.ReadOnlySQLTransactionError
 InsufficientPrivilege: type[Exception] = asyncpg.InsufficientPrivilegeError
 LockNotAvailable: type[Exception] = asyncpg.LockNotAvailableError
 
@@ -190,6 +191,9 @@ CONNECTION_LOST_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.IdleSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
 )
 """The connection is gone or was never made. The call may or may not have had its effect."""
 
@@ -197,8 +201,15 @@ CONFLICT_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.InternalServerError,  # "cache lookup failed": an object in use was replaced, for example by a migration
+    asyncpg.QueryCanceledError,  # by an operator, or by a `statement_timeout` of the login
+    asyncpg.LockNotAvailableError,  # a `lock_timeout` of the login
+    asyncpg.OutOfMemoryError,
+    asyncpg.PostgresIOError,
 )
-"""The transaction was rolled back because of a conflict. It had no effect and may be repeated."""
+"""The transaction was rolled back because of others, or of the server's state. It had no effect and may be repeated."""
+
+DAMAGED_ERRORS: tuple[type[Exception], ...] = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError)
+"""The server's files are damaged. A repeated call meets that again."""
 
 
 def check_url(url: str) -> None:
@@ -224,7 +235,9 @@ async def connect(
             connection = await _direct(url, timeout_s, {**name, **SESSION_SETTINGS})
         if connection is None:
             connection = await _pooled(url, timeout_s, name)
-    except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError, ValueError) as error:
+    except (asyncpg.InvalidCatalogNameError, asyncpg.InvalidAuthorizationSpecificationError) as error:
+        raise LedgerLoginRefused(url=url, reason=str(error)) from error
+    except ValueError as error:
         raise LedgerUrlInvalid(url=url, reason=str(error)) from error
     except CONNECTION_LOST_ERRORS as error:
         raise LedgerUnavailable(reason=_why_lost(error, url, timeout_s)) from error

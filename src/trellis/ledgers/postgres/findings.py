@@ -13,7 +13,7 @@ CONNECTIONS_USED_SHARE = 0.8
 
 def findings(row: PostgresRow, *, is_pooled: bool) -> list[Finding]:
     """One finding per check. `is_pooled`: whether the ledger's connections go through a pooler."""
-    checks = (_role, _sweep, _old_transaction, _feed, _connections)
+    checks = (_writes, _role, _sweep, _old_transaction, _feed, _connections)
     return [*_durability(row), *(check(row) for check in checks), _hints(is_pooled=is_pooled)]
 
 
@@ -39,6 +39,18 @@ def _durability(row: PostgresRow) -> list[Finding]:
             remedy="set it on: claims slow down as dead rows pile up" if vacuum_off else "",
         ),
     ]
+
+
+def _writes(row: PostgresRow) -> Finding:
+    read_only = row["is_read_only"]
+    return Finding(
+        check="postgresql writes",
+        severity=FindingSeverity.ERROR if read_only else FindingSeverity.OK,
+        detail="the server takes no writes from this login" if read_only else "the server takes writes",
+        remedy="is it a standby, or default_transaction_read_only on for the login? Nothing runs meanwhile"
+        if read_only
+        else "",
+    )
 
 
 def _role(row: PostgresRow) -> Finding:

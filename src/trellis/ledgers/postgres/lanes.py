@@ -18,7 +18,9 @@ from trellis.engine.errors import (
     InputError,
     InvalidTransition,
     JobNotFound,
+    LedgerDamaged,
     LedgerFull,
+    LedgerLoginRefused,
     LedgerNotMigrated,
     LedgerReadOnly,
     LedgerUnavailable,
@@ -37,8 +39,10 @@ from trellis.ledgers.postgres.connection import (
     APPLICATION_NAME,
     CONFLICT_ERRORS,
     CONNECTION_LOST_ERRORS,
+    DAMAGED_ERRORS,
     PostgresConnection,
     PostgresError,
+    ReadOnly,
     UniqueViolation,
     connect,
 )
@@ -81,6 +85,8 @@ class PostgresLane:
         self._closed = False
         self.waiting = 0
         """Calls in progress or queued."""
+        self.was_let_in = False
+        """Whether the ledger was opened: then this login was let in, and a refusal may pass, as an outage does."""
 
     async def call(
         self,
@@ -119,10 +125,6 @@ class PostgresLane:
                     connection = await self._connected()
                     sent = True
                     answer = await self._answered(connection, ask, sent_before=sent_before)
-                except RETRIED_ERRORS as error:
-                    lost: Exception = error
-                    sent = sent_before or (sent and not isinstance(error, CONFLICT_ERRORS))
-                    self._note_outage(verb, error, loop.time())
                 except UniqueViolation as error:
                     # A repeat can collide with its own first try: ours, still in progress when checked, or that of a
                     # caller that repeats after an unknown outcome. Sent as a repeat, the call is answered with what
@@ -130,9 +132,13 @@ class PostgresLane:
                     collisions += 1
                     if collisions > COLLISIONS_MAX:
                         raise to_trellis_error(error) from error
+                    lost: Exception = error
+                except (*RETRIED_ERRORS, PostgresError) as error:
+                    if not _may_pass(error):
+                        raise self._refused(error) from error
                     lost = error
-                except PostgresError as error:
-                    raise to_trellis_error(error) from error
+                    sent = sent_before or (sent and not isinstance(error, CONFLICT_ERRORS))
+                    self._note_outage(verb, error, loop.time())
                 else:
                     if self._failures.count:
                         self._failures.succeeded(now=loop.time())
@@ -163,12 +169,23 @@ class PostgresLane:
             raise
 
     def _note_outage(self, verb: str, error: Exception, now: float) -> None:
-        """Log a server that is unreachable or silent. A connection that is replaced at once is not logged."""
+        """Log a server that is unreachable or silent. A connection that is replaced at once is not logged.
+
+        Who opens a ledger hears the error itself.
+        """
+        if not self.was_let_in:
+            return
         if isinstance(error, LedgerUnavailable):
             self._failures.failed(error, now=now)
         elif isinstance(error, TimeoutError):
             silence_s = self._options.call_timeout_s
             self._failures.failed(LedgerUnavailable(reason=f"no answer to {verb} for {silence_s:g} s"), now=now)
+
+    def _refused(self, error: Exception) -> TrellisError:
+        """The error for a call that is not repeated."""
+        if isinstance(error, ReadOnly):
+            self.drop()  # after a failover another server may answer, and a session keeps the settings it began with
+        return to_trellis_error(error)
 
     def _given_up(self, verb: str, request: str, lost: Exception, *, sent: bool) -> TrellisError:
         if sent:
@@ -178,9 +195,14 @@ class PostgresLane:
     async def _connected(self) -> PostgresConnection:
         if self._connection is None or self._connection.is_closed():
             options = self._options
-            self._connection = await connect(
-                self._url, timeout_s=options.connect_timeout_s, application_name=options.application_name
-            )
+            try:
+                self._connection = await connect(
+                    self._url, timeout_s=options.connect_timeout_s, application_name=options.application_name
+                )
+            except LedgerLoginRefused as error:
+                if not self.was_let_in:
+                    raise
+                raise LedgerUnavailable(reason=f"it lets this login in no more: {error.data['reason']}") from error
         return self._connection
 
     def drop(self) -> None:
@@ -199,6 +221,11 @@ class PostgresLane:
                 except CONNECTION_LOST_ERRORS:
                     self.drop()
                 self._connection = None
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same call may be answered when it is repeated soon."""
+    return isinstance(error, RETRIED_ERRORS) and not isinstance(error, DAMAGED_ERRORS)
 
 
 _ACTS_AS = re.compile(r"database role \S+ may not act as (\S+)")
@@ -231,7 +258,9 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
     "23514": lambda message: InputError(detail=message),
     "22003": lambda message: InputError(detail=message),
     "53100": lambda _: LedgerFull(),
-    "25006": lambda message: LedgerReadOnly(reason=message),
+    "XX001": lambda message: LedgerDamaged(reason=message),
+    "XX002": lambda message: LedgerDamaged(reason=message),
+    "25006": lambda message: LedgerReadOnly(reason=f"{message}; is it a standby, or default_transaction_read_only on?"),
     "42883": _not_migrated,
     "42P01": _not_migrated,
     "3F000": _not_migrated,

@@ -107,6 +107,11 @@ from trellis.lifecycles import SIGNAL_TYPES, Trigger
 
 HOLDER_TIMEOUT_S = 5.0
 """A renewal that takes longer is repeated on a new connection: a silent connection must not outlast a lease."""
+PING = """do $$ begin
+  if current_setting('transaction_read_only') = 'on' then
+    raise sqlstate '25006' using message = 'the server takes no writes from this login';
+  end if;
+end $$"""
 PING_S = 1.0
 """The time-out of `ping`."""
 JOURNAL_BATCH_MAX = 500
@@ -185,6 +190,8 @@ class PostgresLedger(PostgresReads):
         except BaseException:
             await ledger.close()
             raise
+        for _, lane in ledger._lanes():
+            lane.was_let_in = True
         return ledger
 
     async def close(self) -> None:
@@ -220,7 +227,8 @@ class PostgresLedger(PostgresReads):
         return [ConnectionUse(*one) for one in calls.items()]
 
     async def ping(self) -> None:
-        await self._ping_lane.call("ping", "", lambda c, _: c.execute("select 1"), window_s=0)
+        """Raise if the server does not answer, or takes no writes."""
+        await self._ping_lane.call("ping", "", lambda c, _: c.execute(PING), window_s=0)
 
     # --- names -----------------------------------------------------------------------------------------------------
 

@@ -665,6 +665,7 @@ select (select setting from pg_settings where name = 'fsync') as fsync,
        (select extract(epoch from max(clock_timestamp() - xact_start))::float8 from pg_stat_activity
          where backend_xid is not null or backend_xmin is not null) as oldest_transaction_s,
        current_setting('server_version') as version,
+       current_setting('transaction_read_only') = 'on' as is_read_only,
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int as connections_max,
        (select count(*) from pg_stat_activity where backend_type = 'client backend') as connections,
        (select count(*) from pg_stat_activity where backend_type = 'client backend' and application_name like 'trellis%')

@@ -19,7 +19,6 @@ begin
     insert into renewal (id, at) select r.id, now_at from renewed r on conflict (id) do update set at = excluded.at
   )
   select r.id, r.epoch, r.cancel from renewed r;
-  insert into worker (actor, seen_at) values (p_actor, now_at) on conflict (actor) do update set seen_at = excluded.seen_at;
 end $$;
 
 create or replace function save_checkpoint(p_id bigint, p_epoch int, p_body bytea) returns int language plpgsql security definer
