@@ -14,11 +14,21 @@ from tests.ledgers.conformance.rig import SUBMITTER, WORKER
 from tests.servers.postgres import SUPERUSER
 from trellis.app.wiring import SystemClock, new_id
 from trellis.engine import outage_log
-from trellis.engine.errors import LedgerError, LedgerLoginRefused, LedgerReadOnly, LedgerUnavailable
+from trellis.engine.errors import (
+    InputError,
+    LedgerDamaged,
+    LedgerError,
+    LedgerFull,
+    LedgerLoginRefused,
+    LedgerReadOnly,
+    LedgerUnavailable,
+    Refused,
+    TrellisError,
+)
 from trellis.engine.jobs import Advance, Claim, ClaimId, JobId, NewJob, StepApplied, Turn, TypeClaim
 from trellis.engine.outage_log import Outage
 from trellis.ledgers import open_ledger
-from trellis.ledgers.postgres.lanes import LaneOptions
+from trellis.ledgers.postgres.lanes import LaneOptions, to_trellis_error
 
 
 def _first_line() -> asyncio.Event:
@@ -156,7 +166,7 @@ async def test_a_login_that_may_write_again_is_used_again_and_until_then_the_ser
         await _end_sessions(admin, _login(url))
         with pytest.raises(LedgerReadOnly):
             await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])
-        with pytest.raises(LedgerReadOnly, match="standby, or default_transaction_read_only"):
+        with pytest.raises(LedgerReadOnly, match="standby, or default_transaction_read_only is on"):
             await ledger.ping()
         checks = {finding.check: finding.severity.value for finding in await ledger.inspect()}
         assert checks["postgresql writes"] == "error"
@@ -214,3 +224,19 @@ async def test_who_opens_a_ledger_that_is_away_hears_it_and_the_log_does_not(cap
         with pytest.raises(LedgerUnavailable, match="nothing listens"):
             await open_ledger("postgresql://nobody@127.0.0.1:1/nothing")
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "error, kind",
+    [
+        (asyncpg.ConfigurationLimitExceededError, LedgerUnavailable),
+        (asyncpg.DatabaseDroppedError, LedgerUnavailable),
+        (asyncpg.UndefinedFileError, LedgerUnavailable),
+        (asyncpg.DiskFullError, LedgerFull),
+        (asyncpg.IndexCorruptedError, LedgerDamaged),
+        (asyncpg.CheckViolationError, InputError),
+        (asyncpg.RaiseError, Refused),
+    ],
+)
+def test_only_what_the_database_says_of_the_call_is_a_refusal(error: type[Exception], kind: type[TrellisError]):
+    assert type(to_trellis_error(error("why"))) is kind

@@ -260,7 +260,7 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
     "53100": lambda _: LedgerFull(),
     "XX001": lambda message: LedgerDamaged(reason=message),
     "XX002": lambda message: LedgerDamaged(reason=message),
-    "25006": lambda message: LedgerReadOnly(reason=f"{message}; is it a standby, or default_transaction_read_only on?"),
+    "25006": lambda message: LedgerReadOnly(reason=f"{message}: it is a standby, or default_transaction_read_only is on"),
     "42883": _not_migrated,
     "42P01": _not_migrated,
     "3F000": _not_migrated,
@@ -269,6 +269,8 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
 }
 
 
+SERVER_STATES = frozenset({"08", "53", "57", "58"})
+"""Classes of errors that say nothing of the call: the connection, the server's resources, its operator, its system."""
 BY_STATE_AND_DETAIL: dict[str, Callable[[str], TrellisError]] = {
     "TR005": lambda detail: InvalidTransition(**json.loads(detail)),  # only the database knows the artifact's state
     "TR006": lambda detail: QueueFull(**json.loads(detail)),
@@ -287,4 +289,6 @@ def to_trellis_error(error: Exception) -> TrellisError:
     state = str(getattr(error, "sqlstate", ""))
     if state in BY_STATE_AND_DETAIL:
         return BY_STATE_AND_DETAIL[state](str(getattr(error, "detail", "")))
+    if state not in BY_STATE and state[:2] in SERVER_STATES:
+        return LedgerUnavailable(reason=str(error))
     return BY_STATE.get(state, lambda message: Refused(detail=message))(str(error))
