@@ -25,7 +25,7 @@ from trellis.engine.errors import (
     Refused,
     TrellisError,
 )
-from trellis.engine.jobs import Advance, Claim, ClaimId, JobId, NewJob, StepApplied, Turn, TypeClaim
+from trellis.engine.jobs import Advance, Claim, ClaimId, JobId, NewJob, StepApplied, Submitted, Turn, TypeClaim
 from trellis.engine.outage_log import Outage
 from trellis.ledgers import open_ledger
 from trellis.ledgers.postgres.lanes import LaneOptions, to_trellis_error
@@ -128,8 +128,7 @@ async def test_a_call_that_a_time_limit_of_the_login_cancels_is_repeated(postgre
         asking = asyncio.create_task(ledger.submit(SUBMITTER, [NewJob(job_id=JobId("late"), type="work")]))
         await until_cancelled(admin, _login(url))
         await held.rollback()
-        submitted = await asking
-        assert [one.created for one in submitted] == [True]
+        assert await asking == [Submitted(JobId("late"), created=True)]
         await other.close()
         await ledger.close()
 
@@ -191,9 +190,8 @@ async def test_a_login_that_is_taken_away_is_an_outage_for_who_was_let_in_and_an
         with pytest.raises(LedgerLoginRefused, match="lets nobody in with this login"):
             await open_ledger(url)
         await admin.execute(f"alter role {_login(url)} login")
-        assert [one.created for one in await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])] == [
-            True
-        ]
+        again = await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])
+        assert again == [Submitted(JobId("two"), created=True)]
         await ledger.close()
 
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import apsw
 import pytest
@@ -306,12 +305,16 @@ async def test_a_damaged_file_fails_the_calls_that_meet_the_damage_and_no_other(
     assert findings["file"] == "error"
 
 
+def break_down(_: object) -> bool:
+    raise RuntimeError("nobody foresaw this")
+
+
 async def test_a_call_that_breaks_its_lane_is_answered_and_the_next_one_works(
     ledger: SqliteLedger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     for lane in (ledger.reader, ledger.writer):
         with monkeypatch.context() as patch:
-            patch.setattr(lane, "_run_batch", Mock(side_effect=RuntimeError("nobody foresaw this")))
+            patch.setattr(lane, "_run_batch", break_down)
             async with asyncio.timeout(30):
                 with pytest.raises(OutcomeUnknown, match="nobody foresaw this"):
                     await lane.run(lambda tx: tx.now)

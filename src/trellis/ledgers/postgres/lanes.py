@@ -260,7 +260,9 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
     "53100": lambda _: LedgerFull(),
     "XX001": lambda message: LedgerDamaged(reason=message),
     "XX002": lambda message: LedgerDamaged(reason=message),
-    "25006": lambda message: LedgerReadOnly(reason=f"{message}: it is a standby, or default_transaction_read_only is on"),
+    "25006": lambda message: LedgerReadOnly(
+        reason=f"{message}: it is a standby, or default_transaction_read_only is on"
+    ),
     "42883": _not_migrated,
     "42P01": _not_migrated,
     "3F000": _not_migrated,

@@ -5,7 +5,6 @@ connection's database role, so that the database grants roles, not this program.
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -88,6 +87,7 @@ from trellis.ledgers.postgres.event_summaries import EventSummaries
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, CarriedHint, PostgresNotifier
+from trellis.ledgers.postgres.options import ages_json, stored_windows
 from trellis.ledgers.postgres.reads import PostgresReads
 from trellis.ledgers.postgres.submit import SubmitCall, SubmitCalls, SubmitPart
 from trellis.ledgers.queue_counts import QueueCounts
@@ -577,7 +577,7 @@ class PostgresLedger(PostgresReads):
 
     async def sweep(self, actor: Actor, options: SweepOptions) -> SweepReport:
         require(actor, "sweep")
-        number, windows = await self._actor(actor), _windows(options)
+        number, windows = await self._actor(actor), stored_windows(options)
         rows = await self._admin_lane.call(
             "sweep",
             "",
@@ -601,7 +601,7 @@ class PostgresLedger(PostgresReads):
         require(by, "retain")
         check_retention(options)
         times = (options.ended_s, options.signals_s, options.unread_s, options.batch)
-        arguments = (await self._actor(by), _ages(options), *times, reason(options.cause), options.from_the_start)
+        arguments = (await self._actor(by), ages_json(options), *times, reason(options.cause), options.from_the_start)
         rows = await self._admin_lane.call(
             "retain",
             "",
@@ -611,7 +611,7 @@ class PostgresLedger(PostgresReads):
 
     async def plan_retention(self, options: RetentionOptions) -> list[PlannedRemoval]:
         check_retention(options)
-        groups = await self.fetch("select * from retention_plan($1, $2)", _ages(options), options.unread_s)
+        groups = await self.fetch("select * from retention_plan($1, $2)", ages_json(options), options.unread_s)
         keep_s = {code: age.keep_s for code, age in stored_ages(options).items()}
         return planned_removals([PlannedGroup(**dict(row)) for row in groups], keep_s, lambda at: at)
 
@@ -791,18 +791,3 @@ async def _check(connection: PostgresConnection, url: str) -> str:
     """The prefix that the database adds to names of this login. Raises LedgerNotMigrated."""
     await check_version(connection, url)
     return await connection.fetchval("select trellis.name_prefix()")
-
-
-def _ages(options: RetentionOptions) -> str:
-    """How long jobs are kept, in the form of `retain`: the states that are not kept for ever."""
-    ages = stored_ages(options).items()
-    return json.dumps(
-        [{"code": code, "keep_s": age.keep_s, "is_set": age.is_set} for code, age in ages if age.keep_s is not None]
-    )
-
-
-def _windows(options: SweepOptions) -> str | None:
-    """The configured windows by lifecycle and state number; None where the lifecycles' own timers apply."""
-    named = ((lifecycle_named(name), state, window_s) for (name, state), window_s in options.windows_s.items())
-    windows = {lc.code * 16 + lc.code_of(state): window_s for lc, state, window_s in named}
-    return json.dumps(windows) if windows else None

@@ -1,8 +1,7 @@
-"""Lanes of an SQLite ledger: one thread and one connection each, and a fair queue of writers per file."""
+"""Lanes of an SQLite ledger: one thread and one connection each."""
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import threading
 import time
@@ -11,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby, islice
-from pathlib import Path
 from queue import SimpleQueue
 from types import coroutine
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -20,59 +18,11 @@ import apsw
 
 from trellis.engine.errors import LedgerError, OutcomeUnknown, Refused
 from trellis.engine.logs import log_of
-from trellis.engine.private_files import open_beside
 from trellis.ledgers.refusals import ledger_closed
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, HAS_ARRAYS, Database, spoils_transaction, to_ledger_error
 from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import US
-
-# Fairness between writers of several processes.
-#
-# SQLite's lock goes to whichever writer asks first after a commit, which is nearly always the one that just committed.
-# So a waiting writer takes a shared lock on a file beside the database. A writer that has committed checks that file
-# and pauses briefly if others wait. Every wait is bounded and sleeps in small steps.
-
-POLL_S = (0.001, 0.002, 0.003, 0.002)
-GIVE_WAY_S = 0.003
-
-
-class WriterQueue:
-    """One writer's place in the queue, kept in the file `<database>-queue`."""
-
-    def __init__(self, database: Path, patience_s: float) -> None:
-        self._file = open_beside(Path(f"{database}-queue"), database, os.O_RDWR | os.O_CLOEXEC)
-        self._patience_s = patience_s
-        self._waited_s = 0.0
-
-    def wait(self, tries: int) -> bool:
-        """Sleep once while another writer has the lock. False when the patience is over."""
-        if tries == 0:
-            self._waited_s = 0.0
-            with contextlib.suppress(BlockingIOError):  # a writer is just checking whether others wait
-                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        pause_s = POLL_S[(tries + self._file) % len(POLL_S)]
-        self._waited_s += pause_s
-        time.sleep(pause_s)
-        return self._waited_s < self._patience_s
-
-    def enter(self) -> None:
-        """Stop waiting: this writer has the lock."""
-        if self._waited_s:
-            self._waited_s = 0.0
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def others_wait(self) -> bool:
-        """Whether writers of other connections wait for the lock."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        return False
-
-    def close(self) -> None:
-        os.close(self._file)
-
+from trellis.ledgers.sqlite.writer_queue import GIVE_WAY_S, POLL_S, WriterQueue
 
 # The writer and reader threads, with one connection each.
 #
@@ -648,12 +598,12 @@ class SqliteLane:
 
     def _to_ledger_error(self, error: apsw.Error, *, committing: bool = False) -> LedgerError:
         """The error for a caller. Damage is logged once, and remembered."""
-        found = to_ledger_error(error, self._url, committing=committing)
+        ledger_error = to_ledger_error(error, self._url, committing=committing)
         if isinstance(error, apsw.CorruptError):
             if self.damage is None:
                 _log.error("ledger_damaged", url=self._url, error=str(error))
-            self.damage = found
-        return found
+            self.damage = ledger_error
+        return ledger_error
 
     def _roll_back(self) -> None:
         self._names.forget()

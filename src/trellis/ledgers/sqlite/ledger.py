@@ -77,10 +77,11 @@ from trellis.ledgers.sqlite import submit as submits
 from trellis.ledgers.sqlite import sweep as sweeps
 from trellis.ledgers.sqlite import turn as turns
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, SqliteTarget, connect, parse_url
-from trellis.ledgers.sqlite.lanes import IN_PLACE_ITEMS_MAX, SharedCall, SqliteLane, Transaction, WriterQueue
+from trellis.ledgers.sqlite.lanes import IN_PLACE_ITEMS_MAX, SharedCall, SqliteLane, Transaction
 from trellis.ledgers.sqlite.notifier import CommitWatch, SeenMarks, WorkNotifier
 from trellis.ledgers.sqlite.schema import prepare
 from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
+from trellis.ledgers.sqlite.writer_queue import WriterQueue
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,6 +10,8 @@ from trellis.ledgers.sqlite.connection import Database, connect, parse_url, to_l
 
 PAGES_A_STEP = 1_000
 """Pages that are copied before progress is reported."""
+_NOT_OF_THE_FILE = (apsw.FullError, apsw.IOError, apsw.CantOpenError, apsw.NoMemError)
+"""Errors of the machine that checks a file. They say nothing about the file."""
 
 
 class SqliteSnapshot:
@@ -59,16 +61,21 @@ class SqliteSnapshot:
 
 
 def damage_of(path: Path) -> str | None:
-    """What SQLite's own check finds wrong with a file; None if it finds nothing."""
+    """What SQLite's own check finds wrong with a file; None if it finds nothing.
+
+    Raises LedgerError if the file could not be checked, for example because its disk is full.
+    """
     try:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             answer = str(_execute(connection, "PRAGMA integrity_check(1)")[0][0])
         finally:
             connection.close()
+    except _NOT_OF_THE_FILE as error:
+        raise to_ledger_error(error, f"sqlite:///{path}") from error
     except apsw.Error as error:
         return str(error)
-    return None if answer == "ok" else answer
+    return None if answer == "ok" else " ".join(answer.split()).removeprefix("*** in database main *** ")
 
 
 def _execute(database: Database, sql: str) -> list[Any]:
