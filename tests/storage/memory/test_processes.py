@@ -111,7 +111,7 @@ def test_killed_writers_lose_nothing_they_acknowledged(
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_writer_killed_at_any_line_leaves_all_or_nothing(memory: MemoryRepository, start, sound, step: int):
     process = start("killed_at_every_line", same_host(memory), step)
-    out, error = process.communicate(timeout=100)
+    out, error = process.communicate(timeout=700 / step)
     assert process.returncode == 0, error
     seen = json.loads(out)
     assert seen["problems"] == []
