@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import subprocess
 import tarfile
 import threading
@@ -20,9 +21,11 @@ from tests.servers.ready_python import ready_python
 from trellis import connect
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings
+from trellis.engine.errors import LedgerError
 from trellis.engine.jobs import Actor, JobId, NewJob
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S
+from trellis.ledgers.sqlite.snapshot import damage_of
 from trellis.lifecycles import Role
 from trellis.operations.archives import ArchiveReader, ArchiveWriter
 from trellis.storage.linked_tree import link_tree
@@ -226,6 +229,125 @@ def test_ledger_that_broke_a_rule_before_it_was_saved_is_restored_on_request(sma
     )
     taken = restored("restore", str(tmp_path / "b.tar"), "--accept-violations", "--json")
     assert (taken.code, taken.record["violations"]) == (0, 1)
+
+
+def damage(ledger: Path) -> None:
+    """Overwrite an index of a ledger as a failing disk does: SQLite opens the file and reads the jobs as before."""
+    connection = apsw.Connection(str(ledger))
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    page_bytes = connection.execute("PRAGMA page_size").fetchone()
+    page = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", ("trellis_claim_age",)).fetchone()
+    connection.close()
+    assert page_bytes is not None
+    assert page is not None
+    with ledger.open("r+b") as file:
+        file.seek((page[0] - 1) * page_bytes[0])
+        file.write(b"\xa5" * page_bytes[0])
+
+
+def archive_of(ledger: Path, file: Path) -> None:
+    """A sealed backup that has this ledger as it is, which programs before this check took."""
+    about = file.with_name("about")
+    about.write_text(json.dumps({"format": 1, "taken_at": "2026-03-01T10:00:00+00:00"}))
+    writer = ArchiveWriter(file)
+    writer.add("backup.json", about)
+    writer.add("trellis.db", ledger)
+    writer.finish()
+    writer.close()
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Generator[None]:
+    """Refuse to let a file of this process grow further, which is like a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_backup_of_a_damaged_ledger_is_refused_and_leaves_nothing_behind(small: Terminal, tmp_path: Path):
+    damage(tmp_path / "ledger.db")
+    before = {*tmp_path.rglob("*")}
+    refused = small("backup", str(tmp_path / "b.tar"))
+    assert refused.code == 1
+    assert f"{tmp_path / 'ledger.db'} is damaged: " in refused.err, refused.err
+    assert "restore the last backup that is whole" in refused.err
+    assert {*tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("words", [("--check",), ()], ids=["check", "restore"])
+def test_backup_with_a_ledger_that_was_damaged_when_it_was_saved_is_refused(
+    words: tuple[str, ...], small: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(scratch := tmp_path / "scratch"))
+    scratch.mkdir()
+    damage(tmp_path / "ledger.db")
+    archive_of(tmp_path / "ledger.db", tmp_path / "b.tar")
+    restored = Restored(small, tmp_path / "elsewhere")
+    refused = restored("restore", str(tmp_path / "b.tar"), *words)
+    assert refused.code == 1
+    assert "trellis.db was damaged when it was saved: " in refused.err, refused.err
+    assert "use an older backup" in refused.err
+    assert [*scratch.iterdir()] == []
+    assert not restored.folder.exists() or [*restored.folder.iterdir()] == []
+
+
+def test_backup_without_a_ledger_is_not_called_whole(small: Terminal, tmp_path: Path):
+    about = tmp_path / "about"
+    about.write_text(json.dumps({"format": 1, "taken_at": "2026-03-01T10:00:00+00:00"}))
+    writer = ArchiveWriter(tmp_path / "b.tar")
+    writer.add("backup.json", about)
+    writer.finish()
+    writer.close()
+    refused = small("restore", str(tmp_path / "b.tar"), "--check")
+    assert (refused.code, "trellis.db: it is missing" in refused.err) == (1, True), refused.err
+
+
+def test_check_of_a_whole_backup_leaves_no_ledger_in_the_temporary_folder(
+    small: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(scratch := tmp_path / "scratch"))
+    scratch.mkdir()
+    assert small("backup", str(tmp_path / "b.tar")).code == 0
+    checked = small("restore", str(tmp_path / "b.tar"), "--check")
+    assert (checked.code, "the backup is whole" in checked.out) == (0, True), checked.err
+    assert [*scratch.iterdir()] == []
+
+
+def test_disk_that_fills_while_a_backup_is_unpacked_is_named(small: Terminal, tmp_path: Path):
+    assert small("backup", str(tmp_path / "b.tar")).code == 0
+    reader = ArchiveReader(
+        path=tmp_path / "b.tar",
+        place_of=lambda name: tmp_path / "unpacked" if name == "trellis.db" else None,
+    )
+    with files_of_at_most(64 * 1024), pytest.raises(OSError, match="File too large") as refused:
+        reader.read()
+    assert refused.value.filename == str(tmp_path / "unpacked")
+
+
+def test_ledger_that_cannot_be_checked_for_want_of_room_is_not_called_damaged(small: Terminal, tmp_path: Path):
+    assert small("backup", str(tmp_path / "b.tar")).code == 0
+    copy = tmp_path / "copy.db"
+    place_of = {"trellis.db": copy}.get
+    ArchiveReader(path=tmp_path / "b.tar", place_of=place_of).read()
+    with files_of_at_most(1024), pytest.raises(LedgerError):
+        damage_of(copy)
+    assert damage_of(copy) is None
+
+
+def test_restored_folders_are_their_owners_alone(instance: Terminal, tmp_path: Path):
+    assert instance("backup", str(tmp_path / "b.tar")).code == 0
+    restored = Restored(instance, tmp_path / "new" / "elsewhere")
+    before = os.umask(0o022)
+    try:
+        assert restored("restore", str(tmp_path / "b.tar")).code == 0
+    finally:
+        os.umask(before)
+    folders = [restored.folder.parent, restored.folder, *(path for path in restored.folder.rglob("*") if path.is_dir())]
+    assert restored.folder / "objects" / "audit" in folders
+    assert [path for path in folders if path.stat().st_mode & 0o777 != 0o700] == []
 
 
 def test_two_backups_at_once_under_one_name_leave_the_first_complete(small: Terminal, tmp_path: Path):

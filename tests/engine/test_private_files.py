@@ -16,7 +16,7 @@ from trellis.app.wiring import KeySetFile
 from trellis.cli import main
 from trellis.engine import private_files
 from trellis.engine.errors import KeyUnusable
-from trellis.engine.private_files import read_private, write_private
+from trellis.engine.private_files import make_private_folder, read_private, write_private
 from trellis.ledgers import open_ledger
 from trellis.ledgers.sqlite import ledger as sqlite_ledger
 from trellis.ledgers.sqlite.connection import connect
@@ -174,3 +174,11 @@ def _doctor(url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str,
     main(["doctor", "--json", "--ledger", url])
     records = map(json.loads, capsys.readouterr().out.splitlines())
     return {record["check"]: record for record in records if "check" in record}
+
+
+def test_folders_above_a_private_folder_are_private_too_and_existing_ones_keep_their_modes(tmp_path: Path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o750)
+    make_private_folder(tmp_path / "shared" / "a" / "b" / "c")
+    make_private_folder(tmp_path / "shared" / "a" / "b" / "c")
+    assert modes(tmp_path) == {"shared": 0o750, "shared/a": 0o700, "shared/a/b": 0o700, "shared/a/b/c": 0o700}

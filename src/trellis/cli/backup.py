@@ -72,7 +72,7 @@ async def restore(
         str | None, typer.Option("--digest", metavar="HEX", help="Refuse a backup with another digest than this.")
     ] = None,
     check: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--check", help="Read the whole backup and check it; restore nothing.")
+        bool, typer.Option("--check", help="Read the whole backup and check it and its ledgers; restore nothing.")
     ] = False,
     accept_violations: Annotated[  # noqa: FBT002 - a flag
         bool,

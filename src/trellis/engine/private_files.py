@@ -6,6 +6,7 @@ mode gives a group, others get nothing. A new top folder is its owner's alone; `
 
 import os
 import stat
+from itertools import chain, takewhile
 from pathlib import Path
 
 from trellis.engine.errors import KeyUnusable
@@ -60,6 +61,16 @@ def is_open_to_others(path: Path) -> bool:
         return bool(path.stat().st_mode & 0o007 and path.absolute().parent.stat().st_mode & 0o001)
     except OSError:
         return False
+
+
+def make_private_folder(path: Path) -> None:
+    """Create a folder and the missing ones above it, all of them their owner's alone. Existing ones keep their modes.
+
+    `Path.mkdir(mode, parents=True)` gives the mode to the last folder only.
+    """
+    missing = takewhile(lambda folder: not folder.is_dir(), chain([path], path.parents))
+    for folder in reversed([*missing]):
+        folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
 def make_private(path: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from trellis.engine.errors import TrellisError
-from trellis.engine.private_files import PRIVATE_FILE, PRIVATE_FOLDER, sync_folder
+from trellis.engine.private_files import PRIVATE_FILE, make_private_folder, sync_folder
 
 MANIFEST = "manifest.jsonl"
 SEAL = "seal.json"
@@ -297,10 +297,13 @@ def _written(place: Path | None) -> Generator[IO[bytes] | None]:
     if place is None:
         yield None
         return
-    place.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+    make_private_folder(place.parent)
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE_FILE)
-    with os.fdopen(descriptor, "wb") as file:
-        yield file
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+    except OSError as error:  # of writing: errors of reading were translated
+        raise OSError(error.errno, error.strerror, str(place)) from error
 
 
 def is_empty(path: Path) -> bool:

@@ -4,7 +4,8 @@ A backup is the state at one instant, as a crash at that instant would have left
 held off while the files of objects and memory are kept by hard links. So an instance goes on from a backup as it goes
 on after a crash.
 Most files are linked before that instant, so writers wait only while folders are compared: about 6 ms for 1,000
-objects. Copying into the archive comes after it.
+objects. Copying into the archive comes after it. A ledger that SQLite finds damaged is not saved: whoever removes old
+backups by their number would keep only such ones.
 
 Keys are not in a backup: whoever has a backup can read everything, but cannot act in the name of the instance.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.errors import Refused, TrellisError
 from trellis.engine.jobs import Actor
-from trellis.engine.private_files import sync_folder
+from trellis.engine.private_files import make_private_folder, sync_folder
 from trellis.engine.verify import VerifyReport, verify
 from trellis.ledgers import open_ledger
 from trellis.ledgers.moving.source import read_mark
@@ -61,6 +62,10 @@ class BackupRefused(Refused):
     """The backup {file} was not {done}: {reason}."""
 
     code = "VALIDATION_FAILED"
+
+
+class SavedLedgerDamaged(BackupDamaged):
+    """In the backup {file}, {place} was damaged when it was saved: {reason}. Nothing was restored; use an older backup."""
 
 
 @contextlib.contextmanager
@@ -115,7 +120,8 @@ async def take_backup(
 ) -> BackupReport:
     """Save the instance into a new file while it runs, and record it as an administrative act.
 
-    Raises BackupRefused, BackupTooSlow and LedgerError. Nothing is left behind by a backup that fails.
+    A damaged ledger is refused. Raises BackupRefused, BackupTooSlow and LedgerError. Nothing is left behind by a
+    backup that fails.
     """
     with _reported(file, "taken"):
         report = await asyncio.to_thread(_take, places, file, version, on_progress)
@@ -161,9 +167,13 @@ def _take(places: InstancePlaces, file: Path, version: str, on_progress: Progres
             json.dumps({"format": FORMAT, "taken_at": taken_at.isoformat(), "version": version, "parts": [*snapshots]})
         )
         writer.add(ABOUT, about)
-        for name, snapshot in snapshots.items():
+        for number, (name, snapshot) in enumerate(snapshots.items()):
             snapshot.copy_to(work / name, lambda pages: on_progress("pages of the ledger copied", pages))
             snapshot.close()
+            on_progress("ledgers checked", number)
+            if (damage := damage_of(work / name)) is not None:
+                why = f"{ledgers[name]} is damaged: {damage}; keep it, and restore the last backup that is whole"
+                raise BackupRefused(file=file, done="taken", reason=why)
             writer.add(name, work / name)
             (work / name).unlink()
         for name, folder in ((MEMORY, memory), (OBJECTS, kept)):
@@ -240,17 +250,21 @@ def _scratch_beside(cleanup: contextlib.ExitStack, path: Path) -> Path:
 
 
 async def check_backup(file: Path, *, digest: str | None, on_progress: Progress) -> RestoreReport:
-    """Read a backup from its beginning to its end, and write nothing. Raises BackupDamaged."""
-    with tempfile.TemporaryDirectory() as scratch:
-        about = Path(scratch) / ABOUT
+    """Read a backup from its beginning to its end, and check its ledgers as `restore_backup` does. Restores nothing.
+
+    The ledgers are unpacked into the machine's temporary folder, and removed. Raises BackupRefused and BackupDamaged.
+    """
+    with _reported(file, "checked"), tempfile.TemporaryDirectory() as folder:
+        scratch = {name: Path(folder) / name for name in (ABOUT, NLM_LEDGER, LEDGER)}
         reader = ArchiveReader(
             path=file,
-            place_of=lambda name: about if name == ABOUT else _refuse_unknown(name),
+            place_of=lambda name: scratch[name] if name in scratch else _refuse_unknown(name),
             on_files=lambda files: on_progress("files read", files),
         )
-        with _reported(file, "checked"):
-            report = await asyncio.to_thread(reader.read)
-        return _checked(file, report, about, digest)
+        archive = await asyncio.to_thread(reader.read)
+        report = _checked(file, archive, scratch[ABOUT], digest)
+        await asyncio.to_thread(_refuse_damaged, file, scratch, on_progress)
+        return report
 
 
 async def restore_backup(
@@ -276,7 +290,7 @@ async def restore_backup(
     with contextlib.ExitStack() as cleanup, _reported(file, "restored"):
         scratch: dict[str, Path] = {}
         for name, path in places.parts.items():
-            path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            make_private_folder(path.parent)
             scratch[name] = _scratch_beside(cleanup, path) / name
         about = scratch[LEDGER].with_name(ABOUT)
         reader = ArchiveReader(
@@ -287,7 +301,7 @@ async def restore_backup(
         archive = await asyncio.to_thread(reader.read)
         report = _checked(file, archive, about, digest)
         for folder in MEMORY_FOLDERS if MEMORY in scratch and scratch[MEMORY].exists() else ():
-            (scratch[MEMORY] / folder).mkdir(0o700, parents=True, exist_ok=True)
+            make_private_folder(scratch[MEMORY] / folder)
         verification = await _check_ledgers(
             file, scratch, actor, reason, report, on_progress, strict=not accept_violations
         )
@@ -335,6 +349,17 @@ def _checked(file: Path, report: ArchiveReport, about: Path, digest: str | None)
     return RestoreReport(**asdict(report), taken_at=taken_at)
 
 
+def _refuse_damaged(file: Path, scratch: dict[str, Path], on_progress: Progress) -> None:
+    """Let SQLite check the ledgers that were unpacked. Raises BackupDamaged."""
+    there = [name for name in (LEDGER, NLM_LEDGER) if scratch[name].exists()]
+    for number, name in enumerate(there):
+        on_progress("ledgers checked", number)
+        if (damage := damage_of(scratch[name])) is not None:
+            raise SavedLedgerDamaged(file=file, place=name, reason=damage)
+    if LEDGER not in there:
+        raise BackupDamaged(file=file, place=LEDGER, reason="it is missing")
+
+
 async def _check_ledgers(
     file: Path,
     scratch: dict[str, Path],
@@ -346,11 +371,7 @@ async def _check_ledgers(
     strict: bool,
 ) -> VerifyReport:
     """Check the restored ledgers, and record the restore in the instance's own."""
-    for name in (LEDGER, NLM_LEDGER):
-        if scratch[name].exists() and (damage := await asyncio.to_thread(damage_of, scratch[name])) is not None:
-            raise BackupDamaged(file=file, place=name, reason=damage)
-    if not scratch[LEDGER].exists():
-        raise BackupDamaged(file=file, place=LEDGER, reason="it is missing")
+    await asyncio.to_thread(_refuse_damaged, file, scratch, on_progress)
     ledger = await open_ledger(f"sqlite:///{scratch[LEDGER]}")
     try:
         verification = await verify(ledger, on_progress=lambda far: on_progress("jobs checked", far.jobs))
