@@ -73,6 +73,23 @@ def test_a_served_type_whose_jobs_wait_long_needs_more_workers():
     assert found["type a"] == (FindingSeverity.WARNING, "the oldest ready job has waited 1 min 30 s")
 
 
+def test_a_worker_on_the_bus_serves_topics_and_no_jobs_of_the_ledger():
+    on_bus = replace(worker(silent_s=5), info=b'{"bus": true, "types": ["a"]}')
+    found = by_check(work_findings([queue(ready=3, oldest_ready_s=90.0)], [on_bus], NOW))
+    assert found == {
+        "workers": (
+            FindingSeverity.WARNING,
+            "none seen in the last 30 s; 1 on the bus, for jobs on topics only",
+        ),
+        "type a": (FindingSeverity.WARNING, "3 jobs are ready and no living worker serves the type"),
+    }
+    topic = replace(queue(ready=3, oldest_ready_s=90.0), lifecycle="bus-job")
+    late = by_check(work_findings([topic], [on_bus], NOW))
+    assert late["workers"] == (FindingSeverity.OK, "1 alive, 2 jobs held")
+    assert late["type a"][1] == "the oldest ready job has waited 1 min 30 s"
+    assert "type a" not in by_check(work_findings([topic], [worker(silent_s=5)], NOW))
+
+
 def test_a_paused_type_is_named_once():
     found = work_findings([queue(ready=3, paused=True)], [], NOW)
     assert [finding.remedy for finding in found if finding.check == "type a"] == ["`trellis queues resume a`"]

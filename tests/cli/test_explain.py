@@ -11,7 +11,15 @@ from trellis.engine.jobs import Epoch, JobId, Priority, ReasonCode, Stage
 from trellis.engine.records import DeadLetter, Event, Job, JobPlace, QueueDepth, WorkerRecord
 from trellis.engine.text import duration
 from trellis.lifecycles import LIFECYCLES, Phase, Role
-from trellis.operations.explain import REASON_PHRASES, JobExplanation, JobSurroundings, explain, timer_phrase, waits_for
+from trellis.operations.explain import (
+    REASON_PHRASES,
+    JobExplanation,
+    JobSurroundings,
+    explain,
+    timer_phrase,
+    types_taken,
+    waits_for,
+)
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 QUEUE = QueueDepth(
@@ -165,6 +173,25 @@ def test_a_ready_job_with_a_worker_will_be_taken():
     assert "7 jobs of this type are ready" in text
     assert "At most 2.5 jobs of this type are handed out a second" in text
     assert "A claim makes it assigned, its start running." in text
+
+
+def test_a_worker_on_the_bus_takes_no_job_of_the_ledger():
+    on_bus = worker(name="up-1", info=b'{"bus": true, "types": ["mail.send"]}')
+    text = story(job(), queue=QUEUE, workers=(on_bus,))
+    assert "is queued, waiting for a worker: none that serves its type is alive." in text
+    assert "No worker that serves 'mail.send' has been seen" in text
+    assert "up-1 serves it as a topic on the bus, and no job that was submitted without --topic." in text
+    assert "trellis worker MODULE:APP" in text
+    assert "will take it" not in text
+    assert "w-1 serves this type and will take it" in story(job(), queue=QUEUE, workers=(on_bus, worker()))
+
+
+def test_a_worker_of_the_ledger_takes_no_job_on_a_topic():
+    on_bus = worker(info=b'{"bus": true, "types": ["job.mail"]}')
+    assert types_taken(on_bus, "bus-job") == ("job.mail",)
+    assert types_taken(on_bus, "leased-job") == ()
+    assert types_taken(worker(), "bus-job") == ()
+    assert types_taken(worker(), "leased-job") == ("mail.send",)
 
 
 def test_a_paused_type_is_the_reason():

@@ -1,6 +1,8 @@
 """`trellis migrate`, `verify`, `sweep`, `doctor`, `version`, and ledgers that are not there, too old, read-only or wrong."""
 
 import asyncio
+import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -11,12 +13,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from tests.cli.conftest import Terminal
 from tests.servers.postgres import PostgresServer
+from trellis.cli.ledgers import SWEPT_PHRASES
 from trellis.engine.extras import program_version
 from trellis.engine.jobs import (
     Actor,
@@ -30,7 +34,7 @@ from trellis.engine.jobs import (
     Turn,
     TypeClaim,
 )
-from trellis.engine.records import Job
+from trellis.engine.records import Job, SweepReport
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
 from trellis.storage.objects.open import open_objects
@@ -246,6 +250,24 @@ def test_sweep_says_what_it_did(trellis: Terminal):
     assert trellis("sweep").out == "nothing was due\n"
     record = trellis("sweep", "--json").record
     assert set(record.values()) == {0}
+
+
+def test_sweep_says_that_leases_were_extended(local: Terminal, held, tmp_path: Path):
+    local.submit("double", "1")
+    held(local.url)
+    local("sweep")
+    raw = apsw.Connection(str(tmp_path / "ledger.db"))
+    for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        raw.execute(f'DROP TRIGGER "{name}"')
+    raw.execute("UPDATE trellis_job SET until = until - 60000000")
+    raw.execute("UPDATE trellis_meta SET value = value - 60000000 WHERE key = 'sweep_tick'")
+    raw.close()
+    assert local("sweep").out == "1 lease extended (nobody swept for a while)\n"
+
+
+def test_every_count_of_a_sweep_has_words():
+    counts = {field.name for field in dataclasses.fields(SweepReport)} - {"elected", "next_due_s"}
+    assert set(SWEPT_PHRASES) == counts
 
 
 @pytest.mark.requirement("D8")
@@ -472,6 +494,37 @@ def test_doctor_names_jobs_that_the_projector_set_aside(local: Terminal, tmp_pat
 
 def _check(local: Terminal, name: str) -> dict[str, str]:
     return next((one for one in local("doctor", "--json").records if one.get("check") == name), {})
+
+
+def test_doctor_names_the_cure_of_a_key_that_migrate_does_not_change(
+    local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    key, migrate = tmp_path / "ledger.db.key", f"`trellis migrate --ledger {local.url}`"
+    monkeypatch.setenv("TRELLIS_TOKEN", local("token", "issue", "--role", "submitter").out.strip())
+    key.chmod(0o444)
+    for check in ("operator", "token"):
+        assert _check(local, check)["remedy"] == f"chmod 600 {key}"
+    key.chmod(0o600)
+    with monkeypatch.context() as patch:
+        opened = os.open
+
+        def denied(path: Any, *arguments: Any, **options: Any) -> int:
+            if Path(os.fsdecode(path)) == key:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(key))
+            return opened(path, *arguments, **options)
+
+        patch.setattr(os, "open", denied)  # root may open a file of mode 000
+        unreadable = _check(local, "operator")
+    assert "cannot be read: Permission denied" in unreadable["detail"]
+    assert unreadable["remedy"] == f"chmod 600 {key}"
+    if os.geteuid() == 0:
+        os.chown(key, NOBODY, -1)
+        assert _check(local, "operator")["remedy"] == f"chown 0 {key} && chmod 600 {key}, as root"
+        os.chown(key, 0, -1)
+    key.write_text("none")
+    assert _check(local, "operator")["remedy"] == f"move {key} away and run {migrate}, which makes a new one"
+    key.unlink()
+    assert _check(local, "operator")["remedy"] == migrate
 
 
 def test_doctor_does_not_call_a_store_dead_whose_agents_take_long_to_read(

@@ -2,11 +2,14 @@
 
 import asyncio
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Terminal, stored_rows
+from tests.cli.test_up import PATIENCE_S, up
+from tests.servers.ready_python import ready_python
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings, read_settings
 from trellis.runs.projector import Projector
@@ -125,6 +128,39 @@ def test_contradictory_rebuild_options_are_refused_with_a_remedy(
     empty = used("rebuild", "--from", "objects")
     assert (empty.code, "TRELLIS_OBJECTS" in empty.err) == (1, True)
     assert not (tmp_path / "ledger.db").exists(), "nothing is made where nothing can be put back"
+
+
+@pytest.mark.parametrize("remains", ["no file", "an empty file"])
+def test_up_makes_no_new_ledger_beside_records_of_a_lost_one(used: Terminal, tmp_path: Path, remains: str):
+    lose_ledger(tmp_path)
+    if remains == "an empty file":
+        (tmp_path / "ledger.db").touch()
+    refused = subprocess.run(
+        [ready_python(), "-m", "trellis", "up", "--roles", "sweeper", "--ledger", used.url],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert "is empty" in refused.stderr if remains == "an empty file" else "does not exist" in refused.stderr
+    assert f"trellis rebuild --from objects --ledger {used.url}`" in refused.stderr
+    assert f"move {tmp_path / 'objects'} away" in refused.stderr
+    assert (tmp_path / "ledger.db").exists() == (remains == "an empty file")
+    assert used("rebuild", "--from", "objects", "--json").record["jobs"] == 2
+    with up(tmp_path, "--roles", "sweeper", "--ledger", used.url) as running:
+        assert "ledger    sqlite:" in running.said
+
+
+def test_up_makes_a_ledger_where_the_objects_were_moved_away_or_have_no_records(used: Terminal, tmp_path: Path):
+    lose_ledger(tmp_path)
+    (tmp_path / "objects").rename(tmp_path / "objects-before")
+    (tmp_path / "objects" / "agents").mkdir(parents=True)
+    (tmp_path / "objects" / "agents" / "note.md").write_text("no record of a job")
+    with up(tmp_path, "--roles", "sweeper", "--ledger", used.url) as running:
+        assert "ledger    sqlite:" in running.said
+    assert stored_rows(used) == []
 
 
 @pytest.mark.requirement("AUTH-7")

@@ -1,5 +1,6 @@
 """`trellis submit`: what goes in, and everything that does not."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Terminal
+from trellis.engine.jobs import Actor
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
 
 LIMIT = 1024 * 1024
 
@@ -68,6 +72,23 @@ def test_a_keyed_job_waits_behind_the_other(trellis: Terminal):
     assert re.search(
         rf"At most 2 jobs with key 'two' may be held at once, and {fourth} and {third} hold slots\.", text
     ), text
+
+
+def test_submit_warns_at_a_terminal_where_only_a_worker_on_the_bus_serves_the_type(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    async def beat(name: str, info: bytes) -> None:
+        ledger = await open_ledger(local.url)
+        await ledger.heartbeat_worker(Actor(role=Role.WORKER, name=name), info)
+        await ledger.close()
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    asyncio.run(beat("up-1", b'{"bus": true, "types": ["job.echo"]}'))
+    warned = local("submit", "job.echo", "1").err
+    assert "no living worker serves job.echo: the job waits until one does" in warned
+    assert "on the bus one serves the topic (`trellis submit --topic job.echo" in warned
+    asyncio.run(beat("w-1", b'{"types": ["job.echo"]}'))
+    assert "no living worker" not in local("submit", "job.echo", "2").err
 
 
 def test_the_payload_comes_from_a_file_or_standard_input(local: Terminal, tmp_path: Path):

@@ -248,6 +248,20 @@ def test_gateway_serves_no_other_host_without_a_configured_key(local: Terminal):
     assert "Ctrl-C" not in answer.out
 
 
+def test_up_without_a_gateway_says_what_is_wrong_with_the_key(local: Terminal, tmp_path: Path):
+    key = tmp_path / "ledger.db.key"
+    key.chmod(0o444)
+    with up(tmp_path, "--ledger", local.url) as running:
+        assert f"gateway   none: others can read {key}; run: chmod 600 {key}\n" in running.said
+        assert "set TRELLIS_TOKEN" not in running.said
+    key.chmod(0o600)
+    key.write_text("none")
+    with up(tmp_path, "--ledger", local.url) as running:
+        line = next(line for line in running.said.splitlines() if line.startswith("gateway"))
+        assert f"{key} holds no key" in line
+        assert f"to mend it: move {key} away and run `trellis migrate --ledger {local.url}`" in line
+
+
 def test_a_port_in_use_is_one_clear_error(local: Terminal):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

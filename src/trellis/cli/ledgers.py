@@ -8,11 +8,13 @@ import shlex
 import sys
 import time
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import apsw
@@ -35,7 +37,15 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOp
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.cli.problems import remedy_for, without_password
-from trellis.engine.errors import LedgerMissing, NotAllowed, OptionInvalid, Refused, SettingsInvalid, TrellisError
+from trellis.engine.errors import (
+    KeyUnusable,
+    LedgerMissing,
+    NotAllowed,
+    OptionInvalid,
+    Refused,
+    SettingsInvalid,
+    TrellisError,
+)
 from trellis.engine.extras import program_version
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -251,8 +261,27 @@ async def sweep(cli: Cli) -> None:
     if cli.out.as_json:
         cli.out.record(record)
     else:
-        done = ", ".join(f"{count} {name}" for name, count in record.items() if count)
+        done = ", ".join(_swept_phrase(name, count) for name, count in record.items() if count)
         cli.out.line(done or "nothing was due")
+
+
+SWEPT_PHRASES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "amnesty": ("lease", "extended (nobody swept for a while)"),
+        "expired": ("expired lease", "ended"),
+        "exhausted": ("job", "out of attempts"),
+        "due": ("timer", "due"),
+        "deadlines": ("deadline", "passed"),
+        "cancelled": ("job", "cancelled"),
+        "promoted": ("blocked job", "made ready"),
+    }
+)
+"""What a sweep did, by the name of its count in `SweepReport`: what is counted, and what was done with it."""
+
+
+def _swept_phrase(name: str, count: int) -> str:
+    noun, done = SWEPT_PHRASES[name]
+    return f"{counted(count, noun)} {done}"
 
 
 # --- followers -------------------------------------------------------------------------------------------------------
@@ -473,7 +502,9 @@ def _operator(url: str) -> list[Finding]:
     try:
         principal_for(url, name="doctor", operator=True)
     except NotAllowed as error:
-        remedy = f"`trellis migrate --ledger {shlex.quote(url)}`"
+        from trellis.cli.machine_checks import development_key_cure  # only an unusable key needs it
+
+        remedy = development_key_cure(url)
         return [Finding(check="operator", severity=FindingSeverity.WARNING, detail=str(error), remedy=remedy)]
     detail = f"{development_key_path(url)} lets this user requeue and pause"
     return [Finding(check="operator", severity=FindingSeverity.OK, detail=detail)]
@@ -483,6 +514,12 @@ def _token(url: str, settings: Settings) -> list[Finding]:
     """Whether the token in the settings is valid, and for which roles."""
     try:
         identity = identify(url, settings)
+    except KeyUnusable as error:
+        if sqlite_path(url) is None:
+            return [_failed("token", error, url)]
+        from trellis.cli.machine_checks import development_key_cure  # only an unusable key needs it
+
+        return [error_finding("token", str(error), development_key_cure(url))]
     except TrellisError as error:
         return [_failed("token", error, url)]
     if identity is None:

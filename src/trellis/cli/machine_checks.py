@@ -1,6 +1,8 @@
 """Checks of `trellis doctor` for this machine: free space, key files, and the servers it needs."""
 
 import asyncio
+import os
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trellis.app.settings import BUILTIN, PREFIX, Settings
+from trellis.app.wiring import development_key_path
 from trellis.cli.invocation import sqlite_path
 from trellis.engine.errors import ExtraMissing, KeyUnusable, TrellisError
 from trellis.engine.private_files import read_private
@@ -77,6 +80,22 @@ def key_findings(settings: Settings) -> list[Finding]:
             detail = f"{path} ({variable}) belongs to this user or to root, and others cannot read it"
             findings.append(Finding(check=check, severity=FindingSeverity.OK, detail=detail))
     return findings
+
+
+def development_key_cure(url: str) -> str:
+    """What to do about the key beside an SQLite ledger if it is unusable, as the middle of a sentence."""
+    path = development_key_path(url)
+    file = shlex.quote(str(path))
+    try:
+        owner = path.stat().st_uid
+    except OSError:
+        return f"`trellis migrate --ledger {shlex.quote(url)}`"
+    try:
+        read_private(path)
+    except KeyUnusable:
+        of_us = owner == os.geteuid()
+        return f"chmod 600 {file}" if of_us else f"chown {os.geteuid()} {file} && chmod 600 {file}, as root"
+    return f"move {file} away and run `trellis migrate --ledger {shlex.quote(url)}`, which makes a new one"
 
 
 async def provider_findings(settings: Settings, url: str) -> list[Finding]:

@@ -23,7 +23,8 @@ from trellis.cli.queue_jobs import (
 )
 from trellis.client import JobHandle, Trellis
 from trellis.engine.ledger import Ledger
-from trellis.operations.explain import is_alive, served_types
+from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.operations.explain import is_alive, types_taken
 from trellis.worker.requests import SubmitSettings
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
@@ -257,14 +258,17 @@ async def _finish_here(
     )
     code = await finish(cli, LedgerWatch(cli, trellis), submitted, wait_s)
     if wait_s is None and handle.created and type_ is not None and cli.out.console.is_terminal:
-        await _warn_if_unserved(cli, trellis.ledger, type_)
+        await _warn_if_unserved(cli, trellis.ledger, type_, job.lifecycle)
     return code
 
 
-async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str) -> None:
+async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str, lifecycle: str) -> None:
     """Warn if no living worker serves the type: a mistyped type would wait forever."""
     now = await ledger.now()
-    served = {one for worker in await ledger.workers() if is_alive(worker, now) for one in served_types(worker)}
+    alive = [worker for worker in await ledger.workers() if is_alive(worker, now)]
+    served = {one for worker in alive for one in types_taken(worker, lifecycle)}
     if type_ not in served:
         hint = values.did_you_mean(type_, served) or ": the job waits until one does (`trellis worker MODULE:APP`)"
+        if any(type_ in types_taken(worker, BUS_JOB.name) for worker in alive):
+            hint += f"; on the bus one serves the topic (`trellis submit --topic {type_}`)"
         cli.out.note(f"no living worker serves {type_}{hint}")

@@ -67,7 +67,7 @@ async def serve_all(
         tls_cert_file=cli.settings.tls_cert_file,
         tls_key_file=cli.settings.tls_key_file,
     )
-    listening, keys = _listening(cli, roles, options)
+    listening, keys, why_none = _listening(cli, roles, options)
     nlm: NlmEndpoint | None = None
     try:
         nlm = bind_nlm_endpoint(cli, roles, keys)
@@ -103,7 +103,7 @@ async def serve_all(
             if wants_kernel(roles):
                 parts.append(serve_safety_kernel(cli, stop, alone=False))
             if listening is None:
-                _print_no_gateway(cli, roles)
+                _print_no_gateway(cli, why_none)
             else:
                 parts.append(_gateway(cli, instance, listening, options, keys, stop))
             await run_together(stop, *parts)
@@ -183,18 +183,31 @@ def _sign_in_codes(cli: Cli, listening: BoundSockets, keys: Sequence[TrustedKey]
 
 def _listening(
     cli: Cli, roles: frozenset[str] | None, options: ServerOptions
-) -> tuple[BoundSockets | None, Sequence[TrustedKey]]:
-    """The gateway's sockets, bound before anything else starts, and the trusted keys."""
+) -> tuple[BoundSockets | None, Sequence[TrustedKey], str | None]:
+    """The gateway's sockets, bound before anything else starts, and the trusted keys.
+
+    Last, why there is no gateway although none of the roles was chosen by name; else None.
+    """
     if roles is not None and GATEWAY not in roles:
-        return None, ()
+        return None, (), None
     try:
         keys = trusted_keys(cli.url, cli.settings)
-    except KeyUnusable:
+    except KeyUnusable as error:
         if roles is not None or is_key_configured(cli.settings) or options.host not in LOCAL:
             raise
         # No caller could authenticate, and no gateway was requested by name: run the services without one.
-        return None, ()
-    return listen(options, key_configured=is_key_configured(cli.settings)), keys
+        return None, (), _why_no_gateway(cli, error)
+    return listen(options, key_configured=is_key_configured(cli.settings)), keys, None
+
+
+def _why_no_gateway(cli: Cli, error: KeyUnusable) -> str:
+    """What is wrong with the key beside an SQLite ledger, and the cure; on any other ledger, what to set."""
+    if sqlite_path(cli.url) is None:
+        return "set TRELLIS_TOKEN_JWKS_FILE or TRELLIS_TOKEN_KEY_FILE"
+    from trellis.cli.machine_checks import development_key_cure  # only an unusable key needs it
+
+    reason, cure = str(error.data["reason"]), development_key_cure(cli.url)
+    return reason if cure in reason else f"{reason}; to mend it: {cli.typed(cure)}"
 
 
 def _print_gateway(cli: Cli, listening: BoundSockets, codes: SignInCodes | None) -> None:
@@ -215,7 +228,7 @@ def _print_gateway(cli: Cli, listening: BoundSockets, codes: SignInCodes | None)
     print_ready(cli)
 
 
-def _print_no_gateway(cli: Cli, roles: frozenset[str] | None) -> None:
-    if roles is None:
-        cli.out.line("gateway   none: set TRELLIS_TOKEN_JWKS_FILE or TRELLIS_TOKEN_KEY_FILE")
+def _print_no_gateway(cli: Cli, reason: str | None) -> None:
+    if reason is not None:
+        cli.out.line(f"gateway   none: {reason}")
     print_ready(cli)

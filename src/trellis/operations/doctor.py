@@ -15,7 +15,7 @@ from trellis.operations.explain import (
     WORKER_SILENT_S,
     WorkerPresence,
     is_alive,
-    served_types,
+    types_taken,
     waits_for,
     worker_info,
     worker_presence,
@@ -60,18 +60,18 @@ def error_finding(check: str, detail: str, remedy: str) -> Finding:
 def work_findings(queues: Sequence[QueueDepth], workers: Sequence[WorkerRecord], now: datetime) -> list[Finding]:
     """Checks whether workers serve the waiting jobs."""
     alive = [worker for worker in workers if is_alive(worker, now)]
-    served = {type_ for worker in alive for type_ in served_types(worker)}
     wanted = any(
         queue.ready + queue.scheduled + queue.blocked + queue.held for queue in queues if _is_for_workers(queue)
     )
     findings = [_workers(alive, wanted=wanted)]
+    lifecycles = {queue.lifecycle for queue in queues}
+    taken = {name: {type_ for worker in alive for type_ in types_taken(worker, name)} for name in lifecycles}
     ready = [queue for queue in queues if queue.ready and not queue.paused and _is_for_workers(queue)]
-    findings += [_unserved(queue) for queue in ready if queue.type not in served]
+    findings += [_unserved(queue) for queue in ready if queue.type not in taken[queue.lifecycle]]
     findings += [_paused(queue) for queue in queues if queue.paused]
     findings += [_unsent(queue) for queue in queues if queue.type.startswith(REPORT_TYPE_PREFIX) and _waits_long(queue)]
-    findings += [
-        _slow(queue) for queue in queues if queue.type in served and (queue.oldest_ready_s or 0) > READY_S_WARN
-    ]
+    served = [queue for queue in queues if queue.type in taken[queue.lifecycle]]
+    findings += [_slow(queue) for queue in served if (queue.oldest_ready_s or 0) > READY_S_WARN]
     return findings
 
 
@@ -236,13 +236,18 @@ OWN_TYPES = "trellis."
 
 
 def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
-    """Checks for living workers. Having none is a problem only if jobs wait for one; agents need none."""
+    """Checks for living workers. Having none is a problem only if jobs wait for one; agents need none.
+
+    Workers on the bus do not count then: `wanted` is about jobs that workers claim from the ledger.
+    """
     if not alive and not wanted:
         return _ok("workers", "none, and no job waits for one")
-    if not alive:
+    on_bus = [worker for worker in alive if worker_info(worker).get("bus")]
+    if wanted and len(on_bus) == len(alive):
+        beside = f"; {len(on_bus)} on the bus, for jobs on topics only" if on_bus else ""
         return _warning(
             "workers",
-            detail=f"none seen in the last {WORKER_SILENT_S:.0f} s",
+            detail=f"none seen in the last {WORKER_SILENT_S:.0f} s{beside}",
             remedy="start one: `trellis worker MODULE:APP`",
         )
     held = sum(worker.held for worker in alive)

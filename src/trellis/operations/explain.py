@@ -224,13 +224,17 @@ def timer_phrase(job: Job, now: datetime) -> str | None:
     return f"{then} by itself{_until(job.due_at, now)}"
 
 
-def serves(worker: WorkerRecord, type_: str) -> bool:
-    """Whether a worker reported that it runs this type."""
-    return type_ in served_types(worker)
+def types_taken(worker: WorkerRecord, lifecycle: str) -> tuple[str, ...]:
+    """Returns the types of which a worker takes jobs of this lifecycle.
+
+    A worker on the bus takes jobs on topics only. A worker that claims from the ledger never takes those.
+    """
+    is_on_bus = bool(worker_info(worker).get("bus"))
+    return served_types(worker) if is_on_bus == (lifecycle == BUS_JOB.name) else ()
 
 
 def served_types(worker: WorkerRecord) -> tuple[str, ...]:
-    """Returns the types that a worker reported."""
+    """Returns the types that a worker reported: of jobs that it claims from the ledger, or topics on the bus."""
     return tuple(str(type_) for type_ in worker_info(worker).get("types", ()))
 
 
@@ -436,8 +440,15 @@ def _taker(job: Job) -> str | None:
     return None if claim is None or Role.WORKER in claim.actors else _actors(claim)
 
 
-def _serving(job: Job, around: JobSurroundings) -> list[WorkerRecord]:
-    return [worker for worker in around.workers or () if serves(worker, job.type) and is_alive(worker, around.now)]
+def _serving(job: Job, around: JobSurroundings, lifecycle: str | None = None) -> list[WorkerRecord]:
+    """Returns the living workers that take such a job, or that would if it had this lifecycle."""
+    alive = [worker for worker in around.workers or () if is_alive(worker, around.now)]
+    return [worker for worker in alive if job.type in types_taken(worker, lifecycle or job.lifecycle)]
+
+
+def _names(workers: Sequence[WorkerRecord]) -> str:
+    more = " and others" if len(workers) > NAMES_MAX else ""
+    return ", ".join(worker.name for worker in workers[:NAMES_MAX]) + more
 
 
 def _lease(job: Job, until: datetime, now: datetime) -> str:
@@ -562,21 +573,27 @@ def _why_not_taken(job: Job, around: JobSurroundings) -> Iterator[str]:
             beside = not_sent_phrase(job, alive)
             yield f"None did for {waited}: {beside}no `trellis up` with role {taker} runs on this ledger, or all are busy."
         return
+    yield from _who_serves(job, around)
+    if queue is not None and queue.rate_limit is not None:
+        yield f"At most {queue.rate_limit:g} jobs of this type are handed out a second."
+    if queue is not None and queue.ready > 1:
+        yield f"{queue.ready} jobs of this type are ready; priority, then age, decides who is first."
+
+
+def _who_serves(job: Job, around: JobSurroundings) -> Iterator[str]:
     alive = _serving(job, around)
     if around.workers is None:
         yield f"A worker that serves {job.type!r} takes it when it has room."
     elif not alive:
         yield f"No worker that serves {job.type!r} has been seen in the last {WORKER_SILENT_S:.0f} s."
+        if on_bus := _serving(job, around, BUS_JOB.name):
+            serve = "serves" if len(on_bus) == 1 else "serve"
+            yield f"{_names(on_bus)} {serve} it as a topic on the bus, and no job that was submitted without --topic."
     else:
-        names = ", ".join(worker.name for worker in alive[:3]) + (" and others" if len(alive) > 3 else "")
-        yield f"{names} {'serves' if len(alive) == 1 else 'serve'} this type and will take it when there is room."
+        yield f"{_names(alive)} {'serves' if len(alive) == 1 else 'serve'} this type and will take it when there is room."
         for worker in alive:
             if alone := runs_alone(worker):
                 yield f"{worker.name} takes nothing more until job {alone} has ended: it runs that one alone."
-    if queue is not None and queue.rate_limit is not None:
-        yield f"At most {queue.rate_limit:g} jobs of this type are handed out a second."
-    if queue is not None and queue.ready > 1:
-        yield f"{queue.ready} jobs of this type are ready; priority, then age, decides who is first."
 
 
 # --- what happens next -----------------------------------------------------------------------------------------------
