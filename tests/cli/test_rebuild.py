@@ -153,6 +153,14 @@ def test_up_makes_no_new_ledger_beside_records_of_a_lost_one(used: Terminal, tmp
         assert "ledger    sqlite:" in running.said
 
 
+def test_migrate_says_that_the_new_ledger_is_beside_records_of_a_lost_one(used: Terminal, tmp_path: Path):
+    lose_ledger(tmp_path)
+    migrated = used("migrate")
+    assert f"{tmp_path / 'objects'} has audit records of one that was lost" in " ".join(migrated.err.split())
+    assert used("rebuild", "--from", "objects", "--json").record["jobs"] == 2
+    assert "lost" not in used("migrate").err
+
+
 def test_up_makes_a_ledger_where_the_objects_were_moved_away_or_have_no_records(used: Terminal, tmp_path: Path):
     lose_ledger(tmp_path)
     (tmp_path / "objects").rename(tmp_path / "objects-before")

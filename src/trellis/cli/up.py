@@ -4,7 +4,6 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ from trellis.cli import values
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli, make_folder, sqlite_path
 from trellis.cli.long_running import run_tuned, tune_server
+from trellis.cli.lost_ledger import refuse_lost_ledger
 from trellis.cli.metrics_export import process_observed
 from trellis.cli.problems import without_password
 from trellis.cli.telemetry import configure_tracing, log_only
@@ -31,7 +31,7 @@ from trellis.cli.up_process import (
     run_together,
     stopped_by_signals,
 )
-from trellis.engine.errors import OptionInvalid, Refused, SettingsInvalid
+from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.lease_runner import LeaseRunner
 from trellis.engine.ledger import Ledger
@@ -96,7 +96,7 @@ async def _up(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions) -> No
 async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, health: ProcessHealth) -> None:
     """Serve these roles, or all, once the ledger is available."""
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
-    await _refuse_lost_ledger(cli)
+    await refuse_lost_ledger(cli)
     make_folder(cli.url)
     ledger = await open_when_available(cli.url, part=process_part_name(wanted))
     if ledger is None:
@@ -116,55 +116,6 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
 
         await serve_all(cli, wanted, stop, choices, health)
     cli.out.line("stopped")
-
-
-async def _refuse_lost_ledger(cli: Cli) -> None:
-    """Raise Refused if the SQLite ledger is missing or empty and the local folder of objects has audit records.
-
-    A new ledger beside them would hide that the old one is lost, and no rebuild fills a ledger that has a job of its
-    own. A ledger is older than its records: one that appears while they are looked for was just made by another process.
-    """
-    ledger = sqlite_path(cli.url)
-    if ledger is None or _has_content(ledger):
-        return
-    folder = await _folder_with_records(cli)
-    if folder is None or _has_content(ledger):
-        return
-    problem = "is empty" if ledger.exists() else "does not exist"
-    raise Refused(
-        detail=f"The ledger {ledger} {problem}, and {folder} has audit records: the ledger was lost, or is"
-        " elsewhere. Bring it back, or make it again from the records with `trellis rebuild --from objects`; to begin"
-        f" with an empty ledger, move {folder} away."
-    )
-
-
-def _has_content(file: Path) -> bool:
-    """Whether there is a ledger in this file. If that cannot be known, it is to be opened, which says why not."""
-    try:
-        return file.stat().st_size > 0
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-
-
-async def _folder_with_records(cli: Cli) -> Path | None:
-    """The local folder of the instance's objects if it has audit records; None in a bucket, which is not asked."""
-    from trellis.app.fleet import storage_locations
-    from trellis.documents import ids
-    from trellis.storage.objects.address import read_address
-    from trellis.storage.objects.open import open_objects
-
-    place = storage_locations(cli.settings, cli.url).objects
-    folder = read_address(place)
-    if not isinstance(folder, Path) or not folder.is_dir():
-        return None
-    objects = await open_objects(place)
-    try:
-        records = await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)
-    finally:
-        await objects.close()
-    return folder if records.items else None
 
 
 async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: ProcessHealth) -> bool:

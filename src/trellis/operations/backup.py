@@ -172,7 +172,8 @@ def _take(places: InstancePlaces, file: Path, version: str, on_progress: Progres
             snapshot.close()
             on_progress("ledgers checked", number)
             if (damage := damage_of(work / name)) is not None:
-                why = f"{ledgers[name]} is damaged: {damage}; keep it, and restore the last backup that is whole"
+                cure = "restore the last backup that is whole" if name == LEDGER else "move it away to save the rest"
+                why = f"{ledgers[name]} is damaged: {damage}; keep it, and {cure}"
                 raise BackupRefused(file=file, done="taken", reason=why)
             writer.add(name, work / name)
             (work / name).unlink()

@@ -22,13 +22,14 @@ from trellis.engine.errors import (
     LedgerLoginRefused,
     LedgerReadOnly,
     LedgerUnavailable,
+    OutcomeUnknown,
     Refused,
     TrellisError,
 )
 from trellis.engine.jobs import Advance, Claim, ClaimId, JobId, NewJob, StepApplied, Submitted, Turn, TypeClaim
 from trellis.engine.outage_log import Outage
 from trellis.ledgers import open_ledger
-from trellis.ledgers.postgres.lanes import LaneOptions, to_trellis_error
+from trellis.ledgers.postgres.lanes import LaneOptions, PostgresLane, to_trellis_error
 
 
 def _first_line() -> asyncio.Event:
@@ -119,7 +120,7 @@ def _login(url: str) -> str:
 @pytest.mark.parametrize("limit", ["statement_timeout", "lock_timeout"])
 async def test_a_call_that_a_time_limit_of_the_login_cancels_is_repeated(postgres_url: str, limit: str):
     async with a_fleet_login(postgres_url) as (url, admin):
-        await admin.execute(f"alter role {_login(url)} set {limit} = '100ms'")
+        await admin.execute(f"alter role {_login(url)} set {limit} = '1s'")
         ledger = await open_ledger(url)
         other = await asyncpg.connect(postgres_url)
         held = other.transaction()
@@ -131,6 +132,42 @@ async def test_a_call_that_a_time_limit_of_the_login_cancels_is_repeated(postgre
         assert await asking == [Submitted(JobId("late"), created=True)]
         await other.close()
         await ledger.close()
+
+
+async def test_a_call_that_is_cancelled_again_and_again_is_given_up_and_logged(
+    postgres_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(outage_log, "LEDGER", Outage("ledger_unavailable"))
+    async with a_fleet_login(postgres_url) as (url, admin):
+        await admin.execute(f"alter role {_login(url)} set lock_timeout = '50ms'")
+        ledger = await open_ledger(url)
+        other = await asyncpg.connect(postgres_url)
+        async with other.transaction():
+            await other.execute("lock table trellis.job in access exclusive mode")
+            with pytest.raises(LedgerUnavailable, match="lock timeout"):
+                await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("late"), type="work")])
+        assert await ledger.job(JobId("late")) is None
+        await other.close()
+        await ledger.close()
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records][:1] == ["ledger_unavailable"]
+
+
+async def test_a_call_that_may_have_been_done_before_the_server_took_no_more_writes_has_an_unknown_outcome(
+    postgres_url: str,
+):
+    """The primary died with the answer, and the repeat comes to a standby."""
+    errors = [asyncpg.ConnectionDoesNotExistError("gone"), asyncpg.ReadOnlySQLTransactionError("no writes")]
+
+    async def ask(_: object, sent_before: bool) -> None:
+        raise errors[sent_before]
+
+    lane = PostgresLane(postgres_url, LaneOptions())
+    with pytest.raises(OutcomeUnknown):
+        await lane.call("submit", "one", ask)
+    errors.reverse()
+    with pytest.raises(LedgerReadOnly):
+        await lane.call("submit", "two", ask)
+    await lane.close()
 
 
 async def test_a_turn_whose_statements_an_operator_cancels_is_delivered_all_the_same(
@@ -163,6 +200,8 @@ async def test_a_login_that_may_write_again_is_used_again_and_until_then_the_ser
         await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("one"), type="work")])
         await admin.execute(f"alter role {_login(url)} set default_transaction_read_only = on")
         await _end_sessions(admin, _login(url))
+        with pytest.raises(OutcomeUnknown):  # it was sent on the session that ended, too
+            await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])
         with pytest.raises(LedgerReadOnly):
             await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("two"), type="work")])
         with pytest.raises(LedgerReadOnly, match="standby, or default_transaction_read_only is on"):

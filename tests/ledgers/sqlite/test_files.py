@@ -27,6 +27,7 @@ from trellis.engine.records import JobFilter
 from trellis.ledgers import migrate, open_ledger
 from trellis.ledgers.sqlite import connection, schema
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, connect, parse_url, refuse_old_library
+from trellis.ledgers.sqlite.lanes import QUICK_RUNS_MIN, Transaction
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.schema import SCHEMA_VERSION
 from trellis.ledgers.sqlite.schema import migrate as migrate_file
@@ -305,6 +306,26 @@ async def test_a_damaged_file_fails_the_calls_that_meet_the_damage_and_no_other(
     assert findings["file"] == "error"
 
 
+COUNT = "SELECT count(*) FROM trellis_submission NOT INDEXED WHERE length(payload) > 1"
+
+
+@pytest.mark.parametrize("size", [None, 1], ids=["thread", "event loop"])
+async def test_damage_that_one_read_meets_is_no_other_readers_error(damaged: SqliteLedger, size: int | None):
+    def good(tx: Transaction) -> int:
+        return tx.now
+
+    def bad(tx: Transaction) -> object:
+        return tx.db.execute(COUNT).fetchall()
+
+    lane = damaged.reader
+    async with asyncio.timeout(30):
+        for _ in range(QUICK_RUNS_MIN + 1):
+            await lane.run(good, size=1)
+        calls = (lane.run(work, size=size) for work in (good, bad, good, bad, good))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [int, LedgerDamaged, int, LedgerDamaged, int]
+
+
 def break_down(_: object) -> bool:
     raise RuntimeError("nobody foresaw this")
 
@@ -323,6 +344,20 @@ async def test_a_call_that_breaks_its_lane_is_answered_and_the_next_one_works(
     assert [record.getMessage().split()[0] for record in caplog.records] == ["ledger_call_broke"] * 2
 
 
+async def test_a_file_that_another_process_deletes_meanwhile_is_no_refusal(path: Path, monkeypatch: pytest.MonkeyPatch):
+    await (await open_ledger(f"sqlite:///{path}")).close()
+    log = path.with_name(f"{path.name}-wal")
+    log.touch()
+
+    def access(name: Path, *_: object, **__: object) -> bool:
+        if name == log:
+            log.unlink()
+        return name != log
+
+    monkeypatch.setattr(connection.os, "access", access)
+    await (await open_ledger(f"sqlite:///{path}")).close()
+
+
 @pytest.mark.parametrize("end", ["", "-wal", "-shm"])
 async def test_a_file_of_the_ledger_that_may_not_be_written_is_named_and_no_other_is_made(
     end: str, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -331,7 +366,7 @@ async def test_a_file_of_the_ledger_that_may_not_be_written_is_named_and_no_othe
     file = path.with_name(path.name + end)
     file.touch()
     before = {one.name for one in path.parent.iterdir()}
-    monkeypatch.setattr(connection.os, "access", lambda name, _: name != file)  # permissions do not bind root
+    monkeypatch.setattr(connection.os, "access", lambda name, *_, **__: name != file)  # permissions do not bind root
     with pytest.raises(LedgerReadOnly, match=f"ledger.db{end} may not be written by this user"):
         await open_ledger(f"sqlite:///{path}")
     assert {one.name for one in path.parent.iterdir()} == before

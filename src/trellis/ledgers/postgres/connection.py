@@ -201,12 +201,16 @@ CONFLICT_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.InternalServerError,  # "cache lookup failed": an object in use was replaced, for example by a migration
+)
+"""The transaction was rolled back because of a conflict. It had no effect and may be repeated."""
+
+STOPPED_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.QueryCanceledError,  # by an operator, or by a `statement_timeout` of the login
     asyncpg.LockNotAvailableError,  # a `lock_timeout` of the login
     asyncpg.OutOfMemoryError,
     asyncpg.PostgresIOError,
 )
-"""The transaction was rolled back because of others, or of the server's state. It had no effect and may be repeated."""
+"""The server stopped the transaction, which had no effect. It may do so again: what takes too long takes so each time."""
 
 DAMAGED_ERRORS: tuple[type[Exception], ...] = (asyncpg.DataCorruptedError, asyncpg.IndexCorruptedError)
 """The server's files are damaged. A repeated call meets that again."""

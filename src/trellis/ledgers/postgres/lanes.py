@@ -40,6 +40,7 @@ from trellis.ledgers.postgres.connection import (
     CONFLICT_ERRORS,
     CONNECTION_LOST_ERRORS,
     DAMAGED_ERRORS,
+    STOPPED_ERRORS,
     PostgresConnection,
     PostgresError,
     ReadOnly,
@@ -50,7 +51,15 @@ from trellis.ledgers.refusals import ledger_closed
 
 Answer = TypeVar("Answer")
 
-RETRIED_ERRORS: tuple[type[Exception], ...] = (*CONFLICT_ERRORS, *CONNECTION_LOST_ERRORS, LedgerUnavailable)
+RETRIED_ERRORS: tuple[type[Exception], ...] = (
+    *CONFLICT_ERRORS,
+    *STOPPED_ERRORS,
+    *CONNECTION_LOST_ERRORS,
+    LedgerUnavailable,
+)
+WITHOUT_EFFECT: tuple[type[Exception], ...] = (*CONFLICT_ERRORS, *STOPPED_ERRORS)
+STOPS_MAX = 3
+"""How often a call that the server stops is made. Others wait for the lane meanwhile."""
 BACKOFF_S_FIRST = 0.02
 BACKOFF_S_MAX = 1.0
 COLLISIONS_MAX = 3
@@ -118,7 +127,7 @@ class PostgresLane:
         async with self._lock:
             loop = asyncio.get_running_loop()
             end = loop.time() + (self._options.outcome_window_s if window_s is None else window_s)
-            sent, collisions, pause_s = False, 0, BACKOFF_S_FIRST
+            sent, collisions, stops, pause_s = False, 0, 0, BACKOFF_S_FIRST
             while True:
                 sent_before = sent
                 try:
@@ -135,9 +144,10 @@ class PostgresLane:
                     lost: Exception = error
                 except (*RETRIED_ERRORS, PostgresError) as error:
                     if not _may_pass(error):
-                        raise self._refused(error) from error
+                        raise self._refused(verb, request, error, sent_before=sent_before) from error
                     lost = error
-                    sent = sent_before or (sent and not isinstance(error, CONFLICT_ERRORS))
+                    sent = sent_before or (sent and not isinstance(error, WITHOUT_EFFECT))
+                    stops += isinstance(error, STOPPED_ERRORS)
                     self._note_outage(verb, error, loop.time())
                 else:
                     if self._failures.count:
@@ -145,7 +155,7 @@ class PostgresLane:
                     return answer
                 if isinstance(lost, CONNECTION_LOST_ERRORS):
                     self.drop()
-                if loop.time() + pause_s > end:
+                if loop.time() + pause_s > end or stops >= STOPS_MAX:
                     raise self._given_up(verb, request, lost, sent=sent) from lost
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, BACKOFF_S_MAX)
@@ -177,15 +187,20 @@ class PostgresLane:
             return
         if isinstance(error, LedgerUnavailable):
             self._failures.failed(error, now=now)
+        elif isinstance(error, STOPPED_ERRORS):
+            self._failures.failed(LedgerUnavailable(reason=str(error)), now=now)
         elif isinstance(error, TimeoutError):
             silence_s = self._options.call_timeout_s
             self._failures.failed(LedgerUnavailable(reason=f"no answer to {verb} for {silence_s:g} s"), now=now)
 
-    def _refused(self, error: Exception) -> TrellisError:
+    def _refused(self, verb: str, request: str, error: Exception, *, sent_before: bool) -> TrellisError:
         """The error for a call that is not repeated."""
         if isinstance(error, ReadOnly):
             self.drop()  # after a failover another server may answer, and a session keeps the settings it began with
-        return to_trellis_error(error)
+        refusal = to_trellis_error(error)
+        if sent_before and isinstance(refusal, OF_SERVER):
+            return OutcomeUnknown(verb=verb, request=request)  # the server may have done it before it came to this
+        return refusal
 
     def _given_up(self, verb: str, request: str, lost: Exception, *, sent: bool) -> TrellisError:
         if sent:
@@ -273,6 +288,8 @@ BY_STATE: dict[str, Callable[[str], TrellisError]] = {
 
 SERVER_STATES = frozenset({"08", "53", "57", "58"})
 """Classes of errors that say nothing of the call: the connection, the server's resources, its operator, its system."""
+OF_SERVER = (LedgerReadOnly, LedgerFull, LedgerDamaged, LedgerUnavailable)
+"""Errors that say nothing of the call."""
 BY_STATE_AND_DETAIL: dict[str, Callable[[str], TrellisError]] = {
     "TR005": lambda detail: InvalidTransition(**json.loads(detail)),  # only the database knows the artifact's state
     "TR006": lambda detail: QueueFull(**json.loads(detail)),

@@ -404,7 +404,7 @@ class PostgresLedger(PostgresReads):
         return [renewed.get((lease.key, lease.epoch)) or LeaseLost(lease) for lease in leases]
 
     async def _note(self, verb: str, sql: str, *args: object) -> list[PostgresRow]:
-        """A holder's writes besides steps. They use their own lane, so that heartbeats never wait behind them."""
+        """A holder's writes besides steps, and that a process is there. They use their own lane, so that heartbeats never wait behind them."""
         return await self._note_lane.call(verb, "", lambda c, _: c.fetch(sql, *args))
 
     async def save_checkpoint(self, lease: Lease, body: bytes) -> StepApplied | LeaseLost:
@@ -769,7 +769,7 @@ class PostgresLedger(PostgresReads):
         return [job.job_id in put_back for job in jobs]
 
     async def heartbeat_worker(self, actor: Actor, info: bytes | None) -> None:
-        await self._admin("beat", "select beat($1, $2)", await self._actor(actor), info)
+        await self._note("beat", "select beat($1, $2)", await self._actor(actor), info)
 
     async def wait_for_work(self, types: Sequence[str], timeout_s: float) -> None:  # noqa: ARG002 one bell for all types
         await self._notifier.wait(timeout_s)

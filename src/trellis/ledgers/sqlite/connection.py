@@ -33,6 +33,7 @@ CACHE_KIB = 64 * 1024
 HAS_ARRAYS = "ENABLE_CARRAY" in apsw.compile_options
 """Whether statements on our connections can read arrays (`apsw.carray`). The library of a distribution may lack that."""
 STATEMENTS = 256
+_AS_ACTING_USER = os.access in os.supports_effective_ids
 SCHEME = "sqlite://"
 _MEMORY = ("", "/:memory:", ":memory:")
 _FULL_AT_IO = (apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMMAP)
@@ -171,7 +172,8 @@ def _refuse_unwritable(path: Path) -> None:
     """Refuse a ledger of which a file may not be written, before SQLite makes others beside it with the same mode."""
     for end in ("", "-wal", "-shm"):
         file = path.with_name(path.name + end)
-        if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+        # The last process that closes the ledger deletes the others, perhaps at this moment.
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK, effective_ids=_AS_ACTING_USER) and file.exists():
             raise LedgerReadOnly(reason=f"{file} may not be written by this user")
 
 

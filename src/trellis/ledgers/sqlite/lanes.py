@@ -280,6 +280,7 @@ class SqliteLane:
         self._stop: _Stop | None = None
         self.damage: LedgerError | None = None
         """What was found to be damaged, by the last call that met it."""
+        self._writes = writes
         self._run_batch = self._write if writes else self._read
         self._changes = connection.total_changes()
         self._commits = 0
@@ -374,6 +375,9 @@ class SqliteLane:
         try:
             if not self._in_thread and _are_few(calls) and self._connection_lock.acquire(blocking=False):
                 is_done = self._stop is None and self._run_in_place(calls)
+        except apsw.Error as error:
+            is_done = True
+            self._break_off(calls, error)
         except BaseException as error:  # noqa: BLE001 - the loop raises it, goes on later perhaps, and so do the callers
             is_done = True
             for call in calls:
@@ -432,19 +436,20 @@ class SqliteLane:
         try:
             self._run_timed(batch, are_few=_are_few(batch))
         except BaseException as error:  # noqa: BLE001 - a thread that ended would leave its callers waiting for ever
-            _log.exception("ledger_call_broke")
-            with contextlib.suppress(apsw.Error):
-                self._roll_back()
-            for call in batch:
-                call.error = call.error or self._error_of_break(error)
+            self._break_off(batch, error)
 
-    def _error_of_break(self, error: BaseException) -> LedgerError:
-        """The error for callers whose calls broke in a way that is not their own. A write may have been committed."""
-        if self._room is None and isinstance(error, apsw.Error):
-            return self._to_ledger_error(error)
-        broken = OutcomeUnknown(verb="a call", request=f"it broke: {type(error).__name__}: {error}")
+    def _break_off(self, batch: list[_LaneCall], error: BaseException) -> None:
+        """Give callers an error that is not their own. A write may have been committed; a read that was answered stands."""
+        _log.error("ledger_call_broke", error=repr(error), exc_info=error)
+        with contextlib.suppress(apsw.Error):
+            self._roll_back()
+        broken: LedgerError = OutcomeUnknown(verb="a call", request=f"it broke: {type(error).__name__}: {error}")
+        if isinstance(error, apsw.Error) and not self._writes:
+            broken = self._to_ledger_error(error)
         broken.__cause__ = error
-        return broken
+        for call in batch:
+            if call.error is None and (self._writes or call.answer is NO_ANSWER):
+                call.error = broken
 
     def _keep_up_whatever_happens(self) -> None:
         try:
@@ -697,8 +702,9 @@ class SqliteLane:
         if self._connection.in_transaction:
             try:
                 self._cursor.execute("COMMIT")
-            except apsw.Error:  # the cursor's last statement failed, and it says so once more
-                self._db.execute("ROLLBACK")
+            except apsw.Error:  # it may say once more why a statement failed, and ends the transaction all the same
+                if self._connection.in_transaction:
+                    self._db.execute("ROLLBACK")
 
 
 _lanes: weakref.WeakSet[SqliteLane] = weakref.WeakSet()
