@@ -185,7 +185,9 @@ async def test_a_drive_is_cut_at_its_fence_while_a_renewal_hangs(stand: Stand):
     one.claiming = False
     stand.clock.advance(10.0)
     renewal = asyncio.ensure_future(one.renew())
-    await stand.until(lambda: stand.clock.sleeping >= 2)
+    await stand.until(
+        lambda: stand.clock.sleeping == 3
+    )  # the look at the fences, the limits of the drive and of the renewal
     assert not driving.task.done()
     stand.clock.advance(driving.fence - stand.clock())
     await stand.until(driving.task.done)
