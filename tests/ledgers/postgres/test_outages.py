@@ -113,6 +113,18 @@ async def _end_sessions(admin: asyncpg.Connection, login: str) -> None:
     await admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = $1", login)
 
 
+@asynccontextmanager
+async def locked(url: str, table: str) -> AsyncGenerator[None]:
+    """Nobody else reads or writes this table within the block."""
+    other = await asyncpg.connect(url)
+    try:
+        async with other.transaction():
+            await other.execute(f"lock table trellis.{table} in access exclusive mode")
+            yield
+    finally:
+        await other.close()
+
+
 def _login(url: str) -> str:
     return str(urlsplit(url).username)
 
@@ -122,15 +134,10 @@ async def test_a_call_that_a_time_limit_of_the_login_cancels_is_repeated(postgre
     async with a_fleet_login(postgres_url) as (url, admin):
         await admin.execute(f"alter role {_login(url)} set {limit} = '1s'")
         ledger = await open_ledger(url)
-        other = await asyncpg.connect(postgres_url)
-        held = other.transaction()
-        await held.start()
-        await other.execute("lock table trellis.job in access exclusive mode")
-        asking = asyncio.create_task(ledger.submit(SUBMITTER, [NewJob(job_id=JobId("late"), type="work")]))
-        await until_cancelled(admin, _login(url))
-        await held.rollback()
+        async with locked(postgres_url, "job"):
+            asking = asyncio.create_task(ledger.submit(SUBMITTER, [NewJob(job_id=JobId("late"), type="work")]))
+            await until_cancelled(admin, _login(url))
         assert await asking == [Submitted(JobId("late"), created=True)]
-        await other.close()
         await ledger.close()
 
 
@@ -141,13 +148,10 @@ async def test_a_call_that_is_cancelled_again_and_again_is_given_up_and_logged(
     async with a_fleet_login(postgres_url) as (url, admin):
         await admin.execute(f"alter role {_login(url)} set lock_timeout = '50ms'")
         ledger = await open_ledger(url)
-        other = await asyncpg.connect(postgres_url)
-        async with other.transaction():
-            await other.execute("lock table trellis.job in access exclusive mode")
+        async with locked(postgres_url, "job"):
             with pytest.raises(LedgerUnavailable, match="lock timeout"):
                 await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("late"), type="work")])
         assert await ledger.job(JobId("late")) is None
-        await other.close()
         await ledger.close()
     assert [record.getMessage().partition(" ")[0] for record in caplog.records][:1] == ["ledger_unavailable"]
 
@@ -178,17 +182,12 @@ async def test_a_turn_whose_statements_an_operator_cancels_is_delivered_all_the_
         await ledger.submit(SUBMITTER, [NewJob(job_id=JobId("one"), type="work")])
         claim = Claim(claim_id=ClaimId("c"), types=(TypeClaim(type="work"),), start=1)
         lease = (await ledger.turn(Turn(actor=WORKER, claim=claim))).claimed[0].lease
-        other = await asyncpg.connect(postgres_url)
-        held = other.transaction()
-        await held.start()
-        await other.execute("lock table trellis.lease in access exclusive mode")
         done = Advance(lease=lease, source="running", trigger="complete")
-        completing = asyncio.create_task(ledger.turn(Turn(actor=WORKER, advances=(done,))))
-        await until_waiting(admin, _login(url))
-        await admin.execute("select pg_cancel_backend(pid) from pg_stat_activity where usename = $1", _login(url))
-        await held.rollback()
+        async with locked(postgres_url, "lease"):
+            completing = asyncio.create_task(ledger.turn(Turn(actor=WORKER, advances=(done,))))
+            await until_waiting(admin, _login(url))
+            await admin.execute("select pg_cancel_backend(pid) from pg_stat_activity where usename = $1", _login(url))
         assert [type(one) for one in (await completing).outcomes] == [StepApplied]
-        await other.close()
         await ledger.close()
 
 
