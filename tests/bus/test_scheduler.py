@@ -860,7 +860,7 @@ async def everything_once(rig: Rig, number: int) -> None:
 @pytest.mark.requirement("BUS-1", "BUS-3", "BUS-5")
 async def test_three_schedulers_hand_out_every_job_once(rig_of: Opens):
     async with rig_of(SchedulerOptions(subject_max=100_000)) as rig:
-        await everything_once(rig, 500)
+        await everything_once(rig, 300)
 
 
 @pytest.mark.prove

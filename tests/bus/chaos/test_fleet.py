@@ -188,7 +188,7 @@ async def test_three_schedulers_and_three_reconcilers_do_everything_once(
     ledger_url: str, tmp_path: Path, bus_nursery: Nursery, figures: Callable[..., None]
 ):
     async with a_crowd(ledger_url, tmp_path, bus_nursery) as crowd:
-        figures(**await crowd.run(500, patience_s=LEASE_S + 40))
+        figures(**await crowd.run(300, patience_s=LEASE_S + 40))
 
 
 @pytest.mark.parametrize("ledger_url", ["postgres"], indirect=True)

@@ -157,7 +157,7 @@ def representatives(points: list[str], *, every: int) -> list[str]:
     "rounds, every",
     [
         # A step has four boundaries: this comes by each of the four, and by every step.
-        pytest.param(1, 3, marks=pytest.mark.timeout(300)),
+        pytest.param(1, 5, marks=pytest.mark.timeout(300)),
         pytest.param(50, 1, marks=[pytest.mark.prove, pytest.mark.timeout(3600)]),
     ],
 )

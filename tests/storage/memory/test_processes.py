@@ -50,7 +50,7 @@ def decisions(memory: MemoryRepository, agent: str) -> list[str]:
 
 
 @pytest.mark.requirement("D23", "PIPE-11")
-@pytest.mark.parametrize("each", [10, pytest.param(50, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("each", [6, pytest.param(50, marks=pytest.mark.prove)])
 def test_eight_processes_lose_no_update_and_apply_none_twice(memory: MemoryRepository, start, sound, each: int):
     agents = [f"agent-{number}" for number in range(4)]
     processes = [start("committer", address_of(memory), f"w{number}", each, *agents) for number in range(8)]
@@ -108,7 +108,7 @@ def test_killed_writers_lose_nothing_they_acknowledged(
 
 
 @pytest.mark.requirement("D23", "PIPE-11")
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.prove)])
 def test_a_writer_killed_at_any_line_leaves_all_or_nothing(memory: MemoryRepository, start, sound, step: int):
     process = start("killed_at_every_line", same_host(memory), step)
     out, error = process.communicate(timeout=700 / step)
