@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, TypeAdapter
@@ -23,14 +23,8 @@ PROPOSALS_MAX_DEFAULT = 10
 TOOL_CALLS_MAX_DEFAULT = 64
 OUTPUT_TOKENS_MAX_DEFAULT = 8_192
 
-
-class JournalOnce(Protocol):
-    """Keeps the first bytes made under a name, and returns them on every later call, also in another process."""
-
-    def __call__(self, name: str, make: Callable[[], Awaitable[bytes]], /) -> Awaitable[bytes]:
-        """The bytes under this name; made now if there are none."""
-        ...
-
+JournalOnce = Callable[[str, Callable[[], Awaitable[bytes]]], Awaitable[bytes]]
+"""Keeps the first bytes made under a name, and returns them on every later call, also in another process."""
 
 BASE_URL_SETTING = "TRELLIS_MODEL_BASE_URL"
 REQUEST_TIMEOUT_S = 110.0

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from trellis.agents.run_io import JournalOnce
 from trellis.documents import ids, run_documents
@@ -70,12 +70,8 @@ class StepResult:
     """The bytes of output/proposal.json, from the step `persist-results`."""
 
 
-class RunStep(Protocol):
-    """One of the four steps of a run."""
-
-    async def __call__(self, context: StepContext, /) -> StepResult:
-        """Execute the step, or raise a StepError."""
-        ...
+RunStep = Callable[[StepContext], Coroutine[Any, Any, StepResult]]
+"""One of the four steps of a run: executes it, or raises a StepError."""
 
 
 def result_of(step_file: bytes) -> dict[str, Any]:

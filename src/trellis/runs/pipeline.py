@@ -82,7 +82,7 @@ class RunSteps:
 
     # --- step 1: load-context ----------------------------------------------------------------------------------------
 
-    async def load_context(self, context: StepContext, /) -> StepResult:
+    async def load_context(self, context: StepContext) -> StepResult:
         """Load the agent's file, sources and memory as they are now."""
         slug = context.request.agent_slug
         stored = await self.objects.get(agent_key(slug))
@@ -123,7 +123,7 @@ class RunSteps:
 
     # --- step 2: execute-agent ---------------------------------------------------------------------------------------
 
-    async def execute_agent(self, context: StepContext, /) -> StepResult:
+    async def execute_agent(self, context: StepContext) -> StepResult:
         """Run the agent. Every model request and tool call is journaled."""
         loaded = context.before["load-context"]
         slug = context.request.agent_slug
@@ -170,7 +170,7 @@ class RunSteps:
 
     # --- step 3: persist-results -------------------------------------------------------------------------------------
 
-    async def persist_results(self, context: StepContext, /) -> StepResult:
+    async def persist_results(self, context: StepContext) -> StepResult:
         """Turn drafts into proposals. A memory update of normal priority is applied at once.
 
         A draft is not proposed again if an equal proposal waits, if it was rejected and rests on unchanged sources, or
@@ -311,7 +311,7 @@ class RunSteps:
 
     # --- step 4: finalize --------------------------------------------------------------------------------------------
 
-    async def finalize(self, context: StepContext, /) -> StepResult:
+    async def finalize(self, context: StepContext) -> StepResult:
         """Report what the run produced.
 
         Everything is stored already; the manifest and the final status follow from it.
