@@ -8,7 +8,6 @@ from datetime import datetime
 from itertools import count
 from typing import TypeVar
 
-from dulwich.object_store import BaseObjectStore
 from dulwich.objects import Commit, ObjectID, ShaFile
 from pydantic import BaseModel, ValidationError
 
@@ -173,7 +172,7 @@ def _refused(agent_id: AgentId, proposal_id: str, outcome: RejectedUpdates) -> U
     return UpdatesRefused(agent_id=agent_id, proposal_id=proposal_id, detail=detail, problems=outcome.problems)
 
 
-def plan(objects: BaseObjectStore, folder: AgentFolder, order: MemoryCommitOrder, counter: TokenCounter) -> CommitPlan:
+def plan(folder: AgentFolder, order: MemoryCommitOrder, counter: TokenCounter) -> CommitPlan:
     """The next commit of this memory. Raises UpdatesRefused with every problem."""
     before = {name: folder.text(name) for name in {*LAYER_1, *_touched(order.updates)}}
     outcome = apply_updates(before, order.updates, order.at, run_id=order.run_id, counter=counter)
@@ -191,8 +190,8 @@ def plan(objects: BaseObjectStore, folder: AgentFolder, order: MemoryCommitOrder
         files=outcome.changed,
         evicted=evicted,
     )
-    root = None if folder.commit is None else load_commit(objects, folder.commit).tree
-    tree, new_objects = with_changes(objects, root, changes)
+    root = None if folder.commit is None else load_commit(folder.objects, folder.commit).tree
+    tree, new_objects = with_changes(folder.objects, root, changes)
     commit = _commit(tree, folder.commit, order, message)
     return CommitPlan(objects=(*new_objects, commit), commit=commit.id, version=version)
 

@@ -12,7 +12,6 @@ from trellis.engine.errors import OptionInvalid
 from trellis.storage.memory import commit_plan, markdown
 from trellis.storage.memory.errors import MemoryDamaged, MemoryOverLimit, MemoryVersionNotFound
 from trellis.storage.memory.layout import (
-    AgentId,
     ChangeKind,
     CommitId,
     CommittedFileChange,
@@ -57,43 +56,48 @@ def parent(objects: BaseObjectStore, name: ObjectID) -> ObjectID | None:
     return ObjectID(commit.parents[0]) if commit.parents else None
 
 
-def find_proposal(objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, proposal_id: str) -> ObjectID:
-    """The commit that applied a proposal whose marker is in the tree. Searches from the newest commit."""
-    for name, commit in islice(walk(objects, head), SEARCH_MAX):
-        message = commit_plan.parse(commit.message)
-        if message and message.agent_id == agent_id and message.proposal_id == proposal_id:
+def find_proposal(folder: AgentFolder, proposal_id: str) -> ObjectID:
+    """The commit that applied a proposal whose marker is in the folder. Searches from the newest commit."""
+    for name, message in _own_messages(folder):
+        if message.proposal_id == proposal_id:
             return name
-    raise MemoryDamaged(where=agent_id, reason=f"proposal {proposal_id} is marked as applied and no commit names it")
+    reason = f"proposal {proposal_id} is marked as applied and no commit names it"
+    raise MemoryDamaged(where=folder.agent_id, reason=reason)
 
 
-def find_version(
-    objects: BaseObjectStore, head: ObjectID | None, agent_id: AgentId, version: int, newest: int
-) -> ObjectID | None:
-    """The commit that created a version; None for version 0."""
+def at_version(folder: AgentFolder, version: int) -> AgentFolder:
+    """The folder as it was at an earlier version; empty for version 0. Raises MemoryVersionNotFound."""
+    newest = commit_plan.version_of(folder)
     if version == 0:
-        return None
+        return folder.at(None)
     if 0 < version <= newest:
-        for name, commit in islice(walk(objects, head), SEARCH_MAX):
-            message = commit_plan.parse(commit.message)
-            if message and message.agent_id == agent_id and message.version == version:
-                return name
-    raise MemoryVersionNotFound(agent_id=agent_id, version=version, newest=newest)
+        for name, message in _own_messages(folder):
+            if message.version == version:
+                return folder.at(name)
+    raise MemoryVersionNotFound(agent_id=folder.agent_id, version=version, newest=newest)
 
 
-def page(objects: BaseObjectStore, start: ObjectID | None, agent_id: AgentId, limit: int) -> HistoryPage:
-    """The commits from `start` back that changed this memory: at most `limit`, reading at most SCAN_MAX."""
+def _own_messages(folder: AgentFolder) -> Iterator[tuple[ObjectID, commit_plan.CommitMessage]]:
+    """The commits of applied proposals of this memory, from the folder's commit back, with their messages."""
+    for name, commit in islice(walk(folder.objects, folder.commit), SEARCH_MAX):
+        message = commit_plan.parse(commit.message)
+        if message and message.agent_id == folder.agent_id:
+            yield name, message
+
+
+def page(newest: AgentFolder, limit: int) -> HistoryPage:
+    """The commits from this one back that changed the folder: at most `limit`, reading at most SCAN_MAX."""
     entries: list[HistoryEntry] = []
-    seen = None
-    after = AgentFolder(objects, start, agent_id)
-    for name, commit in islice(walk(objects, start), SCAN_MAX):
+    seen, after = None, newest
+    for name, commit in islice(walk(newest.objects, newest.commit), SCAN_MAX):
         if len(entries) == limit:
             return HistoryPage(entries=tuple(entries), more=seen)
         seen = CommitId(name.decode())
-        before = AgentFolder(objects, ObjectID(commit.parents[0]) if commit.parents else None, agent_id)
+        before = newest.at(ObjectID(commit.parents[0]) if commit.parents else None)
         if after.tree != before.tree:
             entries.append(_entry(seen, commit, before, after))
         after = before
-    more = seen if seen is not None and load_commit(objects, ObjectID(seen.encode())).parents else None
+    more = seen if seen is not None and load_commit(newest.objects, ObjectID(seen.encode())).parents else None
     return HistoryPage(entries=tuple(entries), more=more)
 
 

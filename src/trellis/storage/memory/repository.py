@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -201,17 +201,20 @@ class MemoryRepository:
         """The current commit of all memories together; None before the first one."""
         return self._bare.branch()
 
-    @contextmanager
-    def objects(self) -> Generator[BaseObjectStore]:
+    def objects(self) -> AbstractContextManager[BaseObjectStore]:
         """The git objects, for reading. Ask for the head first: a shared memory then has what the head needs."""
+        return self._bare.objects()
+
+    @contextmanager
+    def _folder(self, agent_id: str) -> Generator[AgentFolder]:
+        """The memory of an agent at the current commit. Raises AgentIdInvalid."""
+        agent, head = checked_agent_id(agent_id), self._bare.branch()
         with self._bare.objects() as objects:
-            yield objects
+            yield AgentFolder(objects, head, agent)
 
     def read(self, agent_id: str, mode: ReadMode = ReadMode.BASIC) -> MemoryView:
         """Layer 1 as it is now. Raises MemoryOverLimit if it is larger than the mode allows."""
-        agent, head = checked_agent_id(agent_id), self._bare.branch()
-        with self._bare.objects() as objects:
-            folder = AgentFolder(objects, head, agent)
+        with self._folder(agent_id) as folder:
             return view(folder, ReadMode(mode), self._counter, READ_LIMITS[mode].tokens_max)
 
     def read_deep(
@@ -224,47 +227,33 @@ class MemoryRepository:
         tokens_max: int = DEEP_TOKENS_MAX,
     ) -> DeepView:
         """Layer 2, newest first. For explicit requests only; nothing in this package calls it (AUTH-4, PIPE-5)."""
-        agent, head = checked_agent_id(agent_id), self._bare.branch()
         limit = checked_count(limit, "limit", DEEP_LIMIT_MAX)
         tokens_max = checked_count(tokens_max, "tokens_max", DEEP_TOKENS_MAX)
-        with self._bare.objects() as objects:
-            folder = AgentFolder(objects, head, agent)
+        with self._folder(agent_id) as folder:
             return deep_view(folder, DeepPart(part), self._counter, before=before, limit=limit, tokens_max=tokens_max)
 
     def show(self, agent_id: str, version: int) -> MemoryView:
         """All of Layer 1 at one version, for display to a person, without a limit."""
-        agent, head = checked_agent_id(agent_id), self._bare.branch()
-        with self._bare.objects() as objects:
-            newest = commit_plan.version_of(AgentFolder(objects, head, agent))
-            commit = history.find_version(objects, head, agent, version, newest)
-            return view(AgentFolder(objects, commit, agent), ReadMode.WIDE, self._counter, None)
+        with self._folder(agent_id) as folder:
+            return view(history.at_version(folder, version), ReadMode.WIDE, self._counter, None)
 
     def history(self, agent_id: str, *, limit: int = 50, before: CommitId | None = None) -> HistoryPage:
         """The commits that changed a memory, newest first. `before` is the `more` of the previous page."""
-        agent = checked_agent_id(agent_id)
         limit = checked_count(limit, "limit", HISTORY_LIMIT_MAX)
-        with self._bare.objects() as objects:
-            start = self._bare.branch()
-            if before is not None:
-                start = history.parent(objects, _object_id(before))
-            return history.page(objects, start, agent, limit)
+        with self._folder(agent_id) as newest:
+            start = newest if before is None else newest.at(history.parent(newest.objects, _object_id(before)))
+            return history.page(start, limit)
 
     def diff(self, agent_id: str, from_version: int, to_version: int, *, deep: bool = False) -> str:
         """A unified diff between two versions of Layer 1; with `deep`, of Layer 2 too."""
-        agent, head = checked_agent_id(agent_id), self._bare.branch()
-        with self._bare.objects() as objects:
-            newest = commit_plan.version_of(AgentFolder(objects, head, agent))
-            before, after = (
-                AgentFolder(objects, history.find_version(objects, head, agent, version, newest), agent)
-                for version in (from_version, to_version)
-            )
+        with self._folder(agent_id) as folder:
+            before, after = (history.at_version(folder, version) for version in (from_version, to_version))
             return history.unified_diff(before, after, (f"v{from_version}", f"v{to_version}"), deep=deep)
 
     def preview(self, agent_id: str, updates: Sequence[Update], *, run_id: str, at: datetime) -> str:
         """What these updates would change in the memory as it is now, as a unified diff; raises UpdatesRefused."""
-        agent, head = checked_agent_id(agent_id), self._bare.branch()
-        with self._bare.objects() as objects:
-            return commit_plan.preview(AgentFolder(objects, head, agent), updates, run_id, at, self._counter)
+        with self._folder(agent_id) as folder:
+            return commit_plan.preview(folder, updates, run_id, at, self._counter)
 
     def version_conflict(self, agent_id: str, *, expected_version: int, proposal_id: str) -> VersionConflict | None:
         """The conflict for which `commit` would refuse a proposal now; None if its version fits or it was applied.
@@ -272,9 +261,7 @@ class MemoryRepository:
         Raises MemoryMissing: a repository that is away must not look like one without a version.
         """
         self._bare.check()
-        agent, head = checked_agent_id(agent_id), self._bare.branch()
-        with self._bare.objects() as objects:
-            folder = AgentFolder(objects, head, agent)
+        with self._folder(agent_id) as folder:
             current = commit_plan.version_of(folder)
             if current == expected_version or commit_plan.marker_of(folder, proposal_id) is not None:
                 return None
@@ -319,21 +306,19 @@ class MemoryRepository:
         self, order: MemoryCommitOrder, expected_version: int
     ) -> Committed | VersionConflict | AlreadyApplied | None:
         """One try under the lock; None if the branch moved meanwhile."""
-        head = self._bare.branch()
-        with self._bare.objects() as objects:
-            folder = AgentFolder(objects, head, order.agent_id)
+        with self._folder(order.agent_id) as folder:
             marker = commit_plan.marker_of(folder, order.proposal_id)
             if marker is not None:
                 if marker.updates_digest != digest(order.updates):
                     raise ProposalReused(agent_id=order.agent_id, proposal_id=order.proposal_id)
-                earlier = history.find_proposal(objects, head, order.agent_id, order.proposal_id)
+                earlier = history.find_proposal(folder, order.proposal_id)
                 self._bare.sync_branch()
                 return AlreadyApplied(commit=CommitId(earlier.decode()), version=marker.version)
             current = commit_plan.version_of(folder)
             if current != expected_version:
                 return VersionConflict(expected=expected_version, current=current)
-            planned = commit_plan.plan(objects, folder, order, self._counter)
-        if not self._bare.publish(planned.objects, head, planned.commit):
+            planned = commit_plan.plan(folder, order, self._counter)
+        if not self._bare.publish(planned.objects, folder.commit, planned.commit):
             return None
         return Committed(commit=CommitId(planned.commit.decode()), version=planned.version)
 

@@ -306,11 +306,9 @@ class SharedRepository:
             newest = islice(walk(objects, head), max(0, number - above))
             return number, {number - back: name.decode() for back, (name, _) in enumerate(newest)}
 
-    @contextlib.contextmanager
-    def objects(self) -> Generator[DiskObjectStore]:
+    def objects(self) -> contextlib.AbstractContextManager[DiskObjectStore]:
         """The replica's objects, for reading."""
-        with self.replica.objects() as objects:
-            yield objects
+        return self.replica.objects()
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:

@@ -59,11 +59,15 @@ class AgentFolder:
     """`memory/{agentId}/` at one commit; empty if it does not exist."""
 
     def __init__(self, objects: BaseObjectStore, commit: ObjectID | None, agent_id: AgentId) -> None:
-        self._objects = objects
+        self.objects = objects
         self._read: dict[ObjectID, dict[str, tuple[int, ObjectID]]] = {}
         self.commit = commit
         self.agent_id = agent_id
         self.tree = None if commit is None else self._find(load_commit(objects, commit).tree)
+
+    def at(self, commit: ObjectID | None) -> "AgentFolder":
+        """The folder of the same agent at another commit."""
+        return AgentFolder(self.objects, commit, self.agent_id)
 
     def read(self, file: str) -> bytes | None:
         """The content of a file; None if it does not exist."""
@@ -74,7 +78,7 @@ class AgentFolder:
         mode, object_id = entry
         if stat.S_ISDIR(mode):
             raise MemoryDamaged(where=self._where(file), reason="a file was expected and a folder is there")
-        content = load(self._objects, object_id, Blob).as_raw_string()
+        content = load(self.objects, object_id, Blob).as_raw_string()
         if len(content) > FILE_BYTES_MAX:
             raise MemoryDamaged(
                 where=self._where(file), reason=f"it has {len(content)} bytes, more than {FILE_BYTES_MAX}"
@@ -109,7 +113,7 @@ class AgentFolder:
         """The tree of this agent, from the root tree of a commit."""
         object_id: ObjectID = root
         for name in (ROOT, self.agent_id):
-            entries = _entries(self._objects, object_id)
+            entries = _entries(self.objects, object_id)
             if name not in entries:
                 return None
             mode, object_id = entries[name]
@@ -128,7 +132,7 @@ class AgentFolder:
 
     def _plain(self, tree: ObjectID) -> dict[str, tuple[int, ObjectID]]:
         if tree not in self._read:
-            entries = _entries(self._objects, tree)
+            entries = _entries(self.objects, tree)
             for name, (mode, _) in entries.items():
                 if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
                     raise MemoryDamaged(where=self._where(name), reason="only files and folders may be here, no links")
