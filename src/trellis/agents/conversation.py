@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -48,7 +48,7 @@ from trellis.engine import tracing
 from trellis.engine.call_times import CallKind, CallOutcome, CallTimes
 from trellis.engine.text import storable
 from trellis.storage.memory import markdown
-from trellis.storage.memory.layout import TokenCounter, count_tokens
+from trellis.storage.memory.layout import count_tokens
 
 # Builds the messages to a model.
 #
@@ -157,29 +157,23 @@ class JournalledModel(WrapperModel):
     def __init__(
         self,
         wrapped: Model,
+        toolbox: Toolbox,
         *,
         once: JournalOnce,
         steps_max: int,
         limits: RunLimits,
         left_s: Callable[[], float],
-        not_listed: Callable[[str], None],
-        so_far: Callable[[], str],
-        advice: Callable[[], str | None],
         options: ModelOptions,
         times: CallTimes,
-        counter: TokenCounter = count_tokens,
     ) -> None:
         super().__init__(wrapped)
+        self._toolbox = toolbox
         self._once = once
         self._steps_max = steps_max
         self._limits = limits
         self._left_s = left_s
-        self._not_listed = not_listed
-        self._so_far = so_far
-        self._advice = advice
         self._options = options
         self._times = times
-        self._counter = counter
         self.number = 0
         self.used = TokenUsage()
         self._calls = 0
@@ -192,13 +186,13 @@ class JournalledModel(WrapperModel):
     ) -> ModelResponse:
         """The journaled answer to this request; made now if there is none."""
         if self.number >= self._steps_max:
-            so_far = self._so_far() + _last_invalid_call(messages)
-            advice = self._advice() or _steps_advice(self._steps_max)
+            so_far = self._toolbox.so_far() + _last_invalid_call(messages)
+            advice = self._toolbox.advice() or _steps_advice(self._steps_max)
             raise StepsExceeded(limit=self._steps_max, advice=advice, so_far=so_far)
         self.number += 1
         entry = ENTRY.format(number=self.number)
         form = request_form(self.model_name, messages, model_settings, model_request_parameters)
-        size = self._counter(form.decode())
+        size = count_tokens(form.decode())
         digest = hashlib.sha256(form).hexdigest()
 
         async def make() -> bytes:
@@ -301,7 +295,7 @@ class JournalledModel(WrapperModel):
             tokens = RequestUsage(input_tokens=response.usage.input_tokens, output_tokens=response.usage.output_tokens)
         else:
             dumped = ModelMessagesTypeAdapter.dump_json([replace(response, timestamp=_NO_TIME)])
-            tokens = RequestUsage(input_tokens=size, output_tokens=self._counter(dumped.decode()))
+            tokens = RequestUsage(input_tokens=size, output_tokens=count_tokens(dumped.decode()))
         return replace(response, usage=tokens)
 
     def _count(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
@@ -313,12 +307,12 @@ class JournalledModel(WrapperModel):
         called = [part.tool_name for part in response.parts if isinstance(part, ToolCallPart)]
         self._calls += len(called)
         if self._calls > self._limits.tool_calls_max:
-            advice, so_far = self._advice() or CIRCLES, self._so_far()
+            advice, so_far = self._toolbox.advice() or CIRCLES, self._toolbox.so_far()
             raise ToolCallsExceeded(used=self._calls, limit=self._limits.tool_calls_max, advice=advice, so_far=so_far)
         listed = {tool.name for tool in (*parameters.function_tools, *parameters.output_tools)}
         for name in called:
             if name not in listed:
-                self._not_listed(name)
+                self._toolbox.not_listed(name)
 
     def _check_tokens(self, used: int) -> None:
         if used > self._limits.tokens_max:
@@ -441,22 +435,14 @@ class Finish(BaseModel):
     summary: str = Field(description="What you found and proposed, in a few sentences.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpeningMessages:
-    """The instructions and the first message to the model."""
-
-    instructions: str
-    opening: str
-
-
 async def run_conversation(
-    definition: AgentDefinition, talk: OpeningMessages, *, model: JournalledModel, toolbox: Toolbox, limits: RunLimits
+    definition: AgentDefinition, opening: str, *, model: JournalledModel, toolbox: Toolbox, limits: RunLimits
 ) -> str:
-    """Run the model until it finishes. Returns its summary."""
+    """Run the model from the opening message until it finishes. Returns its summary."""
     agent: Agent[None, Any] = Agent(
         model,
         output_type=[ToolOutput(Finish, name=FINISH), str],
-        instructions=talk.instructions,
+        instructions=system_instructions(definition),
         deps_type=type(None),
         name=definition.slug,
         model_settings=ModelSettings(temperature=definition.temperature, max_tokens=limits.output_tokens_max),
@@ -465,7 +451,7 @@ async def run_conversation(
         end_strategy="graceful",
     )
     try:
-        result = await agent.run(talk.opening, usage_limits=UsageLimits(request_limit=None))
+        result = await agent.run(opening, usage_limits=UsageLimits(request_limit=None))
     except UnexpectedModelBehavior as error:
         raise ModelGarbage(model=definition.model, reason=str(error)[:200]) from None
     output = result.output

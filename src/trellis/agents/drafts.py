@@ -104,9 +104,9 @@ def check_draft(args: Mapping[str, Any], context: DraftingContext) -> ProposalDr
     return replace(draft, flags=(*draft.flags, *dropped_field_flags(given)))
 
 
-def dropped_field_flags(given: Mapping[str, Any], known: Sequence[str] = FIELDS) -> tuple[str, ...]:
+def dropped_field_flags(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Flags that name the unknown fields."""
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in given if name not in FIELDS]
     return tuple(f"{RefusalCode.FIELD_DROPPED}:{_short_repr(name)}" for name in unknown[:DROPPED_MAX])
 
 

@@ -38,32 +38,27 @@ async def run_agent(
     from trellis.agents import conversation
 
     toolbox = Toolbox(definition, context, services=services, once=once, limits=limits, left_s=left_s, times=times)
-    talk = conversation.OpeningMessages(
-        instructions=conversation.system_instructions(definition),
-        opening=conversation.opening_message(
-            run_id=context.run_id,
-            turns=definition.max_steps,
-            sources={source.ref: source.text for source in context.sources},
-            memory=context.memory,
-            params=context.params,
-        ),
+    opening = conversation.opening_message(
+        run_id=context.run_id,
+        turns=definition.max_steps,
+        sources={source.ref: source.text for source in context.sources},
+        memory=context.memory,
+        params=context.params,
     )
     async with open_model(definition.model, models) as model:
         journalled = conversation.JournalledModel(
             model,
+            toolbox,
             once=once,
             steps_max=definition.max_steps,
             limits=limits,
             left_s=left_s,
-            not_listed=toolbox.not_listed,
-            so_far=toolbox.so_far,
-            advice=toolbox.advice,
             options=models,
             times=times,
         )
         try:
             summary = await conversation.run_conversation(
-                definition, talk, model=journalled, toolbox=toolbox, limits=limits
+                definition, opening, model=journalled, toolbox=toolbox, limits=limits
             )
         except AgentRunError as error:
             error.refused = tuple(toolbox.refused)

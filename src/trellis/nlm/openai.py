@@ -61,8 +61,6 @@ class OpenAiOptions:
     key: pydantic.SecretStr | None = None
     source_chars_max: int = SOURCE_CHARS_DEFAULT
     output_tokens_max: int = OUTPUT_TOKENS_DEFAULT
-    json_mode: bool = True
-    """Whether to request JSON output from the server; a few old servers refuse this parameter."""
 
     def __post_init__(self) -> None:
         try:
@@ -164,14 +162,14 @@ class OpenAiProvider:
         )
 
     def _request(self, prepared: PreparedCorpus, question: NlmQuestion, shown: tuple[NlmSource, ...]) -> dict[str, Any]:
-        body: dict[str, Any] = {
+        return {
             "model": self._options.model,
             "messages": messages(prepared, question, shown),
             "temperature": 0,
             "max_tokens": self._options.output_tokens_max,
             "stream": False,
+            "response_format": {"type": "json_object"},
         }
-        return body | ({"response_format": {"type": "json_object"}} if self._options.json_mode else {})
 
     async def _send(self, method: str, path: str, content: bytes | None, accepted: Collection[int] = (200,)) -> bytes:
         """The body of a response with one of these statuses; raises NlmUnavailable, NlmRefused, NlmGarbage."""
