@@ -60,7 +60,7 @@ async def test_tokens_are_sent_to_the_gateway_only(tmp_path: Path):
     make_development_key(url)
     chosen = {"gateway": "http://127.0.0.1:8420", "outgoing": ["http://127.0.0.1:9000"]}
     async with open_backend(Settings.model_validate(chosen), url) as backend:
-        assert backend.holder.driver.delivery.trusted == frozenset({"http://127.0.0.1:8420"})
+        assert backend.holder.driver.delivery.links.trusted == frozenset({"http://127.0.0.1:8420"})
         assert backend.parts.intake.trusted == frozenset({"http://127.0.0.1:8420"})
         backend.parts.intake.outgoing.check("http://127.0.0.1:9000/snapshot")
 

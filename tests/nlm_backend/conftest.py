@@ -27,7 +27,8 @@ from trellis.net.targets import read_target
 from trellis.nlm.extractive import ExtractiveProvider
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.scripted import ProviderScript, ScriptedProvider
-from trellis.nlm_backend.backend import BackendEnvironment, BackendLinks, BackendOptions, BackendProcess
+from trellis.nlm_backend.backend import BackendOptions, BackendProcess
+from trellis.nlm_backend.delivery import BackendEnvironment, BackendLinks
 from trellis.storage.objects.canonical_json import timestamp
 from trellis.testing import FakeClock
 

@@ -45,8 +45,8 @@ async def test_callback_to_an_absent_gateway_is_retried_like_an_error(stand: Sta
     await working.begin()
     await hold.arrived.wait()
     delivery = working.backend.holder.driver.delivery
-    away = _Refusing(delivery.client, times=3)
-    object.__setattr__(delivery, "client", away)
+    away = _Refusing(delivery.links.client, times=3)
+    object.__setattr__(delivery.links, "client", away)
     hold.go.set()
     await working.finish()
     assert away.times == 0

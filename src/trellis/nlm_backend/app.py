@@ -42,7 +42,6 @@ from trellis.nlm.provider import (
     NlmSource,
 )
 from trellis.nlm.retrying_provider import RetryingProvider
-from trellis.nlm_backend import metrics
 from trellis.nlm_backend.intake import ExecutionAccepted, JobIntake
 from trellis.nlm_backend.orders import ProcessRequest
 from trellis.operations.job_documents import event_document, job_document, whole_document
@@ -158,7 +157,6 @@ class BackendServices:
 
     intake: JobIntake
     asking: RetryingProvider
-    metrics: metrics.Metrics
 
 
 def _services(request: Request) -> BackendServices:
@@ -442,7 +440,8 @@ async def ready(request: Request) -> JSONResponse:
 @system.get("/metrics", response_class=PlainTextResponse, responses={502: PROBLEMS[502]})
 async def metrics_text(services: Services) -> Response:
     """Counters of this process in Prometheus' text form; needs no token."""
-    text = services.metrics.text(await services.intake.depth(), services.intake.circuit.state.value)
+    intake = services.intake
+    text = intake.metrics.text(await intake.depth(), intake.circuit.state.value)
     return Response(text, media_type=MEDIA_TYPE)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ from trellis.net.targets import read_target
 from trellis.nlm.provider import NlmProvider
 from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.nlm_backend.app import BackendServices, create_backend_app
-from trellis.nlm_backend.delivery import JobDelivery
+from trellis.nlm_backend.delivery import BackendEnvironment, BackendLinks, JobDelivery
 from trellis.nlm_backend.driver import NlmDriver
 from trellis.nlm_backend.intake import JobIntake
 from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
@@ -69,28 +69,6 @@ class BackendOptions:
     """How long ended NLM jobs are kept in the backend's ledger."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendLinks:
-    """How a backend reaches other services: an outgoing guard, tokens for trusted origins, and signed callbacks."""
-
-    client: GuardedClient
-    trusted: frozenset[str]
-    """The gateway's origin. It receives artifacts, callbacks and tokens, and only its executions are claimed."""
-    token: Callable[[str], str]
-    secret: bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackendEnvironment:
-    """Clock, randomness and ids, injected for tests."""
-
-    clock: Clock
-    rng: random.Random
-    now: Callable[[], float]
-    """Returns seconds since 1970."""
-    new_id: Callable[[], str]
-
-
 class BackendProcess:
     """One backend process: `app` answers requests, `serve` executes jobs."""
 
@@ -116,7 +94,7 @@ class BackendProcess:
             actor=actor,
             clock=clock,
             provider=limited,
-            delivery=self._delivery(links),
+            delivery=JobDelivery(links=links, world=world, metrics=self.metrics),
             metrics=self.metrics,
         )
         self.holder = LeaseRunner(
@@ -149,19 +127,7 @@ class BackendProcess:
             concurrency=options.concurrency,
             cancel_grace_s=options.cancel_grace_s,
         )
-        self.parts = BackendServices(intake=intake, asking=RetryingProvider(limited, clock=clock), metrics=self.metrics)
-
-    def _delivery(self, links: BackendLinks) -> JobDelivery:
-        return JobDelivery(
-            client=links.client,
-            trusted=links.trusted,
-            token=links.token,
-            secret=links.secret,
-            clock=self._world.clock,
-            rng=self._world.rng,
-            now=self._world.now,
-            metrics=self.metrics,
-        )
+        self.parts = BackendServices(intake=intake, asking=RetryingProvider(limited, clock=clock))
 
     def app(self, keys: Sequence[TrustedKey]) -> FastAPI:
         """Builds the application for callers whose tokens these keys verify."""

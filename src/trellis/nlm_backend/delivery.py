@@ -89,20 +89,38 @@ class OutgoingRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobDelivery:
-    """Sends the requests of a job."""
+class BackendLinks:
+    """How a backend reaches other services."""
 
     client: GuardedClient
     trusted: frozenset[str]
-    """Origins, in the form of `Target.origin`, that receive artifacts, callbacks and our tokens."""
+    """Origins, in the form of `Target.origin`, that receive artifacts, callbacks and our tokens: the gateway's.
+
+    Only executions of these gateways are claimed.
+    """
     token: Callable[[str], str]
     """Returns a token of the NLM backend for one job."""
     secret: bytes
     """The secret that signs callbacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendEnvironment:
+    """Clock, randomness and ids, injected for tests."""
+
     clock: Clock
     rng: random.Random
     now: Callable[[], float]
-    """Returns seconds since 1970, for signatures."""
+    """Returns seconds since 1970."""
+    new_id: Callable[[], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDelivery:
+    """Sends the requests of a job."""
+
+    links: BackendLinks
+    world: BackendEnvironment
     metrics: Metrics
     retry: RetryPolicy = RETRY
 
@@ -155,14 +173,14 @@ class JobDelivery:
             return DeliveryGivenUp(
                 f"Callbacks go to the gateway alone, and {url_for_message(order.callback_url)} is not it."
             )
-        key = job_key(self.secret, Role.NLM_BACKEND.value, order.job_id)
+        key = job_key(self.links.secret, Role.NLM_BACKEND.value, order.job_id)
         id_ = callback_id(order, json.loads(notice)["status"])
         around = {"content-type": "application/json", CORRELATION_HEADER: correlation_id}
         request = OutgoingRequest(
             method="POST",
             url=order.callback_url,
             headers=lambda: (
-                around | tracing.headers() | signed_headers(key, id_=id_, timestamp=int(self.now()), body=notice)
+                around | tracing.headers() | signed_headers(key, id_=id_, timestamp=int(self.world.now()), body=notice)
             ),
             content=notice,
             transient=TRANSIENT | UNRECOGNISED,
@@ -178,11 +196,11 @@ class JobDelivery:
     def _as_ours(self, order: StoredOrder, url: str, correlation_id: str) -> dict[str, str]:
         headers = {CORRELATION_HEADER: correlation_id, "accept": "application/json", **tracing.headers()}
         if self._is_trusted(url):
-            headers["authorization"] = f"Bearer {self.token(order.job_id)}"
+            headers["authorization"] = f"Bearer {self.links.token(order.job_id)}"
         return headers
 
     def _is_trusted(self, url: str) -> bool:
-        return read_target(url).origin in self.trusted
+        return read_target(url).origin in self.links.trusted
 
     async def _sent(
         self, request: OutgoingRequest, until: float, *, tried: Callable[[str], None] | None = None
@@ -199,17 +217,19 @@ class JobDelivery:
             wait_s = self._wait_s(number, answer)
             number += 1
             about = {"method": request.method, "problem": problem, "tries": number}
-            if self.clock.monotonic() + wait_s >= until:
+            if self.world.clock.monotonic() + wait_s >= until:
                 _log.warning("delivery_given_up", **about)
                 return DeliveryGivenUp(problem)
             _log.warning("not_delivered", **about, again_in_s=wait_s)
-            await self.clock.sleep(wait_s)
+            await self.world.clock.sleep(wait_s)
 
     async def _try(self, request: OutgoingRequest, until: float) -> FetchedResponse | DeliveryGivenUp:
-        left_s = max(0.0, until - self.clock.monotonic())
-        sending = self.client.send(request.method, request.url, headers=request.headers(), content=request.content)
+        left_s = max(0.0, until - self.world.clock.monotonic())
+        sending = self.links.client.send(
+            request.method, request.url, headers=request.headers(), content=request.content
+        )
         try:
-            return await within(self.clock, left_s, sending)
+            return await within(self.world.clock, left_s, sending)
         except (UrlRefused, AddressRefused):
             raise
         except OutgoingError as error:
@@ -220,7 +240,7 @@ class JobDelivery:
     def _wait_s(self, number: int, answer: FetchedResponse | DeliveryGivenUp) -> float:
         """Returns the backoff of the retry policy, or the server's `Retry-After` if longer."""
         asked_s = retry_after_s(httpx2.Headers(dict(answer.headers))) if isinstance(answer, FetchedResponse) else None
-        return max(self.retry.delay_s(number, self.rng.random()), min(asked_s or 0.0, RETRY_AFTER_S_MAX))
+        return max(self.retry.delay_s(number, self.world.rng.random()), min(asked_s or 0.0, RETRY_AFTER_S_MAX))
 
 
 def callback_id(order: StoredOrder, status: str) -> str:

@@ -302,11 +302,12 @@ def watch_backend(backend: BackendProcess, orders: Orders, watch: Watch) -> None
     """Put the watch between the backend and everything it touches, and shorten its times."""
     ledger, holder = (QueueLedger if orders.renews else DeafLedger)(backend.ledger, watch), backend.holder
     driver: NlmDriver = holder.driver
-    client = WatchedClient(driver.delivery.client, watch)
+    client = WatchedClient(driver.delivery.links.client, watch)
     client.tag = orders.tag
     driver.ledger = holder.ledger = ledger  # type: ignore[assignment]
     driver.provider = replace(driver.provider, inner=WatchedProvider(driver.provider.inner, watch))  # type: ignore[arg-type]
-    driver.delivery = replace(driver.delivery, client=client, retry=DELIVERY)  # type: ignore[arg-type]
+    links = replace(driver.delivery.links, client=client)  # type: ignore[arg-type]
+    driver.delivery = replace(driver.delivery, links=links, retry=DELIVERY)
     holder.options = orders.holding
     backend.sweeper.options = orders.sweeping
     backend.parts = replace(backend.parts, intake=replace(backend.parts.intake, ledger=ledger))  # type: ignore[arg-type]
