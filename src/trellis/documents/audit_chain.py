@@ -26,7 +26,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import AuditHead, Event, RecordedEvent
 from trellis.storage.objects.canonical_json import sha256
-from trellis.storage.objects.store import CREATE, ObjectStore, PutStored
+from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, listed_pages
 
 FORMAT = 1
 """Version of the block format; increases with every change."""
@@ -390,14 +390,10 @@ async def restart_chain(ledger: Ledger, objects: ObjectStore, actor: Actor, chai
 
 async def last_block(objects: ObjectStore, chain: str) -> tuple[bytes, ChainBlock] | None:
     """The block with the highest number in the object store, with its bytes. Raises RecordInvalid."""
-    last, after = None, None
-    while True:
-        page = await objects.list(f"{ids.chain_folder(chain)}/", after=after)
+    last = None
+    async for page in listed_pages(objects, f"{ids.chain_folder(chain)}/"):
         own = [info.key for info in page.items if is_block_of(info.key, chain)]
         last = own[-1] if own else last
-        if not page.more:
-            break
-        after = page.items[-1].key
     newest = None if last is None else await objects.get(last)
     return None if newest is None else (newest.body, ChainBlock.read(newest.key, newest.body))
 

@@ -34,7 +34,7 @@ from trellis.proposals import proposal
 from trellis.runs import finalization
 from trellis.runs.job_pasts import DOCUMENTED, JobPast, JobPasts
 from trellis.storage.objects.canonical_json import encode, sha256
-from trellis.storage.objects.store import ObjectStore, StoreError
+from trellis.storage.objects.store import ObjectStore, StoreError, listed_pages
 
 # Alerts: jobs that the projector cannot publish, because the object store holds something else under one of their keys.
 #
@@ -56,17 +56,12 @@ class ProjectorAlert:
 
 async def read_alerts(objects: ObjectStore) -> AsyncGenerator[ProjectorAlert]:
     """Every alert in the store. Unreadable alerts are skipped."""
-    after: str | None = None
-    while True:
-        page = await objects.list(f"{ids.ALERT_FOLDER}/", after=after)
+    async for page in listed_pages(objects, f"{ids.ALERT_FOLDER}/"):
         for info in page.items:
             stored = await objects.get(info.key)
             alert = None if stored is None else _read(stored.body)
             if alert is not None:
                 yield alert
-        if not page.more:
-            return
-        after = page.items[-1].key
 
 
 async def raise_alert(objects: ObjectStore, alert: ProjectorAlert) -> None:

@@ -34,10 +34,10 @@ from trellis.engine.restoration import check_restorable
 from trellis.engine.subscription import PROJECTOR
 from trellis.lifecycles.artifact import ARTIFACT
 from trellis.lifecycles.nlm_job import NLM_JOB
-from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.runs import finalization
+from trellis.runs.job_pasts import DOCUMENTED
 from trellis.runs.projector import (
     REBUILDING,
     SEGMENTED,
@@ -48,7 +48,7 @@ from trellis.runs.projector import (
 )
 from trellis.runs.spool import RecordedLife, RecordSpool
 from trellis.storage.objects.canonical_json import sha256
-from trellis.storage.objects.store import ObjectInfo, ObjectStore, StoreError
+from trellis.storage.objects.store import ObjectInfo, ObjectStore, StoreError, listed_pages
 
 OBJECTS = "objects.rebuilt"
 LEDGER = "ledger.rebuilt"
@@ -318,7 +318,7 @@ class _LedgerRestorer:
                 journal, is_behind = await finalization.artifact_journal(self._objects, self._spool, job)
                 job = replace(job, journal=journal)
                 self.behind |= {job.job_id} if is_behind else set()
-            if _has_documents(job):
+            if records[0].event.lifecycle in DOCUMENTED:
                 shown = await self._shown(job)
                 if await self._ledger.job(job.job_id) is not None:
                     self.done = replace(self.done, there=self.done.there + 1)
@@ -444,10 +444,6 @@ def _was_removed(life: RecordedLife, rivals: Sequence[RecordedLife]) -> bool:
     raise HistoryBroken(job_id=life.job_id, reason=reason)
 
 
-def _has_documents(job: JobToRestore) -> bool:
-    return job.records[0].event.lifecycle in {RUN.name, PROPOSAL.name}
-
-
 def _shown_key(job: JobToRestore) -> str:
     """The key of the document that shows the job's state."""
     if job.records[0].event.lifecycle == RUN.name:
@@ -479,9 +475,7 @@ async def _read_record(
 
     Raises RecordInvalid, StoreUnavailable.
     """
-    after: str | None = None
-    while True:
-        page = await objects.list(f"{ids.AUDIT_FOLDER}/", after=after)
+    async for page in listed_pages(objects, f"{ids.AUDIT_FOLDER}/"):
         records = [info for info in page.items if not info.key.startswith(f"{ids.CHAIN_FOLDER}/")]
         wanted = [info for info in records if bodies or info.key.endswith(audit_log.SUFFIX)]
         for few in (wanted[start : start + READS_AT_ONCE] for start in range(0, len(wanted), READS_AT_ONCE)):
@@ -492,9 +486,6 @@ async def _read_record(
             spool.add_ids((name.removesuffix(".json"), day) for *_, day, name in singles)
         await keep()
         on_progress("records read", len(spool))
-        if not page.more:
-            return
-        after = page.items[-1].key
 
 
 async def _get(objects: ObjectStore, info: ObjectInfo) -> bytes:

@@ -23,7 +23,7 @@ from trellis.documents.errors import ScheduleContended
 from trellis.engine.cron import cron_problem, latest_instant, next_instant
 from trellis.engine.logs import log_of
 from trellis.storage.objects.canonical_json import encode, timestamp
-from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, if_match
+from trellis.storage.objects.store import CREATE, ObjectStore, PutStored, if_match, listed_pages
 
 FOLDER = "schedules/"
 SCHEDULES_MAX = 10_000
@@ -101,9 +101,7 @@ class Timetable:
         """Every schedule with an expression, by slug."""
         seen: dict[str, RegisteredSchedule] = {}
         unreadable: dict[str, str] = {}
-        after: str | None = None
-        while len(seen) < SCHEDULES_MAX:
-            page = await self.objects.list(FOLDER, after=after)
+        async for page in listed_pages(self.objects, FOLDER):
             for info in page.items:
                 known = self._seen.get(info.key)
                 if self._unreadable.get(info.key) == info.etag:
@@ -114,9 +112,8 @@ class Timetable:
                     seen[info.key] = stored
                 else:
                     unreadable[info.key] = info.etag
-            if not page.more:
+            if len(seen) >= SCHEDULES_MAX:
                 break
-            after = page.items[-1].key
         self._seen, self._unreadable = seen, unreadable
         return [stored for stored in seen.values() if stored.schedule.cron is not None]
 

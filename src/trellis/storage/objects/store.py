@@ -20,7 +20,7 @@ error. If the store could not answer, one of these is raised:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -209,6 +209,16 @@ class ObjectStore(Protocol):
     async def probe(self) -> None:
         """Check on this store that conditional writes work; raises StoreUnfit."""
         ...
+
+
+async def listed_pages(objects: ObjectStore, prefix: str, *, after: str | None = None) -> AsyncGenerator[ObjectPage]:
+    """The pages of a listing, one after the other. Objects that are added behind the last key meanwhile are listed."""
+    while True:
+        page = await objects.list(prefix, after=after)
+        yield page
+        if not page.more:
+            return
+        after = page.items[-1].key
 
 
 async def put_one_by_one(
