@@ -39,7 +39,7 @@ from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.sqlite.connection import open_scratch_database
 from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.storage.objects.canonical_json import sha256
-from trellis.storage.objects.store import ObjectStore
+from trellis.storage.objects.store import ObjectStore, listed_pages
 
 VIOLATIONS_MAX = 1_000
 PAGE = 500
@@ -214,6 +214,13 @@ class _Comparison:
         if len(self._violations) < VIOLATIONS_MAX:
             self._violations.append(AuditViolation(**facts))
 
+    def _add_sealed(self, order: int | None, **facts: Any) -> None:
+        """Report a violation about the record at this place of the chain. None: it is not sealed."""
+        if order is not None:
+            *_, position, block = self._db.execute(_AUDIT_QUERIES.record_at, (order,)).fetchall()[0]
+            facts |= {"position": position, "block": block, "order": order}
+        self._add(**facts)
+
     # --- the chain -----------------------------------------------------------------------------------------------
 
     async def read_chain(self, name: str, head: AuditHead | None, ledger: Ledger | None) -> None:
@@ -371,16 +378,12 @@ class _Comparison:
     async def _bodies(
         self, prefix: str, wanted: Callable[[str], bool], *, after: str | None = None
     ) -> AsyncGenerator[tuple[str, bytes]]:
-        while True:
-            page = await self._objects.list(prefix, after=after)
+        async for page in listed_pages(self._objects, prefix, after=after):
             keys = [info.key for info in page.items if wanted(info.key)]
             for few in (keys[start : start + READS_AT_ONCE] for start in range(0, len(keys), READS_AT_ONCE)):
                 for stored in await asyncio.gather(*map(self._objects.get, few)):
                     if stored is not None:
                         yield stored.key, stored.body
-            if not page.more:
-                return
-            after = page.items[-1].key
 
     def _read_single(self, key: str, body: bytes) -> None:
         line = audit.body_to_line(body)
@@ -392,7 +395,7 @@ class _Comparison:
         self._take(key, record)
         day = f"{ids.AUDIT_FOLDER}/{record.day}/{record.event_id}"
         if key not in {f"{day}.json", f"{day}.{sha256(body)[:16]}.json"}:
-            self._add_at(record, "objects", key, "the record lies under the name of another one")
+            self._add_at(record, key, "the record lies under the name of another one")
 
     def _read_segment(self, key: str, body: bytes) -> None:
         lines = body.split(b"\n")
@@ -406,12 +409,12 @@ class _Comparison:
                 continue
             order = self._take(key, record)
             if record.day != key.split("/")[1]:
-                self._add_at(record, "objects", key, "the segment is of another day than the record")
+                self._add_at(record, key, "the segment is of another day than the record")
             if first and key != _segment_key(record):
-                self._add_at(record, "objects", key, "the segment does not begin with the event that its name says")
+                self._add_at(record, key, "the segment does not begin with the event that its name says")
             first = False
             if order is not None and order < last:
-                self._add_at(record, "objects", key, "the lines of the segment are not in the order of the events")
+                self._add_at(record, key, "the lines of the segment are not in the order of the events")
             if order is not None:
                 last, low = max(last, order), order if low < 0 else min(low, order)
         if low >= 0:
@@ -420,9 +423,8 @@ class _Comparison:
     def _add_unreadable(self, key: str, event_id: str | None, detail: str) -> None:
         day = key.split("/")[1]
         sealed = self._db.execute(_AUDIT_QUERIES.find_other, (event_id or "", day, "")).fetchall()
-        order, position, block = sealed[0] if sealed else (LATER, None, None)
-        facts = {"event_id": event_id, "position": position, "block": block, "order": order}
-        self._add(place="objects", key=key, detail=detail, **facts)
+        order = sealed[0][0] if sealed else None
+        self._add_sealed(order, place="objects", event_id=event_id, key=key, detail=detail)
 
     def _take(self, key: str, record: _StoredRecord) -> int | None:
         """Note where a record lies. Returns its place in the chain, if the order of its segment can be judged by it."""
@@ -438,7 +440,7 @@ class _Comparison:
             return None
         order, feed, met, _, chain = rows[0]
         if met:
-            self._add_at(record, "objects", key, "the record is there twice")
+            self._add_at(record, key, "the record is there twice")
         self._db.execute(_AUDIT_QUERIES.mark_met, which)
         if audit.is_of_act(record.fields):
             self._db.execute(_AUDIT_QUERIES.note_act, (record.ts, *which))
@@ -523,44 +525,35 @@ class _Comparison:
             own = [row for row in rows if row[1] == head.feed]
             if own and all(row[3] != position for row in own):
                 detail = f"the event was sealed at this position and is now at {position}"
-                facts = {"event_id": sealed.event_id, "position": own[0][3], "order": own[0][0]}
-                self._add(place="ledger", detail=detail, **facts)
+                self._add_sealed(own[0][0], place="ledger", event_id=sealed.event_id, detail=detail)
         if not rows[0][2]:
-            self._add_changed_object(sealed, line, rows[0])
+            self._add_changed_object(sealed, line, rows[0][0])
 
     def _add_changed(self, name: str, sealed: SealedRecord, line: bytes) -> None:
         """Report an event or act of the ledger that was not sealed as it is now."""
         other = self._db.execute(_AUDIT_QUERIES.find_other, (sealed.event_id, sealed.day, name)).fetchall()
         if not other:
             detail = "no block has this event, and the blocks go beyond its position"
-            facts = {"event_id": sealed.event_id, "position": sealed.position}
-            self._add(place="ledger", detail=detail, **facts)
+            self._add(place="ledger", event_id=sealed.event_id, position=sealed.position, detail=detail)
             return
-        order, position, block = other[0]
-        self._db.execute(_AUDIT_QUERIES.mark_in_ledger, (*self._which(order), name))
+        order = other[0][0]
+        *which, _, _ = self._db.execute(_AUDIT_QUERIES.record_at, (order,)).fetchall()[0]
+        self._db.execute(_AUDIT_QUERIES.mark_in_ledger, (*which, name))
         detail = "the ledger has another record of it than the one that was sealed"
         stray = self._db.execute(_AUDIT_QUERIES.strays_of, (sealed.event_id, sealed.day)).fetchall()
         if stray:
             detail += f", and so has the object store; they differ in {_difference(stray[0][1], line)}"
-        facts = {"event_id": sealed.event_id, "position": position, "block": block, "order": order}
-        self._add(place="ledger", detail=detail, **facts)
+        self._add_sealed(order, place="ledger", event_id=sealed.event_id, detail=detail)
 
-    def _which(self, order: int) -> tuple[str, str, str]:
-        row = self._db.execute(_AUDIT_QUERIES.record_at, (order,)).fetchall()[0]
-        return row[0], row[1], row[2]
-
-    def _add_changed_object(self, sealed: SealedRecord, line: bytes, row: Any) -> None:
+    def _add_changed_object(self, sealed: SealedRecord, line: bytes, order: int) -> None:
         """Report a record that the ledger still has and the object store has not, or not so."""
         stray = self._db.execute(_AUDIT_QUERIES.strays_of, (sealed.event_id, sealed.day)).fetchall()
-        block, position = self._db.execute(_AUDIT_QUERIES.block_of, (row[0],)).fetchall()[0]
-        facts = {"event_id": sealed.event_id, "position": position, "block": block, "order": row[0]}
+        key, detail = None, "the record is missing"
         if stray:
             key, there = stray[0]
             detail = f"the record is not the one that was sealed: it differs in {_difference(there, line)}"
-            self._add(place="objects", key=key, detail=detail, **facts)
             self._db.execute(_AUDIT_QUERIES.forget_stray_at, (key, sealed.event_id))
-        else:
-            self._add(place="objects", detail="the record is missing", **facts)
+        self._add_sealed(order, place="objects", event_id=sealed.event_id, key=key, detail=detail)
         self._db.execute(_AUDIT_QUERIES.mark_met, (sealed.event_id, sealed.day, sealed.sha256))
 
     async def _read_acts(self, name: str, ledger: Ledger) -> None:
@@ -585,16 +578,14 @@ class _Comparison:
 
     def _find_missing(self, name: str, head: AuditHead | None) -> None:
         feed = 0 if head is None else head.feed
-        for order, event_id, _, position, block in self._db.execute(
-            _AUDIT_QUERIES.missing_events, (name, feed, VIOLATIONS_MAX)
-        ).fetchall():
+        events = self._db.execute(_AUDIT_QUERIES.missing_events, (name, feed, VIOLATIONS_MAX)).fetchall()
+        for order, event_id in events:
             detail = "the event is missing, and retention did not remove its job"
-            facts = {"event_id": event_id, "position": position, "block": block, "order": order}
-            self._add(place="ledger", detail=detail, **facts)
+            self._add_sealed(order, place="ledger", event_id=event_id, detail=detail)
         which = {"chain": name, "feed": feed, "before": self._chains[name].acts_before, "limit": VIOLATIONS_MAX}
-        for order, event_id, block in self._db.execute(_AUDIT_QUERIES.missing_acts, which).fetchall():
+        for order, event_id in self._db.execute(_AUDIT_QUERIES.missing_acts, which).fetchall():
             detail = "the administrative act is missing, and retention did not remove it"
-            self._add(place="ledger", event_id=event_id, block=block, order=order, detail=detail)
+            self._add_sealed(order, place="ledger", event_id=event_id, detail=detail)
 
     # --- the result ----------------------------------------------------------------------------------------------
 
@@ -607,18 +598,11 @@ class _Comparison:
             detail = "no block has this record, and the ledger does not have it either"
             if order is not None:
                 detail = "the record is not the one that was sealed"
-            block, position = (
-                self._db.execute(_AUDIT_QUERIES.block_of, (order,)).fetchall()[0] if order else (None, None)
-            )
-            facts = {"event_id": event_id, "key": key, "block": block, "position": position}
-            self._add(place="objects", detail=detail, order=LATER if order is None else order, **facts)
+            self._add_sealed(order, place="objects", event_id=event_id, key=key, detail=detail)
         changed = {event_id for _, event_id, order in strays if order is not None}
-        for order, event_id, _, position, block in self._db.execute(
-            _AUDIT_QUERIES.missing_objects, (VIOLATIONS_MAX,)
-        ).fetchall():
+        for order, event_id in self._db.execute(_AUDIT_QUERIES.missing_objects, (VIOLATIONS_MAX,)).fetchall():
             if event_id not in changed:
-                facts = {"event_id": event_id, "position": position, "block": block, "order": order}
-                self._add(place="objects", detail="the record is missing", **facts)
+                self._add_sealed(order, place="objects", event_id=event_id, detail="the record is missing")
         if self._all_rebuilt_listed:
             for key, order in self._db.execute(_AUDIT_QUERIES.overlapping, (VIOLATIONS_MAX,)).fetchall():
                 self._add(place="objects", key=key, detail="the segment holds a line of another segment", order=order)
@@ -634,12 +618,10 @@ class _Comparison:
             violations=tuple(sorted(self._violations, key=lambda one: one.order)),
         )
 
-    def _add_at(self, record: _StoredRecord, place: str, key: str, detail: str) -> None:
+    def _add_at(self, record: _StoredRecord, key: str, detail: str) -> None:
         rows = self._db.execute(_AUDIT_QUERIES.find, (record.event_id, record.day, record.sha256)).fetchall()
-        order = rows[0][0] if rows else LATER
-        block, position = self._db.execute(_AUDIT_QUERIES.block_of, (order,)).fetchall()[0] if rows else (None, None)
-        facts = {"event_id": record.event_id, "position": position, "block": block, "order": order}
-        self._add(place=place, key=key, detail=detail, **facts)
+        order = rows[0][0] if rows else None
+        self._add_sealed(order, place="objects", event_id=record.event_id, key=key, detail=detail)
 
 
 def _problem(block: ChainBlock, named_right: bool, number: int, previous: str) -> str | None:  # noqa: FBT001 - a fact

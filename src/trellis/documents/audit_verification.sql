@@ -32,7 +32,7 @@ INSERT INTO sealed (chain, block, feed, id, day, sha256, position, job) VALUES (
 SELECT ord, feed, met, position, chain FROM sealed WHERE id = ? AND day = ? AND sha256 = ? ORDER BY ord;
 
 -- name: find_other
-SELECT ord, position, block FROM sealed WHERE id = ? AND day = ? AND chain = ? ORDER BY ord LIMIT 1;
+SELECT ord FROM sealed WHERE id = ? AND day = ? AND chain = ? ORDER BY ord LIMIT 1;
 
 -- name: mark_met
 UPDATE sealed SET met = met + 1 WHERE id = ? AND day = ? AND sha256 = ?;
@@ -73,10 +73,10 @@ INSERT INTO removed (job, ord) VALUES (?, ?);
 
 -- A record that blocks of several ledgers list is missing once.
 -- name: missing_objects
-SELECT min(ord), id, day, position, block FROM sealed GROUP BY id, day, sha256 HAVING max(met) = 0 ORDER BY min(ord) LIMIT ?;
+SELECT min(ord), id FROM sealed GROUP BY id, day, sha256 HAVING max(met) = 0 ORDER BY min(ord) LIMIT ?;
 
 -- name: missing_events
-SELECT s.ord, s.id, s.day, s.position, s.block FROM sealed s WHERE s.chain = ? AND s.feed = ? AND s.position IS NOT NULL AND s.in_ledger = 0
+SELECT s.ord, s.id FROM sealed s WHERE s.chain = ? AND s.feed = ? AND s.position IS NOT NULL AND s.in_ledger = 0
   AND NOT EXISTS (SELECT 1 FROM removed r WHERE r.job = s.job AND r.ord > s.ord) ORDER BY s.ord LIMIT ?;
 
 -- name: note_act
@@ -85,17 +85,14 @@ UPDATE sealed SET ts = ? WHERE id = ? AND day = ? AND sha256 = ?;
 -- Retention removes acts by age, and records up to which. The time of an act whose record is missing is not known; that record is
 -- reported.
 -- name: missing_acts
-SELECT s.ord, s.id, s.block FROM sealed s WHERE s.chain = :chain AND s.feed = :feed AND s.position IS NULL AND s.in_ledger = 0
+SELECT s.ord, s.id FROM sealed s WHERE s.chain = :chain AND s.feed = :feed AND s.position IS NULL AND s.in_ledger = 0
   AND s.ts > :before ORDER BY s.ord LIMIT :limit;
 
 -- name: record_at
-SELECT id, day, sha256 FROM sealed WHERE ord = ?;
+SELECT id, day, sha256, position, block FROM sealed WHERE ord = ?;
 
 -- name: forget_stray_at
 DELETE FROM stray WHERE key = ? AND id = ?;
-
--- name: block_of
-SELECT block, position FROM sealed WHERE ord = ?;
 
 -- The range of sealed records that a segment holds. Ranges of one day do not overlap, unless a rebuild wrote the segment.
 -- name: create_segments
