@@ -9,7 +9,6 @@ import heapq
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from trellis.engine.private_files import PRIVATE_FOLDER, file_mode, folder_mode, share
+from trellis.engine.recent_entries import LruCache
 from trellis.storage.objects.file_systems import links_unnamed_files, spread_apart
 from trellis.storage.objects.keys import NameKind, read_name
 from trellis.storage.objects.open_below import OPEN_FOLDER, open_below
@@ -430,7 +430,7 @@ class FolderWalk:
     def __init__(self, folders: Folders, now_ns: Callable[[], int]) -> None:
         self._folders = folders
         self._now_ns = now_ns
-        self._kept: OrderedDict[tuple[bytes, ...], _FolderWindow] = OrderedDict()
+        self._kept = LruCache[tuple[bytes, ...], _FolderWindow](WINDOWS_KEPT)
         self._lock = threading.Lock()
 
     def places(self, prefix: str, after: str | None) -> Iterator[WalkEntry]:
@@ -464,8 +464,9 @@ class FolderWalk:
         try:
             with self._folders.folder(folder.path) as fd:
                 identity, changed_at = _state(fd)
-                kept = self._kept_for(folder.path, identity)
-                if kept is not None and kept.serves(low):
+                with self._lock:
+                    kept = self._kept.get(folder.path)
+                if kept is not None and kept.identity == identity and kept.serves(low):
                     return kept
                 settled = now - changed_at > FOLDER_SETTLED_NS
                 size = WINDOW if settled else PAGE_MAX
@@ -474,23 +475,9 @@ class FolderWalk:
             return _FolderWindow((), low, [], whole=True)  # it was removed meanwhile
         window = _FolderWindow(identity, low, places[:size], whole=len(places) <= size)
         if settled and len(places) >= WORTH_KEEPING:
-            self._keep(folder.path, window)
+            with self._lock:
+                self._kept[folder.path] = window
         return window
-
-    def _kept_for(self, path: tuple[bytes, ...], identity: tuple[int, ...]) -> _FolderWindow | None:
-        with self._lock:
-            window = self._kept.get(path)
-            if window is None or window.identity != identity:
-                return None
-            self._kept.move_to_end(path)
-            return window
-
-    def _keep(self, path: tuple[bytes, ...], window: _FolderWindow) -> None:
-        with self._lock:
-            self._kept[path] = window
-            self._kept.move_to_end(path)
-            while len(self._kept) > WINDOWS_KEPT:
-                self._kept.popitem(last=False)
 
 
 def _state(fd: int) -> tuple[tuple[int, ...], int]:

@@ -12,7 +12,6 @@ import hashlib
 import os
 import stat
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -267,16 +266,13 @@ class _Etags:
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
-        self._kept: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        self._kept = LruCache[tuple[int, ...], str](ETAGS_KEPT)
         self._lock = threading.Lock()
 
     def known(self, status: os.stat_result) -> str | None:
         """The cached etag of an unchanged file; None if there is none."""
-        identity = _identity(status)
         with self._lock:
-            if identity in self._kept:
-                self._kept.move_to_end(identity)
-            return self._kept.get(identity)
+            return self._kept.get(_identity(status))
 
     def is_settled(self, status: os.stat_result) -> bool:
         """Whether the file's times say whether it was changed since: not if it was written a moment ago."""
@@ -292,8 +288,6 @@ class _Etags:
         if settled:
             with self._lock:
                 self._kept[_identity(status)] = etag
-                while len(self._kept) > ETAGS_KEPT:
-                    self._kept.popitem(last=False)
         return etag
 
 
