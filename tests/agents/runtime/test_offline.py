@@ -3,7 +3,6 @@
 # ruff: noqa: RUF001 - Ukrainian text
 
 import re
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.agents.runtime.stage import RUN_ID, Stage, agent
 from trellis.agents.definition import AgentDefinition, read_definition
 from trellis.agents.garden import memory_seed, objects_of
-from trellis.agents.offline.comparison import WORDINGS
+from trellis.agents.offline.comparison import SENTENCES
 from trellis.nlm.provider import Language
 from trellis.storage.memory.updates import AppliedUpdates, apply_updates
 
@@ -77,19 +76,24 @@ async def test_citations_are_verbatim_excerpts_of_the_sources(case):
     assert output.refused == ()
 
 
+def test_both_languages_have_the_same_sentences():
+    english, ukrainian = (SENTENCES[one].keys() for one in (Language.ENGLISH, Language.UKRAINIAN))
+    assert english == ukrainian
+
+
 @pytest.mark.parametrize("case", CASES)
 async def test_every_line_of_a_draft_is_a_quotation_a_question_or_a_fixed_sentence(case):
     stage, definition = CASES[case]()
     output = await stage.run(definition)
-    sentences = [text for words in WORDINGS.values() for text in asdict(words).values()]
+    sentences = [text for words in SENTENCES.values() for text in words.values()]
     fixed = [
         re.compile(re.escape(text).replace(r"\{", "{").replace(r"\}", "}").replace("{ref}", "[^ ]+"))
         for text in sentences
     ]
     quoted = flat(" ".join(stage.sources.values()))
     owned = flat(" ".join([definition.instructions, *stage.memory.values(), *stage.sources.values()]))
-    labels = [words.question.split("{")[0] for words in WORDINGS.values()]
-    labels += [words.loop.split("{")[0] for words in WORDINGS.values()]
+    labels = [words["question"].split("{")[0] for words in SENTENCES.values()]
+    labels += [words["loop"].split("{")[0] for words in SENTENCES.values()]
     for draft in output.proposals:
         for line in filter(None, map(str.strip, draft.text.splitlines())):
             bare = line.removeprefix(">").removeprefix("-").strip()
@@ -136,10 +140,10 @@ async def test_the_contradictions_of_the_demo_are_found():
 async def test_offline_model_writes_in_the_language_of_the_instructions(case, language):
     stage, definition = CASES[case]()
     output = await stage.run(definition)
-    words = WORDINGS[language]
-    assert words.proposed in output.summary
-    assert words.unanswered in output.summary
-    assert all(words.reasoning == draft.reasoning for draft in output.proposals)
+    words = SENTENCES[language]
+    assert words["proposed"] in output.summary
+    assert words["unanswered"] in output.summary
+    assert all(words["reasoning"] == draft.reasoning for draft in output.proposals)
 
 
 async def test_a_question_that_sources_do_not_answer_is_named_and_not_answered():
@@ -167,7 +171,9 @@ async def test_fact_already_in_memory_is_not_proposed_again(case):
     again = Stage(sources=stage.sources, memory=applied.files)
     second = await again.run(definition)
     assert second.proposals == ()
-    assert WORDINGS[Language.ENGLISH if case != "ukrainian" else Language.UKRAINIAN].proposed_nothing in second.summary
+    assert (
+        SENTENCES[Language.ENGLISH if case != "ukrainian" else Language.UKRAINIAN]["proposed_nothing"] in second.summary
+    )
 
 
 @pytest.mark.parametrize("steps", range(1, 6))

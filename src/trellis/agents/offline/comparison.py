@@ -19,43 +19,14 @@ from trellis.nlm.passages import passages
 from trellis.nlm.provider import Language, NlmSource
 from trellis.nlm.words import stem, stems, words
 
-# The fixed sentences of the offline model, in English and Ukrainian (`words.toml`). They contain no facts.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wording:
-    """The sentences of one language. Braces hold a number, the name of a source, or a quotation."""
-
-    figures: str
-    denial: str
-    compare: str
-    conflict_summary: str
-    answers_title: str
-    answers_intro: str
-    answers_summary: str
-    question: str
-    loop: str
-    nearest: str
-    facts_summary: str
-    facts_section: str
-    found_in: str
-    reasoning: str
-    did: str
-    proposed: str
-    proposed_nothing: str
-    refused: str
-    unanswered: str
-    read_nothing: str
-
-
 WORDS: dict[str, Any] = tomllib.loads(
     resources.files("trellis.agents.offline").joinpath("words.toml").read_text(encoding="utf-8")
 )
 """The whole file: sentences, titles and comparison words."""
-WORDINGS: Mapping[Language, Wording] = {
-    Language(language): Wording(**sentences) for language, sentences in WORDS["sentences"].items()
+SENTENCES: Mapping[Language, Mapping[str, str]] = {
+    Language(language): sentences for language, sentences in WORDS["sentences"].items()
 }
-
+"""The fixed sentences of the offline model, which contain no facts. Braces hold a number, a source's name or a quotation."""
 
 STATEMENTS_MAX = 300
 """Most statements of all sources together: the number of pairs grows with the square."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from trellis.agents.definition import SafeOutput, Tool
 from trellis.agents.offline import comparison
-from trellis.agents.offline.comparison import WORDINGS, WORDS, ConflictKind, Statement, StatementConflict, Wording
+from trellis.agents.offline.comparison import SENTENCES, WORDS, ConflictKind, Statement, StatementConflict
 from trellis.nlm.passages import Block, BlockKind, blocks
 from trellis.nlm.provider import language_of
 from trellis.storage.memory import markdown
@@ -169,15 +169,15 @@ class ConversationState:
         return {source["ref"]: source["text"] for reply in read for source in reply.content["sources"]}
 
     @property
-    def wording(self) -> Wording:
-        """The sentences of the owner's language."""
-        return WORDINGS[language_of(self.owner)]
+    def sentences(self) -> Mapping[str, str]:
+        """The fixed sentences in the owner's language."""
+        return SENTENCES[language_of(self.owner)]
 
 
 def next_turn(view: ConversationState) -> list[PlannedCall]:
     """The calls of this turn; never empty."""
     if view.turns <= 1:
-        return [PlannedCall(FINISH, {"summary": view.wording.read_nothing})]
+        return [PlannedCall(FINISH, {"summary": view.sentences["read_nothing"]})]
     stages = (_read, _ask, _propose)
     done = max(
         (
@@ -228,21 +228,21 @@ def _propose(view: ConversationState) -> list[PlannedCall]:
 
 
 def _finish(view: ConversationState, calls: Sequence[PlannedCall]) -> PlannedCall:
-    words, answers = view.wording, _answers(view)
+    words, answers = view.sentences, _answers(view)
     questions_asked = [answer for answer in answers if answer.asked.origin is not Origin.CONFLICT]
     answered = [answer for answer in questions_asked if answer.full]
-    lines = [words.did.format(sources=len(view.sources), asked=len(questions_asked), answered=len(answered))]
+    lines = [words["did"].format(sources=len(view.sources), asked=len(questions_asked), answered=len(answered))]
     proposals = [reply.args for reply in view.replies.get(Tool.CREATE_PROPOSAL, ()) if reply.ok]
     proposals += [call.args for call in calls if call.tool == Tool.CREATE_PROPOSAL]
     lines += (
-        ["", words.proposed, *(f"- {args['summary']}" for args in proposals)]
+        ["", words["proposed"], *(f"- {args['summary']}" for args in proposals)]
         if proposals
-        else ["", words.proposed_nothing]
+        else ["", words["proposed_nothing"]]
     )
     refused = sum(not reply.ok for replies in view.replies.values() for reply in replies)
-    lines += ["", words.refused.format(count=refused)] if refused else []
+    lines += ["", words["refused"].format(count=refused)] if refused else []
     open_ = [f"- {answer.asked.text}" for answer in questions_asked if not answer.full][:UNANSWERED_MAX]
-    lines += ["", words.unanswered, *open_] if open_ else []
+    lines += ["", words["unanswered"], *open_] if open_ else []
     return PlannedCall(FINISH, {"summary": "\n".join(lines)})
 
 
@@ -293,10 +293,10 @@ def _conflicts(view: ConversationState, answers: Sequence[_AnsweredQuestion], kn
 
 
 def _doubt(view: ConversationState, pair: StatementConflict, number: int) -> PlannedCall | None:
-    words = view.wording
-    lead = words.figures if pair.kind is ConflictKind.FIGURES else words.denial
-    text = "\n\n".join([lead, *(_quoted(words, one) for one in (pair.first, pair.second)), words.compare])
-    summary = words.conflict_summary.format(first=pair.first.ref, second=pair.second.ref)
+    words = view.sentences
+    lead = words["figures"] if pair.kind is ConflictKind.FIGURES else words["denial"]
+    text = "\n\n".join([lead, *(_quoted(words, one) for one in (pair.first, pair.second)), words["compare"]])
+    summary = words["conflict_summary"].format(first=pair.first.ref, second=pair.second.ref)
     return _proposal(
         view, _DOUBTS, summary=summary, text=text, quotes=(pair.first, pair.second), name=f"doubt-{number}"
     )
@@ -306,22 +306,22 @@ def _report(
     view: ConversationState, answers: Sequence[_AnsweredQuestion], known: str
 ) -> tuple[list[PlannedCall], list[Statement]]:
     """What the sources say about the questions, as one text; and the quotes in it."""
-    words = view.wording
+    words = view.sentences
     parts: list[str] = []
     used: list[Statement] = []
     for answer in answers:
         quotes = answer.quotes[: QUOTES_MAX if answer.full else NEAREST_MAX]
         wanted = answer.asked.origin is Origin.OWNER or (answer.asked.origin is not Origin.CONFLICT and answer.full)
         if wanted and any(_on_one_line(one.excerpt) not in known for one in quotes):
-            label = words.loop if answer.asked.origin is Origin.LOOP else words.question
+            label = words["loop"] if answer.asked.origin is Origin.LOOP else words["question"]
             parts.append(label.format(question=answer.asked.text))
-            parts += [] if answer.full else [words.nearest]
+            parts += [] if answer.full else [words["nearest"]]
             parts += [_quoted(words, one) for one in quotes]
             used += quotes
     if not parts:
         return [], []
-    text = "\n\n".join([words.answers_title, words.answers_intro, *parts])
-    proposal = _proposal(view, _REPORTS, summary=words.answers_summary, text=text, quotes=used, name="answers")
+    text = "\n\n".join([words["answers_title"], words["answers_intro"], *parts])
+    proposal = _proposal(view, _REPORTS, summary=words["answers_summary"], text=text, quotes=used, name="answers")
     return ([], []) if proposal is None else ([proposal], used)
 
 
@@ -329,11 +329,11 @@ def _facts(view: ConversationState, quoted: Sequence[Statement], known: str) -> 
     """A memory update with everything quoted in this run, so that the next run does not propose it again."""
     if SafeOutput.MEMORY_UPDATE not in view.actions:
         return []
-    words = view.wording
+    words = view.sentences
     lines: dict[str, Statement] = {}
     room = FILE_TOKENS_MAX[FACTS] - count_tokens(view.memory.get(FACTS, "")) - FACTS_TOKENS_SPARED
     for one in quoted:
-        line = f"- {_on_one_line(one.excerpt)} {words.found_in.format(ref=one.ref)}"
+        line = f"- {_on_one_line(one.excerpt)} {words['found_in'].format(ref=one.ref)}"
         if _on_one_line(one.excerpt) not in known and line not in lines and count_tokens(line) < room:
             lines[line] = one
             room -= count_tokens(line) + 1
@@ -343,10 +343,10 @@ def _facts(view: ConversationState, quoted: Sequence[Statement], known: str) -> 
         "action": SafeOutput.MEMORY_UPDATE.value,
         "target": FACTS,
         "operation": "append",
-        "section": words.facts_section,
-        "summary": words.facts_summary,
+        "section": words["facts_section"],
+        "summary": words["facts_summary"],
         "text": "\n".join(lines),
-        "reasoning": words.reasoning,
+        "reasoning": words["reasoning"],
         "citations": _cited(list(lines.values())),
     }
     return [PlannedCall(Tool.CREATE_PROPOSAL, args)]
@@ -371,14 +371,14 @@ def _proposal(
         "target": quotes[0].ref if on_source else f"{folder}/{view.run_id}-{name}.md",
         "summary": summary,
         "text": text,
-        "reasoning": view.wording.reasoning,
+        "reasoning": view.sentences["reasoning"],
         "citations": _cited(quotes),
     }
     return PlannedCall(Tool.CREATE_PROPOSAL, args)
 
 
-def _quoted(words: Wording, one: Statement) -> str:
-    return f"> {_on_one_line(one.excerpt)}\n>\n> {words.found_in.format(ref=one.ref)}"
+def _quoted(words: Mapping[str, str], one: Statement) -> str:
+    return f"> {_on_one_line(one.excerpt)}\n>\n> {words['found_in'].format(ref=one.ref)}"
 
 
 def _cited(quotes: Sequence[Statement]) -> list[dict[str, str]]:
