@@ -19,6 +19,7 @@ from trellis.artifacts.payloads import Snapshot
 from trellis.auth.tokens import TrustedKey, issue, symmetric_key
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
+from trellis.engine.metrics import NLM_PROVIDER_CALLS
 from trellis.engine.records import JobFilter, SweepOptions
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
@@ -67,6 +68,12 @@ async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 - what is waited for says nothing by itself
             await asyncio.sleep(0.001)
+
+
+def provider_calls(backend: BackendProcess) -> int:
+    """How often a backend has asked its provider."""
+    counted = backend.metrics.counted.samples()
+    return int(sum(sample.value for sample in counted if sample.metric is NLM_PROVIDER_CALLS))
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.nlm_backend.conftest import EXTRACTIVE, Stand, until
+from tests.nlm_backend.conftest import EXTRACTIVE, Stand, provider_calls, until
 from tests.nlm_backend.test_stages import WAY
 from trellis.lifecycles import Role
 from trellis.nlm.provider import NlmUnavailable
@@ -80,7 +80,7 @@ async def test_open_circuit_spares_a_failing_provider_and_refuses_jobs(stand: St
         await working.post(stand.order(f"job-{number}"))
     for _ in range(7):  # one at a time: between two of them nothing is under way
         await working.work()
-    assert working.backend.metrics.provider_calls == 5  # the sixth and seventh found the circuit open
+    assert provider_calls(working.backend) == 5  # the sixth and seventh found the circuit open
     codes = [stand.gateway.of(f"job-{number}")[0]["error"]["code"] for number in range(7)]
     assert codes == ["NLM_UNAVAILABLE"] * 7
     refused = await working.post(stand.order("job-later"))
@@ -104,7 +104,7 @@ async def test_a_retry_after_of_the_provider_is_kept_for_the_next_job(stand: Sta
     assert (await working.post(stand.order("job-2"))).status_code == 202
     await working.work()
     assert await stand.states("job-2@1") == WAY
-    assert working.backend.metrics.provider_calls == 2
+    assert provider_calls(working.backend) == 2
 
 
 async def test_no_more_questions_than_the_settings_allow_are_asked_at_once_or_in_a_second(stand: Stand):

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.nlm_backend.conftest import provider_calls
 from trellis.app.instance import Instance, open_instance
 from trellis.app.settings import read_settings
 from trellis.app.wiring import callback_secrets, development_key, make_development_key, new_id
@@ -66,7 +67,7 @@ async def test_a_queue_job_becomes_a_finalized_artifact(tmp_path: Path, capsys: 
             refused = await client.get("/jobs?lifecycle=nlm-job", headers={"Authorization": f"Bearer {frontend}"})
             assert (refused.status_code, refused.json()["rule"]) == (403, "nlm.read")
         assert settings.nlm_ledger_of(url) == f"sqlite:///{tmp_path / 'nlm.db'}"
-        assert backend.metrics.provider_calls == 1
+        assert provider_calls(backend) == 1
         for ledger in (instance.ledger, backend.ledger):
             report = await verify(ledger)
             assert report.ok, report.violations[:5]

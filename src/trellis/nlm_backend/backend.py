@@ -55,15 +55,13 @@ _log = log_of("trellis.nlm_backend")
 OUTGOING_S = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendOptions:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendOptions(LeaseRunnerOptions):
     """Capacity and lease times of one backend process."""
 
     concurrency: int = 4
-    per_second: float | None = None
-    lease_s: float = 30.0
-    heartbeat_s: float = 10.0
     poll_s: float = 0.2
+    per_second: float | None = None
     cancel_grace_s: float = CANCEL_GRACE_S_DEFAULT
     retention: RetentionOptions = RETENTION_DEFAULT
     """How long ended NLM jobs are kept in the backend's ledger."""
@@ -103,12 +101,7 @@ class BackendProcess:
             clock=clock,
             driver=driver,
             new_id=world.new_id,
-            options=LeaseRunnerOptions(
-                concurrency=options.concurrency,
-                lease_s=options.lease_s,
-                heartbeat_s=options.heartbeat_s,
-                poll_s=options.poll_s,
-            ),
+            options=options,
             type=first,
             also=tuple(others),
             lifecycle=NLM_JOB.name,

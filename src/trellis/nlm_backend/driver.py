@@ -12,10 +12,10 @@ Invariants:
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from trellis.artifacts.content import ArtifactDraft
 from trellis.artifacts.drafts import draft
@@ -55,8 +55,6 @@ FETCHING_CONTEXT, BUILDING_PROMPT, NLM_QUERY, STRUCTURING, CALLBACK = HELD
 CAUSE_CHARS_MAX = 200
 GIVEN_UP = "CALLBACK_GIVEN_UP"
 SUPERSEDED = "SUPERSEDED"
-
-MadeT = TypeVar("MadeT")
 
 _AFTER = dict(pairwise(HELD))
 _log = log_of("trellis.nlm_backend")
@@ -151,16 +149,19 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
     # --- the stages ----------------------------------------------------------------------------------------------
 
     async def _stages(self) -> StagedAnswer:
+        # Texts are read and made in threads: large ones would block the event loop.
         task = await self._task(await self.once(SNAPSHOT, self._fetch))
         await self._leave(FETCHING_CONTEXT)
         prompt = StructuringPrompt.read(
-            await self.once(PROMPT, lambda: _in_thread(lambda: build_prompt(task).to_bytes()))
+            await self.once(PROMPT, lambda: asyncio.to_thread(lambda: build_prompt(task).to_bytes()))
         )
         await self._leave(BUILDING_PROMPT)
         answered = StoredAnswer.read(await self.once(ANSWER, lambda: self._ask(prompt)))
         await self._leave(NLM_QUERY)
         artifact_draft = ArtifactDraft.model_validate_json(
-            await self.once(DRAFT, lambda: _in_thread(lambda: draft(task, prompt, answered).model_dump_json().encode()))
+            await self.once(
+                DRAFT, lambda: asyncio.to_thread(lambda: draft(task, prompt, answered).model_dump_json().encode())
+            )
         )
         staged = StagedAnswer.model_validate_json(await self.once(STAGED, lambda: self._stage(artifact_draft)))
         await self._leave(STRUCTURING, {"artifact_id": staged.artifact_id})
@@ -174,15 +175,13 @@ class _NlmExecution(JobDrive[StagedAnswer, Exception]):
     async def _task(self, body: bytes) -> StructuringTask:
         order = self._order
         try:
-            snapshot = await _in_thread(lambda: Snapshot.read(body))
+            snapshot = await asyncio.to_thread(Snapshot.read, body)
         except SnapshotInvalid as error:
             raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=str(error)) from None
         if (snapshot.job_id, snapshot.epoch, snapshot.agent_slug) != (order.job_id, order.epoch, order.agent_slug):
             detail = f"The context snapshot is of job {snapshot.job_id}, epoch {snapshot.epoch}, {snapshot.agent_slug}."
             raise Fault(fault=FaultCode.CONTEXT_INVALID, detail=detail)
-        return StructuringTask(
-            job_type=order.job_type, agent_slug=order.agent_slug, payload=order.payload, snapshot=snapshot
-        )
+        return StructuringTask(job_type=order.job_type, payload=order.payload, snapshot=snapshot)
 
     async def _ask(self, prompt: StructuringPrompt) -> bytes:
         """Returns the provider's answer. Asks at most once."""
@@ -281,11 +280,6 @@ def fault_in_journal(journal: Mapping[str, bytes]) -> Fault | None:
 def artifact_in_journal(journal: Mapping[str, bytes]) -> StagedAnswer | None:
     """Returns the stored answer about the staged artifact; None if nothing is staged."""
     return StagedAnswer.model_validate_json(journal[STAGED]) if STAGED in journal else None
-
-
-def _in_thread(make: Callable[[], MadeT]) -> Coroutine[Any, Any, MadeT]:
-    """Runs `make` in a thread, because large texts would block the event loop."""
-    return asyncio.to_thread(make)
 
 
 def _interrupted() -> Fault:

@@ -41,8 +41,6 @@ class Metrics:
     """What this backend did since it started."""
 
     counted: ProcessMetrics = field(default_factory=ProcessMetrics)
-    provider_calls: int = 0
-    """The number of calls of the provider."""
     _ended: int = 0
     _ended_s: float = 0.0
 
@@ -56,7 +54,6 @@ class Metrics:
         """Counts one call of the provider."""
         self.counted.count(NLM_PROVIDER_CALLS, 1, result)
         self.counted.observe(NLM_PROVIDER_SECONDS, seconds)
-        self.provider_calls += 1
 
     def delivery_tried(self, result: str) -> None:
         """Counts one try to send a callback."""
@@ -71,18 +68,14 @@ class Metrics:
         """The average duration of an execution."""
         return self._ended_s / self._ended if self._ended else TYPICAL_S_DEFAULT
 
-    def samples(self, depth: ExecutionDepth, circuit: str) -> list[Sample]:
-        """What was counted here, and the current queue."""
-        return [
-            *self.counted.samples(),
+    def text(self, depth: ExecutionDepth, circuit: str) -> bytes:
+        """What was counted here, and the current queue, in Prometheus' text format.
+
+        Those of its process name job types of everybody, and this address asks for no token.
+        """
+        now = [
             Sample(NLM_WAITING, (), depth.waiting),
             Sample(NLM_HELD, (), depth.under_way),
             Sample(NLM_CIRCUIT_OPEN, (), int(circuit != "closed")),
         ]
-
-    def text(self, depth: ExecutionDepth, circuit: str) -> bytes:
-        """The metrics of this backend in Prometheus' text format.
-
-        Those of its process name job types of everybody, and this address asks for no token.
-        """
-        return exposition(self.samples(depth, circuit))
+        return exposition([*self.counted.samples(), *now])

@@ -56,7 +56,7 @@ def garden(slug: str) -> dict[str, str]:
 
 def task(job_type: JobType, payload: Mapping[str, Any], made: Snapshot | None = None) -> StructuringTask:
     made = made or snapshot()
-    return StructuringTask(job_type=job_type, agent_slug=made.agent_slug, payload=payload, snapshot=made)
+    return StructuringTask(job_type=job_type, payload=payload, snapshot=made)
 
 
 async def drafted(made: StructuringTask, provider: NlmProvider | None = None) -> ArtifactDraft:

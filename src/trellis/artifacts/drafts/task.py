@@ -35,7 +35,6 @@ from trellis.nlm.provider import (
     Citation,
     Language,
     NlmAnswer,
-    NlmError,
     NlmGarbage,
     NlmProvider,
     NlmQuestion,
@@ -64,7 +63,6 @@ class StructuringTask:
     """One execution of a queue job, as the NLM backend receives it."""
 
     job_type: JobType
-    agent_slug: str
     payload: Mapping[str, Any]
     snapshot: Snapshot
 
@@ -170,7 +168,7 @@ def build_prompt(task: StructuringTask) -> StructuringPrompt:
 
 
 async def ask_provider(provider: NlmProvider, prompt: StructuringPrompt, *, deadline_s: float) -> StoredAnswer:
-    """Asks the provider once, within `deadline_s`. Raises NlmError; `is_transient` says whether a retry may help."""
+    """Asks the provider once, within `deadline_s`. Raises NlmError."""
     if deadline_s <= 0.0:
         raise NlmTimeout(provider=provider.name, reason="no time was left to ask")
     question = prompt.to_question()
@@ -187,11 +185,6 @@ async def ask_provider(provider: NlmProvider, prompt: StructuringPrompt, *, dead
     if not answer.text.strip() and AnswerFlag.NO_ANSWER not in answer.flags:
         raise NlmGarbage(provider=provider.name, reason="the answer is empty")
     return StoredAnswer.from_answer(answer)
-
-
-def is_transient(error: NlmError) -> bool:
-    """Whether the same job may succeed later. Unlike an agent's tool, a job can be executed again after a timeout."""
-    return error.retries or isinstance(error, NlmTimeout)
 
 
 def _question(task: StructuringTask, payload: QueuePayload) -> str:
