@@ -8,7 +8,7 @@ import pytest
 from tests.gateway.serving import settings_in
 from trellis.app.instance import open_instance
 from trellis.app.wiring import new_id
-from trellis.storage.memory.bare_repository import repository_id
+from trellis.storage.memory.bare_repository import id_of_identity, repository_identity
 from trellis.storage.memory.errors import MemoryOfAnother
 from trellis.storage.memory.repository import open_memory
 
@@ -43,5 +43,5 @@ async def test_a_mirrored_clone_is_the_same_memory(tmp_path: Path):
 
 def test_a_repository_has_one_id_and_no_other_has_it(tmp_path: Path):
     paths = [open_memory(tmp_path / name).path for name in ("a.git", "b.git")]
-    first, second = (repository_id(path, new_id) for path in paths)
-    assert repository_id(paths[0], new_id) == first != second
+    first, second = (id_of_identity(repository_identity(path, new_id)) for path in paths)
+    assert id_of_identity(repository_identity(paths[0], new_id)) == first != second

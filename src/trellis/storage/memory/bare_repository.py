@@ -369,18 +369,16 @@ KEY = "system/memory.json"
 REF = Ref(b"refs/trellis/id")
 
 
-def repository_id(path: Path, new_id: Callable[[], str]) -> str:
-    """The id of the repository at this path. Created if there is none; concurrent callers get the same one."""
-    return id_of_identity(repository_identity(path, new_id))
-
-
 def id_of_identity(identity: str) -> str:
     """The id of a repository with this identity: the name of the git object that holds it."""
     return Blob.from_string(identity.encode()).id.decode()
 
 
 def repository_identity(path: Path, new_id: Callable[[], str]) -> str:
-    """The text that makes a repository this one and no other, which its clones have too. Created if there is none."""
+    """The text that makes a repository this one and no other, which its clones have too.
+
+    Created if there is none; concurrent callers get the same one.
+    """
     with unavailable_on_os_error(), contextlib.closing(Repo(path, bare=True)) as repo:
         if REF not in repo.refs:
             blob = Blob.from_string(new_id().encode())

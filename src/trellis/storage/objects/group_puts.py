@@ -16,12 +16,12 @@ waits for the journal of the file system.
 
 import contextlib
 import errno
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.folders import Folders, FolderToWrite, ScratchFile
 from trellis.storage.objects.keys import checked_key, file_path
 from trellis.storage.objects.parallel_sync import sync_all
@@ -80,11 +80,6 @@ def store_error(error: OSError, verb: str, key: str) -> StoreError:
     problem = kind(verb=verb, key=key, reason=f"{error.strerror or error}")
     problem.__cause__ = error
     return problem
-
-
-def digest(body: bytes) -> str:
-    """The etag of an object with these bytes."""
-    return hashlib.sha256(body).hexdigest()
 
 
 @dataclass(slots=True)
@@ -215,7 +210,7 @@ class _Group:
                 continue
             before = last.get((sequence, one.key))
             when = one.when or (IfMatch(etags[sequence, one.key]) if before is None else before.when)
-            put = _Put(sequence, one.key, one.body, digest(one.body), (), when, is_first=before is None)
+            put = _Put(sequence, one.key, one.body, sha256(one.body), (), when, is_first=before is None)
             if before is not None and one.when is None:
                 before.replaced_by = put
             last[sequence, one.key] = put

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from trellis.engine.recent_entries import LruCache
+from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.file_systems import is_on_local_disk
 from trellis.storage.objects.folders import FOLDER_SETTLED_NS, Folders, FolderWalk, WalkEntry
-from trellis.storage.objects.group_puts import READ_FLAGS, GroupPuts, digest, store_error
+from trellis.storage.objects.group_puts import READ_FLAGS, GroupPuts, store_error
 from trellis.storage.objects.keys import checked_key, checked_page, file_path, is_key
 from trellis.storage.objects.probe import prove_conditional_writes
 from trellis.storage.objects.store import (
@@ -173,7 +174,7 @@ class LocalObjects:
             os.close(fd)
         if len(body) > self._bytes_max:  # the file has grown since
             raise ObjectTooLarge(key=key, size=len(body), limit=self._bytes_max)
-        stored = StoredObject(key=key, body=body, etag=digest(body), size=len(body), modified_at=_time(file_status))
+        stored = StoredObject(key=key, body=body, etag=sha256(body), size=len(body), modified_at=_time(file_status))
         return stored, file_status
 
     def _info(self, path: tuple[bytes, ...], key: str) -> ObjectInfo | None:
@@ -343,7 +344,7 @@ def _read_from_memory(fd: int, size: int, most: int) -> bytes:  # noqa: ARG001 -
 
 def _digest_of(fd: int, size: int) -> str:
     if size <= READ_AT_ONCE_MAX:
-        return digest(_read(fd, size, OBJECT_BYTES_MAX))
+        return sha256(_read(fd, size, OBJECT_BYTES_MAX))
     with os.fdopen(os.dup(fd), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
