@@ -73,12 +73,12 @@ def to_bytes(record: RecordedEvent) -> bytes:
 
 def to_line(record: RecordedEvent) -> bytes:
     """The record as a line of a segment, without the newline."""
-    return fields_to_line(document(record))
+    return compact(document(record))
 
 
-def fields_to_line(fields: Mapping[str, Any]) -> bytes:
-    """A record that was made or read, as a line of a segment."""
-    return _dumps(fields)
+def compact(value: Any) -> bytes:
+    """A value as JSON without white space. That is how a line of a segment has a record."""
+    return _COMPACT.encode(value).encode()
 
 
 def act_to_bytes(act: AdminAct) -> bytes:
@@ -88,7 +88,7 @@ def act_to_bytes(act: AdminAct) -> bytes:
 
 def act_to_line(act: AdminAct) -> bytes:
     """The record of an administrative act in one line, as the audit chain hashes it."""
-    return _dumps(act_document(act))
+    return compact(act_document(act))
 
 
 def act_document(act: AdminAct) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def body_to_line(body: bytes) -> bytes | None:
     """The record in a separate object, in one line. None if the object is no record as Trellis writes it."""
     try:
         record = json.loads(body)
-        return _dumps(record) if isinstance(record, dict) and encode(cast("dict[str, Any]", record)) == body else None
+        return compact(record) if isinstance(record, dict) and encode(cast("dict[str, Any]", record)) == body else None
     except (ValueError, RecursionError):
         return None
 
@@ -253,7 +253,7 @@ def _value(body: bytes) -> tuple[bool, Any]:
     """Whether these bytes are JSON that can be written again, and the value."""
     try:
         value = json.loads(body, parse_constant=_refuse)
-        _dumps(value)
+        compact(value)
     except (ValueError, RecursionError):
         return False, None
     return (True, value) if _is_flat(body, value) else (False, None)
@@ -283,12 +283,8 @@ _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 _SPACED = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-def _dumps(value: Any) -> bytes:
-    return _COMPACT.encode(value).encode()
-
-
 _FORMS: Mapping[str, Callable[[Any], bytes]] = {
-    "compact": _dumps,
+    "compact": compact,
     "spaced": lambda value: _SPACED.encode(value).encode(),
     "document": encode,
 }
@@ -327,7 +323,7 @@ def _event(record: Mapping[str, Any]) -> Event:
 def _read_data(record: Mapping[str, Any]) -> bytes | None:
     if "data_base64" in record:
         return base64.b64decode(record["data_base64"], validate=True)
-    return None if record["data"] is None else _dumps(record["data"])
+    return None if record["data"] is None else compact(record["data"])
 
 
 def _moment(text: str | None) -> datetime | None:

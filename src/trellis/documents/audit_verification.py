@@ -151,18 +151,6 @@ async def verify_audit(
 _AUDIT_QUERIES = NamedQueries("trellis.documents:audit_verification.sql")
 
 
-_TABLES = (
-    _AUDIT_QUERIES.create_sealed,
-    _AUDIT_QUERIES.create_sealed_record,
-    _AUDIT_QUERIES.create_stray,
-    _AUDIT_QUERIES.create_stray_record,
-    _AUDIT_QUERIES.create_removed,
-    _AUDIT_QUERIES.create_removed_job,
-    _AUDIT_QUERIES.create_segments,
-    _AUDIT_QUERIES.create_rebuilt,
-)
-
-
 @dataclass(frozen=True, slots=True)
 class _StoredRecord:
     """A record of the object store: its line, and the hash of the bytes that lie there."""
@@ -192,7 +180,7 @@ class _Comparison:
     def __init__(self, objects: ObjectStore, on_progress: Progress) -> None:
         self._objects = objects
         self._on_progress = on_progress
-        self._db = open_scratch_database(_TABLES)
+        self._db = open_scratch_database(_AUDIT_QUERIES.create_tables)
         self._chains: dict[str, _Chain] = {}
         self._hashes: set[str] = set()
         self._violations: list[AuditViolation] = []
@@ -453,7 +441,7 @@ class _Comparison:
         A record that is older than the chain may lie there in an older format. It was sealed from the ledger, in today's.
         """
         if record.ts < self._late and record.fields.get("format") == audit.FIRST_FORMAT:
-            today = sha256(audit.fields_to_line({**record.fields, "format": audit.FORMAT}))
+            today = sha256(audit.compact({**record.fields, "format": audit.FORMAT}))
             if self._db.execute(_AUDIT_QUERIES.find, (record.event_id, record.day, today)).fetchall():
                 return today
         return record.sha256

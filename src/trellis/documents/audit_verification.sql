@@ -1,29 +1,25 @@
 -- What `trellis audit verify` compares: the records that blocks list, and where they were met. The file is temporary.
 
+-- name: create_tables
 -- `ord` is the place in the chains. `met` counts in how many places of the object store the record lies. `ts` is the time of an act.
--- name: create_sealed
 CREATE TABLE sealed (
   ord INTEGER PRIMARY KEY, chain TEXT NOT NULL, block INTEGER NOT NULL, feed INTEGER NOT NULL, id TEXT NOT NULL, day TEXT NOT NULL,
   sha256 TEXT NOT NULL, position TEXT, job TEXT, met INTEGER NOT NULL DEFAULT 0, in_ledger INTEGER NOT NULL DEFAULT 0, ts TEXT
 );
-
--- name: create_sealed_record
 CREATE INDEX sealed_record ON sealed (id, day);
 
 -- Records of the object store that no block has.
--- name: create_stray
 CREATE TABLE stray (key TEXT NOT NULL, id TEXT NOT NULL, day TEXT NOT NULL, sha256 TEXT NOT NULL, ts TEXT NOT NULL, line BLOB NOT NULL,
   lifecycle TEXT);
-
--- name: create_stray_record
 CREATE INDEX stray_record ON stray (id, day);
 
 -- Jobs that retention removed from a ledger, with the place of its act in the chain. Later events of such an id are another job's.
--- name: create_removed
 CREATE TABLE removed (job TEXT NOT NULL, ord INTEGER NOT NULL);
-
--- name: create_removed_job
 CREATE INDEX removed_job ON removed (job, ord);
+
+-- The range of sealed records that a segment holds. Ranges of one day do not overlap, unless a rebuild wrote the segment.
+CREATE TABLE segment (key TEXT PRIMARY KEY, day TEXT NOT NULL, low INTEGER NOT NULL, high INTEGER NOT NULL);
+CREATE TABLE rebuilt (key TEXT PRIMARY KEY);
 
 -- name: add_sealed
 INSERT INTO sealed (chain, block, feed, id, day, sha256, position, job) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
@@ -93,13 +89,6 @@ SELECT id, day, sha256, position, block FROM sealed WHERE ord = ?;
 
 -- name: forget_stray_at
 DELETE FROM stray WHERE key = ? AND id = ?;
-
--- The range of sealed records that a segment holds. Ranges of one day do not overlap, unless a rebuild wrote the segment.
--- name: create_segments
-CREATE TABLE segment (key TEXT PRIMARY KEY, day TEXT NOT NULL, low INTEGER NOT NULL, high INTEGER NOT NULL);
-
--- name: create_rebuilt
-CREATE TABLE rebuilt (key TEXT PRIMARY KEY);
 
 -- name: add_segment
 INSERT INTO segment (key, day, low, high) VALUES (?, ?, ?, ?);

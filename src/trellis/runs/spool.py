@@ -33,17 +33,6 @@ class RecordedLife:
 _SPOOL_QUERIES = NamedQueries("trellis.runs:spool.sql")
 
 
-_TABLES = (
-    _SPOOL_QUERIES.create_records,
-    _SPOOL_QUERIES.create_lives,
-    _SPOOL_QUERIES.create_lives_of_job,
-    _SPOOL_QUERIES.create_keys,
-    _SPOOL_QUERIES.create_keys_of_job,
-    _SPOOL_QUERIES.create_damage,
-    _SPOOL_QUERIES.create_acts,
-)
-
-
 _READABLE = " and ".join(map(str, sorted(audit.READABLE)))
 
 
@@ -51,7 +40,7 @@ class RecordSpool:
     """The spooled records of one rebuild. Used by one task at a time."""
 
     def __init__(self) -> None:
-        self._db = open_scratch_database(_TABLES)
+        self._db = open_scratch_database(_SPOOL_QUERIES.create_tables)
 
     def close(self) -> None:
         """Close the database, which deletes its file."""

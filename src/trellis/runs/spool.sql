@@ -2,31 +2,19 @@
 -- A life is one job: an id that is used again, after its job was removed, begins another. It is named by the moment of its submit, which
 -- every record carries; nothing here tells by the clock which of two records is the later one.
 
--- name: create_records
+-- name: create_tables
 CREATE TABLE record (
   job TEXT NOT NULL, life TEXT NOT NULL, version INTEGER NOT NULL, at TEXT NOT NULL, body BLOB, PRIMARY KEY (job, life, version)
 ) WITHOUT ROWID;
-
--- name: create_lives
 CREATE TABLE life (
   job TEXT NOT NULL, life TEXT NOT NULL, version INTEGER NOT NULL, ended INTEGER NOT NULL, PRIMARY KEY (life, job)
 ) WITHOUT ROWID;
-
--- name: create_lives_of_job
 CREATE INDEX lives_of_job ON life (job);
-
--- name: create_keys
 CREATE TABLE asked (
   scope TEXT NOT NULL, key TEXT NOT NULL, job TEXT NOT NULL, life TEXT NOT NULL, PRIMARY KEY (scope, key, job, life)
 ) WITHOUT ROWID;
-
--- name: create_keys_of_job
 CREATE INDEX asked_by_job ON asked (job, life);
-
--- name: create_damage
 CREATE TABLE damage (job TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID;
-
--- name: create_acts
 CREATE TABLE act (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 
 -- name: add_act

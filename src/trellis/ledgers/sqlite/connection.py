@@ -3,7 +3,7 @@
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -67,10 +67,13 @@ class ScratchDatabase(Database, Protocol):
     def close(self) -> None: ...
 
 
-def open_scratch_database(tables: Iterable[str]) -> ScratchDatabase:
-    """Open a database for intermediate results, with these tables. Nothing in it survives the process."""
+def open_scratch_database(tables: str) -> ScratchDatabase:
+    """Open a database for intermediate results, with the tables that these statements create.
+
+    Nothing in it survives the process.
+    """
     database = cast("ScratchDatabase", apsw.Connection(""))  # SQLite chooses a temporary file for an empty name
-    for statement in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", *tables):
+    for statement in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", tables):
         database.execute(statement).fetchall()
     return database
 
