@@ -17,7 +17,7 @@ from trellis.research.errors import (
     ContextTimeout,
     DeadlinePassed,
     RateLimited,
-    StageFailed,
+    StageError,
     StageHopeless,
 )
 from trellis.research.retry_policy import (
@@ -200,7 +200,7 @@ async def test_the_jobs_own_deadline_is_passed_down_and_ends_it(rig: Rig):
     assert (job["attempt"], job["error"].partition(":")[0]) == (0, "DEADLINE_PASSED")
 
 
-TRANSIENT = [RateLimited, BackendUnavailable, CallbackMissing, ContextTimeout, ArtifactMismatch, StageFailed]
+TRANSIENT = [RateLimited, BackendUnavailable, CallbackMissing, ContextTimeout, ArtifactMismatch, StageError]
 
 
 @pytest.mark.requirement("JQ-8", "D8", "D38")
@@ -219,8 +219,8 @@ def test_the_policy_waits_at_least_the_floor_and_at_most_a_fifth_more(kind: type
 
 @pytest.mark.requirement("JQ-8", "D38")
 def test_an_attempt_that_was_given_back_is_made_up_for_at_the_end_with_the_longest_backoff():
-    assert on_stage_error(StageFailed(detail="x"), 3, EXECUTIONS + 1, 0.0) == RetryLater(60.0)
-    assert on_stage_error(StageFailed(detail="x"), 4, EXECUTIONS + 1, 0.0) == FailForGood(0.0)
+    assert on_stage_error(StageError(detail="x"), 3, EXECUTIONS + 1, 0.0) == RetryLater(60.0)
+    assert on_stage_error(StageError(detail="x"), 4, EXECUTIONS + 1, 0.0) == FailForGood(0.0)
 
 
 @pytest.mark.requirement("D8")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import Stand
-from trellis.documents.errors import StepFailed
+from trellis.documents.errors import StepError
 from trellis.documents.run_documents import STEP_ENTRY
 from trellis.engine.call_times import CALLS_MAX, CallKind
 from trellis.engine.metrics import STEP_CALL_SECONDS, process_metrics
@@ -34,7 +34,7 @@ async def test_calls_of_the_try_that_succeeded_are_in_the_file_of_the_step(stand
         with context.calls.timed("notebooklm-query", CallKind.NLM):
             stand.clock.advance(0.25 if is_first else 1.5)
             if is_first:
-                raise StepFailed(detail="the NLM is away")
+                raise StepError(detail="the NLM is away")
         with context.calls.timed("memory.read", CallKind.MEMORY):
             stand.clock.advance(0.1)
         return StepResult(result={"summary": "s"})

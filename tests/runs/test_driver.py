@@ -10,7 +10,7 @@ import pytest
 from tests.runs.conftest import Stand
 from tests.stopped_tasks import stopped
 from trellis.documents import run_documents
-from trellis.documents.errors import NlmDown, StepFailed, UpstreamUnavailable
+from trellis.documents.errors import NlmDown, StepError, UpstreamUnavailable
 from trellis.documents.ids import STEPS
 from trellis.engine.jobs import JobId
 from trellis.runs.orchestrator import RunDriver, StepContext, StepResult
@@ -67,7 +67,7 @@ async def test_a_failed_step_is_tried_again_after_one_two_and_four_seconds(stand
         tries.append(stand.clock())
         await stand.ledger.job(JobId("nobody"))
         if len(tries) <= failures:
-            raise StepFailed(detail="the runtime crashed")
+            raise StepError(detail="the runtime crashed")
         return StepResult(result={"summary": "done"})
 
     stand.steps.acts["execute-agent"] = act
@@ -86,7 +86,7 @@ async def test_a_failed_step_is_tried_again_after_one_two_and_four_seconds(stand
 @pytest.mark.parametrize(
     "error, tries, text",
     [
-        (StepFailed(detail="the runtime crashed"), 4, "INTERNAL_ERROR: the runtime crashed"),
+        (StepError(detail="the runtime crashed"), 4, "INTERNAL_ERROR: the runtime crashed"),
         (RuntimeError("odd"), 4, "INTERNAL_ERROR: execute-agent: RuntimeError: odd"),
         (UpstreamUnavailable(detail="no store"), 4, "UPSTREAM_UNAVAILABLE: no store"),
         (NlmDown(detail="the tool gave up"), 1, "NLM_UNAVAILABLE: the tool gave up"),
@@ -203,7 +203,7 @@ async def test_journalled_result_of_a_step_is_not_computed_again_by_a_retry(stan
         assert await context.once("model/1", pay) == b"receipt"
         await stand.ledger.job(JobId("nobody"))
         if stand.steps.done["execute-agent"] < 3:
-            raise StepFailed(detail="crashed after paying")
+            raise StepError(detail="crashed after paying")
         return StepResult(result={"summary": "s"})
 
     stand.steps.acts["execute-agent"] = act

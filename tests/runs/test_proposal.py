@@ -43,7 +43,7 @@ async def test_storing_the_same_proposals_again_makes_no_second_one(stand: Stand
 async def test_proposal_with_a_used_id_and_another_body_is_refused(stand: Stand):
     proposal = await stored(stand, EDIT)
     other = proposals.make_proposal(RUN, "archivist-violin", 2, LOGIC)
-    forged = Proposal(id=proposal.id, agent_slug="archivist-violin", run_id=RUN, body=other.body)
+    forged = Proposal(id=proposal.id, run_id=RUN, body=other.body)
     with pytest.raises(ProposalConflict):
         await proposals.store_proposals(stand.ledger, ORCHESTRATOR, [forged])
 

@@ -15,7 +15,7 @@ from temporalio.api.enums.v1 import EventType
 from tests.layers.temporal import TemporalRig, on_temporal
 from tests.servers.temporal import TemporalServer, running_temporal
 from tests.temporal.restoring import copy, take_over
-from trellis.documents.errors import StepFailed, StepHopeless
+from trellis.documents.errors import StepError, StepHopeless
 from trellis.engine.jobs import JobId
 from trellis.runs.orchestrator import StepContext, StepResult
 
@@ -29,7 +29,7 @@ async def plain(rig: TemporalRig) -> JobId:
     async def fails_once(context: StepContext, /) -> StepResult:
         tries.append(context.run_id)
         if len(tries) == 1:
-            raise StepFailed(detail="not yet")
+            raise StepError(detail="not yet")
         return await usual(context)
 
     rig.steps.acts["execute-agent"] = fails_once

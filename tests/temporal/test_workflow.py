@@ -15,7 +15,7 @@ from tests.layers.builtin import BuiltinRig, on_sqlite
 from tests.layers.rig import Rig
 from tests.layers.temporal import TemporalRig
 from tests.temporal.record import replaced
-from trellis.documents.errors import StepFailed, StepHopeless
+from trellis.documents.errors import StepError, StepHopeless
 from trellis.engine import tracing
 from trellis.engine.errors import LedgerUnavailable
 from trellis.engine.jobs import CancelMode, JobId, RequestId, Turn, TurnResult
@@ -88,7 +88,7 @@ async def test_temporal_retries_a_step_as_often_as_the_builtin_layer_does(rig: T
 
     async def breaks(context: StepContext, /) -> StepResult:
         attempts.append(context.name)
-        raise StepFailed(detail=f"try {len(attempts)} failed")
+        raise StepError(detail=f"try {len(attempts)} failed")
 
     rig.steps.acts["execute-agent"] = breaks
     run_id = await rig.trigger(await rig.agent("gardener"))

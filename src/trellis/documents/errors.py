@@ -32,7 +32,6 @@ RunError
     ├── NlmDown
     ├── AgentTimeout
     │   └── RunTimeout
-    ├── StepFailed
     ├── WorkflowCancelled  the run's workflow was cancelled in Temporal
     ├── AgentStopped      the run waits until its agent is active again
     └── StepHopeless      a retry would not help
@@ -219,10 +218,6 @@ class AgentTimeout(StepError):
 
 class RunTimeout(AgentTimeout):
     retries = False
-
-
-class StepFailed(StepError):
-    """{detail}"""
 
 
 class WorkflowCancelled(StepError):

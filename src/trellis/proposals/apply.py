@@ -39,11 +39,11 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
-from trellis.engine.records import Event, Job, JobFilter
+from trellis.engine.recent_entries import LruCache
+from trellis.engine.records import Event, JobFilter
 from trellis.lifecycles import Trigger
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.nlm.citations import CITATIONS_MAX, has_excerpt
-from trellis.proposals import proposal
 from trellis.proposals import proposal as proposals
 from trellis.proposals.proposal import (
     AgentFileChange,
@@ -106,7 +106,7 @@ class ApplyEngine:
     options: ApplyOptions
     name: str = "apply-engine"
     waits_for_events = True
-    _known: dict[JobId, int] = field(default_factory=dict[JobId, int])
+    _known: LruCache[JobId, int] = field(default_factory=lambda: LruCache[JobId, int](KNOWN_MAX))
     """Failed proposals that wait for a person, with the version at which they were checked."""
     _cursor: str | None = None
 
@@ -138,13 +138,8 @@ class ApplyEngine:
             if is_open(await self.ledger.events(job.job_id)):
                 done.append(await self._again(job.job_id, RequestId(self.new_id()), version=job.version))
             else:
-                self._remember(job)
+                self._known[job.job_id] = job.version
         return done
-
-    def _remember(self, job: Job) -> None:
-        if len(self._known) >= KNOWN_MAX:
-            self._known.clear()
-        self._known[job.job_id] = job.version
 
     def pause_s(self, report: ApplyReport) -> float:
         """No pause while there may be more."""
@@ -363,7 +358,7 @@ async def diff_of(
     content = document["content"]
     if document["status"] in ENDED or not ({"change", "updates"} & content.keys()):
         return None
-    if document["action"] == proposal.MEMORY_UPDATE:
+    if document["action"] == proposals.MEMORY_UPDATE:
         updates = [update_of(one) for one in content["updates"]]
         run_id = document["source"]["run_id"] or document["id"]
         return await asyncio.to_thread(memory.preview, document["agent_slug"], updates, run_id=run_id, at=now)
@@ -386,7 +381,7 @@ async def conflict_of(document: Mapping[str, Any], *, objects: ObjectStore, memo
     """Why applying the proposal would be refused now; None if its target is unchanged. Raises TargetRefused."""
     if not has_target(document):
         return None
-    if document["action"] == proposal.MEMORY_UPDATE:
+    if document["action"] == proposals.MEMORY_UPDATE:
         expected, id_ = document["content"]["expected_version"], document["id"]
         stale = await asyncio.to_thread(
             memory.version_conflict, document["agent_slug"], expected_version=expected, proposal_id=id_
@@ -508,8 +503,8 @@ async def _others_of_version(
 
 def _version_of(body: Mapping[str, Any]) -> tuple[Any, ...]:
     """The version of the target that a proposal changes. All files of a memory have one version."""
-    is_memory = body["action"] == proposal.MEMORY_UPDATE
-    target = proposal.MEMORY_UPDATE if is_memory else body["target"]
+    is_memory = body["action"] == proposals.MEMORY_UPDATE
+    target = proposals.MEMORY_UPDATE if is_memory else body["target"]
     return body["agent_slug"], target, body["target_hash"], body["content"].get("expected_version")
 
 

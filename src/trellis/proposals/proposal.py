@@ -81,13 +81,8 @@ class Proposal:
     """The body of one proposal, with its id."""
 
     id: JobId
-    agent_slug: str
     run_id: str
     body: bytes
-
-    @property
-    def action(self) -> str:
-        return json.loads(self.body)["action"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +133,7 @@ def make_proposal(
     proposal = ids.proposal_id(run_id, ordinal, draft.action, draft.target, content)
     source = ProposalSource(type="agent", identity=f"agent:{agent_slug}", run_id=run_id)
     body = body_of(proposal, agent_slug, source, draft, priority=priority, sources=sources)
-    return Proposal(id=proposal, agent_slug=agent_slug, run_id=run_id, body=body)
+    return Proposal(id=proposal, run_id=run_id, body=body)
 
 
 def body_of(

@@ -14,7 +14,6 @@
         ├── CallbackMissing   no callback before the end of the execution
         ├── ArtifactMismatch  the staged artifact is not the announced one
         ├── ArtifactUnwritten the artifact could not be read or stored
-        ├── StageFailed       anything else
         ├── StageHopeless     no other attempt would help
         └── DeadlinePassed    the job's own deadline has passed
     InputError
@@ -113,10 +112,6 @@ class ArtifactMismatch(StageError):
 
 class ArtifactUnwritten(StageError):
     code = "ARTIFACT_WRITE_FAILED"
-
-
-class StageFailed(StageError):
-    """{detail}"""
 
 
 class StageHopeless(StageError):

@@ -408,7 +408,7 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
 
     def _unexpected(self, error: Exception) -> StageError:
         _log.exception("stage_raised", job_id=self._job_id, stage=self._state)
-        return errors.StageFailed(detail=f"{self._state}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
+        return errors.StageError(detail=f"{self._state}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
 
     def _too_late(self, stage: str, limit_s: float, late: type[StageError]) -> StageError:
         now, options = self._driver.clock.monotonic(), self._driver.options

@@ -179,9 +179,7 @@ async def failures(ledger: Ledger, slug: str, *, since: datetime | None = None) 
 
 async def last_failure(ledger: Ledger, slug: str) -> RunFailure | None:
     """The agent's latest failure, unless it has completed a run since."""
-    async for failure in failures(ledger, slug):
-        return failure
-    return None
+    return await anext(failures(ledger, slug), None)
 
 
 async def why_not_runnable(ledger: Ledger, agent: AgentDefinition) -> str:

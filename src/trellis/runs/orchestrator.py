@@ -14,7 +14,6 @@ from trellis.documents.errors import (
     AgentTimeout,
     RunTimeout,
     StepError,
-    StepFailed,
     StoreAway,
     UpstreamUnavailable,
 )
@@ -367,7 +366,7 @@ class RunDrive(JobDrive[str | None, StepError]):
         if isinstance(error, StoreUnavailable):
             return StoreAway(detail=str(error))
         _log.exception("step_raised", run_id=self._run_id, step=name)
-        return StepFailed(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
+        return StepError(detail=f"{name}: {type(error).__name__}: {error}"[:ERROR_CHARS_MAX])
 
     def _too_late(self, name: str, ends_at: float) -> StepError:
         options = self._driver.options

@@ -20,7 +20,7 @@ from trellis.agents.run_io import ProposalDraft as AgentDraft
 from trellis.agents.runtime import run_agent
 from trellis.agents.sources import ANNOTATION_KINDS, AgentSource, Annotation, read_annotations
 from trellis.artifacts.rows import artifacts_of_run
-from trellis.documents.errors import AgentStopped, AgentTimeout, NlmDown, StepFailed, StepHopeless, UpstreamUnavailable
+from trellis.documents.errors import AgentStopped, AgentTimeout, NlmDown, StepError, StepHopeless, UpstreamUnavailable
 from trellis.engine.call_times import CallKind
 from trellis.engine.clock import Clock
 from trellis.engine.errors import TrellisError
@@ -224,12 +224,7 @@ class RunSteps:
         self, context: StepContext, loaded: Mapping[str, Any], bodies: Sequence[Mapping[str, Any]]
     ) -> bytes:
         """Store the proposals. Returns, by id, the equal proposal of each one that was not stored."""
-        new = [
-            proposal.Proposal(
-                id=body["id"], agent_slug=body["agent_slug"], run_id=context.run_id, body=encode(dict(body))
-            )
-            for body in bodies
-        ]
+        new = [proposal.Proposal(id=body["id"], run_id=context.run_id, body=encode(dict(body))) for body in bodies]
         updates = any(body["action"] == proposal.MEMORY_UPDATE for body in bodies)
         memory: Mapping[str, str] = await self._remembered(context.request.agent_slug) if updates else {}
         texts = {one["ref"]: one["text"] for one in loaded["sources"]} | {proposal.LOGIC_FILE: loaded["logic"] or ""}
@@ -391,7 +386,7 @@ def _failed(error: AgentRunError) -> Exception:
         return AgentTimeout(detail=str(error), refused=refused)
     if error.code == "UPSTREAM_UNAVAILABLE" and error.retries:
         return UpstreamUnavailable(detail=str(error), refused=refused)
-    return (StepFailed if error.retries else StepHopeless)(detail=str(error), refused=refused)
+    return (StepError if error.retries else StepHopeless)(detail=str(error), refused=refused)
 
 
 def _target(draft: AgentDraft) -> str:
