@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -42,10 +42,10 @@ from trellis.agents.errors import (
     ToolCallsExceeded,
 )
 from trellis.agents.refusals import RefusalCode, ToolRefusal
-from trellis.agents.run_io import BASE_URL_SETTING, JournalOnce, ModelOptions, RunLimits, TokenUsage, canonical_json
+from trellis.agents.run_io import BASE_URL_SETTING, ModelOptions, TokenUsage, canonical_json
 from trellis.agents.tools import DESCRIPTIONS, MALFORMED, Reply, Toolbox
 from trellis.engine import tracing
-from trellis.engine.call_times import CallKind, CallOutcome, CallTimes
+from trellis.engine.call_times import CallKind, CallOutcome
 from trellis.engine.text import storable
 from trellis.storage.memory import markdown
 from trellis.storage.memory.layout import count_tokens
@@ -154,26 +154,10 @@ pydantic_ai.BANNER_ENABLED = False  # the library would advertise a product on t
 class JournalledModel(WrapperModel):
     """A model within one run. `number` counts its requests."""
 
-    def __init__(
-        self,
-        wrapped: Model,
-        toolbox: Toolbox,
-        *,
-        once: JournalOnce,
-        steps_max: int,
-        limits: RunLimits,
-        left_s: Callable[[], float],
-        options: ModelOptions,
-        times: CallTimes,
-    ) -> None:
+    def __init__(self, wrapped: Model, toolbox: Toolbox, options: ModelOptions) -> None:
         super().__init__(wrapped)
         self._toolbox = toolbox
-        self._once = once
-        self._steps_max = steps_max
-        self._limits = limits
-        self._left_s = left_s
         self._options = options
-        self._times = times
         self.number = 0
         self.used = TokenUsage()
         self._calls = 0
@@ -185,10 +169,11 @@ class JournalledModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
         """The journaled answer to this request; made now if there is none."""
-        if self.number >= self._steps_max:
+        steps_max = self._toolbox.definition.max_steps
+        if self.number >= steps_max:
             so_far = self._toolbox.so_far() + _last_invalid_call(messages)
-            advice = self._toolbox.advice() or _steps_advice(self._steps_max)
-            raise StepsExceeded(limit=self._steps_max, advice=advice, so_far=so_far)
+            advice = self._toolbox.advice() or _steps_advice(steps_max)
+            raise StepsExceeded(limit=steps_max, advice=advice, so_far=so_far)
         self.number += 1
         entry = ENTRY.format(number=self.number)
         form = request_form(self.model_name, messages, model_settings, model_request_parameters)
@@ -197,12 +182,12 @@ class JournalledModel(WrapperModel):
 
         async def make() -> bytes:
             self._check_tokens(self.used.input + self.used.output + size)
-            with self._times.timed(self.model_name, CallKind.MODEL, journaled=True) as timer:
+            with self._toolbox.times.timed(self.model_name, CallKind.MODEL, journaled=True) as timer:
                 answer = await self._ask(messages, model_settings, model_request_parameters)
             return self._kept(digest, self._measured(answer, size), timer.ms)
 
-        kept = json.loads(await self._once(entry, make))
-        self._times.answered(entry, self.model_name, CallKind.MODEL, kept.get("ms"), CallOutcome.OK)
+        kept = json.loads(await self._toolbox.once(entry, make))
+        self._toolbox.times.answered(entry, self.model_name, CallKind.MODEL, kept.get("ms"), CallOutcome.OK)
         if kept["asked"] != digest:
             raise JournalDiffers(entry=entry)
         [response] = ModelMessagesTypeAdapter.validate_python(kept["response"])
@@ -213,7 +198,7 @@ class JournalledModel(WrapperModel):
     async def _ask(
         self, messages: list[ModelMessage], settings: ModelSettings | None, parameters: ModelRequestParameters
     ) -> ModelResponse:
-        left_s = self._left_s()
+        left_s = self._toolbox.left_s()
         if left_s <= 0:
             raise OutOfTime(what=f"request {self.number} was made")
         try:
@@ -306,17 +291,19 @@ class JournalledModel(WrapperModel):
         self._check_tokens(self.used.input + self.used.output)
         called = [part.tool_name for part in response.parts if isinstance(part, ToolCallPart)]
         self._calls += len(called)
-        if self._calls > self._limits.tool_calls_max:
+        if self._calls > self._toolbox.limits.tool_calls_max:
             advice, so_far = self._toolbox.advice() or CIRCLES, self._toolbox.so_far()
-            raise ToolCallsExceeded(used=self._calls, limit=self._limits.tool_calls_max, advice=advice, so_far=so_far)
+            raise ToolCallsExceeded(
+                used=self._calls, limit=self._toolbox.limits.tool_calls_max, advice=advice, so_far=so_far
+            )
         listed = {tool.name for tool in (*parameters.function_tools, *parameters.output_tools)}
         for name in called:
             if name not in listed:
                 self._toolbox.not_listed(name)
 
     def _check_tokens(self, used: int) -> None:
-        if used > self._limits.tokens_max:
-            raise TokensExceeded(used=used, limit=self._limits.tokens_max)
+        if used > self._toolbox.limits.tokens_max:
+            raise TokensExceeded(used=used, limit=self._toolbox.limits.tokens_max)
 
 
 CIRCLES = "its instructions let it run in circles"
@@ -435,17 +422,16 @@ class Finish(BaseModel):
     summary: str = Field(description="What you found and proposed, in a few sentences.")
 
 
-async def run_conversation(
-    definition: AgentDefinition, opening: str, *, model: JournalledModel, toolbox: Toolbox, limits: RunLimits
-) -> str:
+async def run_conversation(opening: str, *, model: JournalledModel, toolbox: Toolbox) -> str:
     """Run the model from the opening message until it finishes. Returns its summary."""
+    definition = toolbox.definition
     agent: Agent[None, Any] = Agent(
         model,
         output_type=[ToolOutput(Finish, name=FINISH), str],
         instructions=system_instructions(definition),
         deps_type=type(None),
         name=definition.slug,
-        model_settings=ModelSettings(temperature=definition.temperature, max_tokens=limits.output_tokens_max),
+        model_settings=ModelSettings(temperature=definition.temperature, max_tokens=toolbox.limits.output_tokens_max),
         tools=[_tool(toolbox, tool) for tool in toolbox.listed],
         retries=UNLISTED_RETRIES,
         end_strategy="graceful",

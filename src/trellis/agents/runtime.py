@@ -46,20 +46,9 @@ async def run_agent(
         params=context.params,
     )
     async with open_model(definition.model, models) as model:
-        journalled = conversation.JournalledModel(
-            model,
-            toolbox,
-            once=once,
-            steps_max=definition.max_steps,
-            limits=limits,
-            left_s=left_s,
-            options=models,
-            times=times,
-        )
+        journalled = conversation.JournalledModel(model, toolbox, models)
         try:
-            summary = await conversation.run_conversation(
-                definition, opening, model=journalled, toolbox=toolbox, limits=limits
-            )
+            summary = await conversation.run_conversation(opening, model=journalled, toolbox=toolbox)
         except AgentRunError as error:
             error.refused = tuple(toolbox.refused)
             raise

@@ -158,7 +158,7 @@ _OUTCOME = TypeAdapter(_ToolOutcome)
 
 
 class Toolbox:
-    """The tools of one run, and the drafts, refusals and calls they collected."""
+    """The tools of one run, the drafts, refusals and calls they collected, and the means that its model uses too."""
 
     def __init__(
         self,
@@ -171,13 +171,13 @@ class Toolbox:
         left_s: Callable[[], float],
         times: CallTimes,
     ) -> None:
-        self._definition = definition
+        self.definition = definition
         self._context = context
         self._services = services
-        self._once = once
-        self._limits = limits
-        self._left_s = left_s
-        self._times = times
+        self.once = once
+        self.limits = limits
+        self.left_s = left_s
+        self.times = times
         self._sources = {source.ref: NlmSource(source.ref, source.text) for source in context.sources}
         self._read: dict[str, NlmSource] = {}
         self._memory: dict[str, str] = dict(context.memory)
@@ -194,11 +194,11 @@ class Toolbox:
 
     @property
     def listed(self) -> tuple[Tool, ...]:
-        return tuple(dict.fromkeys(self._definition.tools))
+        return tuple(dict.fromkeys(self.definition.tools))
 
     def schema(self, tool: Tool) -> dict[str, Any]:
         """The JSON schema of a tool's arguments for this agent."""
-        return schema(tool, self._definition.safe_outputs)
+        return schema(tool, self.definition.safe_outputs)
 
     async def call(self, tool: Tool, call_id: str, args: Mapping[str, Any]) -> Reply:
         """Execute one call of a listed tool. Returns the reply to the model."""
@@ -207,18 +207,18 @@ class Toolbox:
         kind = KINDS.get(tool, CallKind.TOOL)
 
         async def make() -> bytes:
-            if self._left_s() <= 0:
+            if self.left_s() <= 0:
                 raise OutOfTime(what=f"{tool} was called")
-            with self._times.timed(tool, kind, journaled=True) as timer:
+            with self.times.timed(tool, kind, journaled=True) as timer:
                 done = await self._done(tool, args)
             return done.to_bytes(digest, timer.ms)
 
-        kept = json.loads(await self._once(entry, make))
+        kept = json.loads(await self.once(entry, make))
         if kept["asked"] != digest:
             raise JournalDiffers(entry=entry)
         done = _OUTCOME.validate_python(kept)
         outcome = CallOutcome.OK if done.refusal is None else CallOutcome.REFUSED
-        self._times.answered(entry, tool, kind, kept.get("ms"), outcome)
+        self.times.answered(entry, tool, kind, kept.get("ms"), outcome)
         self._apply(tool, done)
         return done.reply
 
@@ -303,7 +303,7 @@ class Toolbox:
             raise CallRefused(RefusalCode.FIELD_MISSING, "question is missing")
         try:
             question = NlmQuestion(text=text, sources=tuple(self._sources[ref] for ref in refs))
-            answer = await self._services.ask(question, self._left_s())
+            answer = await self._services.ask(question, self.left_s())
         except NlmInputInvalid as invalid:
             raise CallRefused(RefusalCode.FIELD_INVALID, str(invalid)) from invalid
         reply = {
@@ -318,13 +318,13 @@ class Toolbox:
     async def _propose(self, args: Mapping[str, Any]) -> _ToolOutcome:
         context = drafts.DraftingContext(
             run_id=self._context.run_id,
-            safe_outputs=self._definition.safe_outputs,
+            safe_outputs=self.definition.safe_outputs,
             sources=tuple(self._sources.values()),
             read=tuple(self._read.values()),
             annotations=self._context.annotations,
             memory=self._memory,
             drafts=self.drafts,
-            proposals_max=self._limits.proposals_max,
+            proposals_max=self.limits.proposals_max,
         )
         judged = drafts.check_draft(args, context)
         if isinstance(judged, ToolRefusal):
