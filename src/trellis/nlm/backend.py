@@ -57,19 +57,12 @@ class NlmAskedInVain(NlmUnavailable):
     retries = False
 
 
-class _CitationOut(pydantic.BaseModel):
-    ref: str
-    excerpt: str
-    start: int = pydantic.Field(ge=0)
-    end: int = pydantic.Field(ge=0)
-
-
 class _QueryOut(pydantic.BaseModel):
     """The answer of POST /query."""
 
     answer: str
-    citations: list[_CitationOut]
-    flags: list[Annotated[str, pydantic.Field(max_length=1_000)]]
+    citations: tuple[Citation, ...]
+    flags: tuple[Annotated[str, pydantic.Field(max_length=1_000)], ...]
     confident: bool
 
 
@@ -149,12 +142,7 @@ class BackendProvider:
             out = read_shape(_QueryOut, body)
         except AnswerUnreadable as error:
             raise NlmGarbage(provider=self._named, reason=str(error)) from None
-        return NlmAnswer(
-            text=out.answer,
-            citations=tuple(Citation(one.ref, one.excerpt, one.start, one.end) for one in out.citations),
-            flags=tuple(out.flags),
-            confident=out.confident,
-        )
+        return NlmAnswer(text=out.answer, citations=out.citations, flags=out.flags, confident=out.confident)
 
 
 def _body(prepared: PreparedCorpus, question: NlmQuestion) -> dict[str, Any]:

@@ -157,12 +157,10 @@ class NlmBackend:
         self._client = ComponentClient(url=url, tls=tls, answer_bytes_max=answer_bytes_max, answer_s=ANSWER_S)
 
     async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
-        """Requests an execution. Raises a StageError."""
         body = json.dumps(execution.to_dict(), ensure_ascii=False).encode()
         return read_answer(await self._asked(execution, "POST", PROCESS_PATH, body), execution)
 
     async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
-        """Returns the state of an execution. Raises a StageError."""
         path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
         answer = await self._asked(execution, "GET", path)
         if answer.status == 404 and problem_fields(answer.body).get("execution") == UNKNOWN:
@@ -287,13 +285,8 @@ EXAMPLE_JOB = "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 EXAMPLE_ARTIFACT = "art-0f9d2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 
 
-class CallbackError(pydantic.BaseModel):
+class CallbackError(BackendFailure, extra="forbid"):
     """Why there is no artifact."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    code: str = pydantic.Field(min_length=1, max_length=100)
-    message: str = pydantic.Field(max_length=2_000)
 
 
 class Callback(pydantic.BaseModel):

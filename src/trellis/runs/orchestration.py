@@ -164,7 +164,6 @@ class BuiltinLayer:
     """How long a run may go on after a soft cancel before it is ended (D19)."""
 
     def acting_as(self, gateway: Actor) -> "BuiltinLayer":
-        """The same layer, whose triggers are recorded in this actor's name."""
         return replace(self, gateway=gateway)
 
     async def trigger(
@@ -268,7 +267,6 @@ class BuiltinLayer:
         return [job.job_id for job in sorted(waiting, key=lambda job: job.created_at)]
 
     async def run_state(self, run_id: JobId) -> RunState:
-        """Read the state from the ledger."""
         job = await self.ledger.job(run_id)
         if job is None or job.payload is None or job.lifecycle != RUN.name:
             raise RunNotFound(run_id=run_id)
@@ -305,7 +303,6 @@ class BuiltinLayer:
         await self.timetable.register(agent_slug, wanted, at=await self.ledger.now())
 
     async def schedules(self) -> list[Schedule]:
-        """The schedules in the timetable."""
         return [entry.schedule for entry in await self.timetable.all()]
 
     async def health(self) -> LayerHealth:
