@@ -298,6 +298,18 @@ async def test_a_job_whose_object_differs_is_set_aside_and_the_others_go_on(
     assert alert in await press.folder(), "it is tried again with its next event"
 
 
+@pytest.mark.requirement("D14", "OBS-1")
+async def test_a_record_that_differs_is_reported_for_a_job_without_documents(press: Press):
+    job_id = JobId("q")
+    await press.stand.ledger.submit(ORCHESTRATOR, [NewJob(job_id=job_id, type="inbox", lifecycle="queue-job")])
+    (event,) = await press.stand.ledger.events(job_id)
+    key = ids.audit_key(event.ts, event.id)
+    await press.store.put(key, b"somebody else's")
+    await press.all(press.projector())
+    assert (await press.folder("audit/"))[key] == b"somebody else's"
+    assert ids.alert_key(job_id) in await press.folder("alerts/")
+
+
 @pytest.mark.requirement("D14")
 @pytest.mark.parametrize("how", ["the same projector", "the next one"])
 async def test_a_job_that_was_set_aside_is_published_completely_later(press: Press, how: str):

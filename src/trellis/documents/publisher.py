@@ -57,8 +57,10 @@ class SequenceResult:
     """The documents that are not published."""
     written: int = 0
     """How many documents were new."""
+    absent: str | None = None
+    """The key of the next document, if the store was found to have nothing there: then it is created."""
     differs: bool = False
-    """Whether the store has something else, or nothing, where it should have the last version of the next document."""
+    """Whether the store has something else where the next document belongs."""
     error: StoreError | None = None
     """Why the store could not answer; None if it did."""
 
@@ -101,36 +103,35 @@ class DocumentPublisher:
                 del self._listening[key]
 
     async def publish(self, publications: Sequence[Publication]) -> int:
-        """Write the documents in this order. Returns how many were new. Raises StoreUnavailable, DocumentDiffers."""
-        written = 0
-        for publication in publications:
-            if publication.version is None:
-                written += await self._once(publication)
-            else:
-                written += await self._rising(publication, publication.version)
-        return written
+        """Write the documents in this order. Returns how many were new. Raises StoreError, DocumentDiffers."""
+        (result,) = await self.publish_all([publications])
+        if result.error is not None:
+            raise result.error
+        if result.left:
+            raise DocumentDiffers(key=result.left[0].key)
+        return result.written
 
     async def publish_all(self, sequences: Sequence[Sequence[Publication]]) -> list["SequenceResult"]:
         """Write sequences of documents, each in its order, with few calls of the store for all of them.
 
-        A sequence ends where the store has something else under a key. `publish` says what. Raises no StoreError.
+        A sequence ends where the store has something else under a key. Raises no StoreError.
         """
         results = [SequenceResult(sequence) for sequence in sequences]
         for _ in range(CONFLICTS_MAX):
             unfinished = [result for result in results if result.goes_on]
             if not unfinished:
                 break
-            planned = [self._plan(result.left) for result in unfinished]
+            planned = [self._plan(result) for result in unfinished]
             answers = await self.objects.put_many(planned)
             for result, puts, given in zip(unfinished, planned, answers, strict=True):
                 self._take(result, puts, given)
             await asyncio.gather(*(self._look_at_next(result) for result in unfinished if result.goes_on))
         return results
 
-    def _plan(self, sequence: Sequence[Publication]) -> list["_PlannedPut"]:
-        """The puts that publish these documents, up to the first document that must be read before."""
+    def _plan(self, result: "SequenceResult") -> list["_PlannedPut"]:
+        """The puts that publish what is left, up to the first document that must be read before."""
         puts, planned = list[_PlannedPut](), dict[str, int]()
-        for place, one in enumerate(sequence):
+        for place, one in enumerate(result.left):
             seen = self._seen.get(one.key)
             known = planned.get(one.key) or (None if seen is None else seen.version)
             if one.version is not None and known is not None and known >= one.version:
@@ -138,7 +139,7 @@ class DocumentPublisher:
             when: PutCondition | None = CREATE
             if one.version is not None and known is not None:
                 when = if_match(seen.etag) if seen is not None and one.key not in planned else None
-            elif one.first_version > FIRST_VERSION:
+            elif one.first_version > FIRST_VERSION and one.key != result.absent:
                 break
             puts.append(_PlannedPut(one.key, one.body, when, one.version, place))
             if one.version is not None:
@@ -174,14 +175,14 @@ class DocumentPublisher:
             if one.version is None:
                 there = await self.objects.get(one.key)
                 result.differs = there is not None and there.body != one.body
-                if there is not None:
+                if there is not None and not result.differs:
                     result.left = result.left[1:]
             else:
                 seen = await self._look(one.key)
                 if seen is not None:
                     self._remember(one.key, seen)
                 else:
-                    result.differs = one.first_version > FIRST_VERSION
+                    result.absent = one.key
         except StoreError as error:
             result.error = error
         except DocumentDiffers:
@@ -199,29 +200,6 @@ class DocumentPublisher:
         if there is None:
             raise DocumentDiffers(key=key)
         return there.body
-
-    async def _once(self, publication: Publication) -> bool:
-        there = await self.create(publication.key, publication.body)
-        if there != publication.body:
-            raise DocumentDiffers(key=publication.key)
-        return there is publication.body
-
-    async def _rising(self, publication: Publication, version: int) -> bool:
-        for tried in range(CONFLICTS_MAX):
-            seen = self._seen.get(publication.key)
-            expected = tried or publication.first_version > FIRST_VERSION  # version 1 needs no read: nothing is there
-            if seen is None and expected:
-                seen = await self._look(publication.key)
-            if seen is not None and seen.version >= version:
-                return False
-            when = CREATE if seen is None else if_match(seen.etag)
-            answer = await self.objects.put(publication.key, publication.body, when=when)
-            if isinstance(answer, PutStored):
-                self._wrote(publication.key)
-                self._remember(publication.key, _PublishedVersion(answer.etag, version))
-                return True
-            self._seen.pop(publication.key, None)
-        raise DocumentDiffers(key=publication.key)
 
     async def _look(self, key: str) -> _PublishedVersion | None:
         there = await self.objects.get(key)
