@@ -29,9 +29,9 @@ from trellis.nlm_backend.errors import ExecutionsSpent, StaleEpoch
 from trellis.nlm_backend.intake import EXECUTIONS_MAX, KnownExecution, decide_intake
 from trellis.nlm_backend.orders import ProcessRequest, execution_id, read_execution_id, type_of
 from trellis.research.backend_client import (
-    BackendFailed,
-    BackendFinished,
     ExecutionRequest,
+    JobFailedAnswer,
+    JobFinished,
     NlmBackend,
     error_of_refusal,
 )
@@ -214,7 +214,7 @@ async def test_staged_artifact_is_in_the_status_while_its_callback_cannot_be_del
     async with asked(working) as backend:
         for _ in range(2):  # while it is tried, and after that was given up
             found = await backend.look(execution("job-c"))
-            assert isinstance(found, BackendFinished)
+            assert isinstance(found, JobFinished)
             assert (found.artifact_id, found.sha256) == (staged["artifact_id"], staged["sha256"])
             again = await working.post(order)
             assert (again.status_code, again.json()) == (200, found.model_dump())
@@ -234,7 +234,7 @@ async def test_status_shows_the_error_while_the_callback_is_undeliverable(stand:
     await until(lambda: stand.gateway.count("callback") > 0)
     async with asked(working) as backend:
         found = await backend.look(execution("job-c"))
-    assert isinstance(found, BackendFailed)
+    assert isinstance(found, JobFailedAnswer)
     assert found.error.code == "NLM_UNAVAILABLE"
     again = await working.post(order)
     assert (again.status_code, again.json()) == (200, found.model_dump())

@@ -29,7 +29,7 @@ from trellis.engine.verify import verify
 from trellis.gateway import create_app
 from trellis.lifecycles import Role
 from trellis.net.signatures import job_key, signed_headers
-from trellis.research.backend_client import BackendFailed, BackendFinished, ExecutionRequest, ExecutionUnderWay
+from trellis.research.backend_client import ExecutionRequest, ExecutionUnderWay, JobFailedAnswer, JobFinished
 from trellis.research.orchestrator import QueueOrchestrator
 from trellis.testing import FakeClock
 
@@ -39,8 +39,8 @@ OVER = frozenset({"COMPLETE", "FAILED", "DEAD"})
 """States that no pass of an orchestrator leaves while time stands still."""
 OTHER = "architect-guardian"
 QUESTION = {"query": "Who made the violin?"}
-Answers = Callable[["Nlm", ExecutionRequest], Awaitable[ExecutionUnderWay | BackendFinished]]
-Looks = Callable[["Nlm", ExecutionRequest], Awaitable[ExecutionUnderWay | BackendFinished | BackendFailed]]
+Answers = Callable[["Nlm", ExecutionRequest], Awaitable[ExecutionUnderWay | JobFinished]]
+Looks = Callable[["Nlm", ExecutionRequest], Awaitable[ExecutionUnderWay | JobFinished | JobFailedAnswer]]
 
 
 @dataclass
@@ -57,11 +57,11 @@ class Nlm:
     stops: Callable[[ExecutionRequest], Awaitable[None]] | None = None
     """What happens when it is told to stop an execution; by default nothing goes wrong."""
 
-    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
+    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | JobFinished:
         self.asked.append(execution)
         return await (self.answer or finish)(self, execution)
 
-    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
+    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | JobFinished | JobFailedAnswer:
         self.looked.append(execution)
         return under_way(execution) if self.stands is None else await self.stands(self, execution)
 

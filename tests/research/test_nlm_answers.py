@@ -14,11 +14,11 @@ from tests.research.holding import STAGES
 from tests.research.rig import Looks, Nlm, Rig, accept_only, draft, finish, saying, seconds_to_due, under_way
 from trellis.artifacts.content import JobType
 from trellis.research.backend_client import (
-    BackendFailed,
-    BackendFailure,
-    BackendFinished,
     ExecutionRequest,
     ExecutionUnderWay,
+    JobFailedAnswer,
+    JobFailure,
+    JobFinished,
     NlmBackend,
 )
 from trellis.research.errors import BackendUnavailable, ExecutionForgotten, NlmAnswerInvalid, StageError, StageHopeless
@@ -137,7 +137,7 @@ async def test_a_failed_callback_is_retried_unless_it_is_permanent(rig: Rig):
 async def test_missed_callback_is_replaced_by_a_status_request_and_no_second_question(rig: Rig):
     stands = iter([accept_only, _down, _with_result])
 
-    async def look(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay | BackendFinished:
+    async def look(nlm: Nlm, execution: ExecutionRequest) -> ExecutionUnderWay | JobFinished:
         return await next(stands)(nlm, execution)
 
     rig.nlm.answer, rig.nlm.stands = accept_only, look
@@ -158,9 +158,9 @@ async def test_a_job_that_its_backend_forgot_or_failed_takes_the_path_of_the_tab
         raise ExecutionForgotten(detail="lost")
 
     def failed(code: str) -> Looks:
-        async def look(_: Nlm, one: ExecutionRequest) -> BackendFailed:
-            error = BackendFailure(code=code, message="as it says")
-            return BackendFailed(job_id=one.job_id, epoch=one.epoch, status="FAILED", error=error)
+        async def look(_: Nlm, one: ExecutionRequest) -> JobFailedAnswer:
+            error = JobFailure(code=code, message="as it says")
+            return JobFailedAnswer(job_id=one.job_id, epoch=one.epoch, status="FAILED", error=error)
 
         return look
 
@@ -188,11 +188,11 @@ LOOKS = {
             "200 OK",
             {"job_id": "j", "epoch": 3, "status": "COMPLETE", "artifact_id": "a", "sha256": "0" * 64, "size": 1},
         ),
-        BackendFinished,
+        JobFinished,
     ),
     "failed": (
         http("200 OK", {"job_id": "j", "epoch": 3, "status": "FAILED", "error": {"code": "X", "message": ""}}),
-        BackendFailed,
+        JobFailedAnswer,
     ),
     "forgotten": (http("404 Not Found", {"code": "NOT_FOUND", "execution": "unknown"}), ExecutionForgotten),
     "no such address": (http("404 Not Found", {"code": "NOT_FOUND"}), StageHopeless),
@@ -221,10 +221,10 @@ async def _down(_: Nlm, __: ExecutionRequest) -> ExecutionUnderWay:
     raise BackendUnavailable(detail="503")
 
 
-async def _with_result(nlm: Nlm, execution: ExecutionRequest) -> BackendFinished:
+async def _with_result(nlm: Nlm, execution: ExecutionRequest) -> JobFinished:
     told = (await nlm.stage(execution)).json()
     facts = {name: told[name] for name in ("artifact_id", "sha256", "size")}
-    return BackendFinished(job_id=execution.job_id, epoch=execution.epoch, status="COMPLETE", **facts)
+    return JobFinished(job_id=execution.job_id, epoch=execution.epoch, status="COMPLETE", **facts)
 
 
 @pytest.mark.requirement("ART-4")

@@ -45,6 +45,7 @@ from trellis.nlm.retrying_provider import RetryingProvider
 from trellis.nlm_backend.intake import ExecutionAccepted, JobIntake
 from trellis.nlm_backend.orders import ProcessRequest
 from trellis.operations.job_documents import event_document, job_document, whole_document
+from trellis.research.backend_client import JobFailedAnswer, JobFinished
 
 # Authentication: a bearer token gives a principal, and the route's rule is checked before the body is read (AUTH-5).
 
@@ -172,34 +173,6 @@ class JobAccepted(pydantic.BaseModel):
     accepted: Literal[True]
     job_id: str
     estimated_seconds: int
-
-
-class JobFinished(pydantic.BaseModel):
-    """The job was done before; nothing was executed."""
-
-    job_id: str
-    epoch: int
-    status: Literal["COMPLETE"]
-    artifact_id: str
-    artifact_url: str
-    sha256: str
-    size: int
-
-
-class JobFailure(pydantic.BaseModel):
-    """Why there is no artifact."""
-
-    code: str
-    message: str
-
-
-class JobFailedAnswer(pydantic.BaseModel):
-    """The job ended without an artifact."""
-
-    job_id: str
-    epoch: int
-    status: Literal["FAILED"]
-    error: JobFailure
 
 
 class JobCancelling(pydantic.BaseModel):

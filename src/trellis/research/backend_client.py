@@ -54,7 +54,7 @@ CREDENTIAL_STATUSES = frozenset({401, 403})
 CANCEL_ACCEPTED_STATUSES = frozenset({202, 404})
 
 ShapeT = TypeVar("ShapeT", bound=pydantic.BaseModel)
-BackendEndT = TypeVar("BackendEndT", "BackendFinished", "BackendFailed")
+BackendEndT = TypeVar("BackendEndT", "JobFinished", "JobFailedAnswer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +91,8 @@ class ExecutionUnderWay(pydantic.BaseModel):
     estimated_seconds: float | None = None
 
 
-class BackendFinished(pydantic.BaseModel):
-    """Status 200: the execution is complete and its artifact is staged."""
+class JobFinished(pydantic.BaseModel):
+    """Status 200: the execution is complete, now or before, and its artifact is staged."""
 
     job_id: str
     epoch: int
@@ -103,30 +103,30 @@ class BackendFinished(pydantic.BaseModel):
     size: int = pydantic.Field(ge=0, lt=2**53)
 
 
-class BackendFailure(pydantic.BaseModel):
+class JobFailure(pydantic.BaseModel):
     """Why there is no artifact."""
 
     code: str = pydantic.Field(min_length=1, max_length=100)
     message: str = pydantic.Field(max_length=2_000)
 
 
-class BackendFailed(pydantic.BaseModel):
+class JobFailedAnswer(pydantic.BaseModel):
     """Status 200: the execution ended without a result."""
 
     job_id: str
     epoch: int
     status: Literal["FAILED"]
-    error: BackendFailure
+    error: JobFailure
 
 
 class ExecutionBackend(Protocol):
     """A service that executes queue jobs."""
 
-    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
+    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | JobFinished:
         """Requests an execution. Raises a StageError."""
         ...
 
-    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
+    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | JobFinished | JobFailedAnswer:
         """Returns the state of an execution. Raises ExecutionForgotten if it is unknown, or another StageError."""
         ...
 
@@ -156,17 +156,17 @@ class NlmBackend:
         self._token = token
         self._client = ComponentClient(url=url, tls=tls, answer_bytes_max=answer_bytes_max, answer_s=ANSWER_S)
 
-    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished:
+    async def process(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | JobFinished:
         body = json.dumps(execution.to_dict(), ensure_ascii=False).encode()
         return read_answer(await self._asked(execution, "POST", PROCESS_PATH, body), execution)
 
-    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | BackendFinished | BackendFailed:
+    async def look(self, execution: ExecutionRequest, /) -> ExecutionUnderWay | JobFinished | JobFailedAnswer:
         path = EXECUTION_PATH.format(job_id=execution.job_id, epoch=execution.epoch)
         answer = await self._asked(execution, "GET", path)
         if answer.status == 404 and problem_fields(answer.body).get("execution") == UNKNOWN:
             raise ExecutionForgotten(detail=f"the NLM backend knows nothing of epoch {execution.epoch} any more")
         if answer.status == 200 and problem_fields(answer.body).get("status") == "FAILED":
-            return _checked_identity(_read(BackendFailed, answer.body), execution)
+            return _checked_identity(_read(JobFailedAnswer, answer.body), execution)
         return read_answer(answer, execution)
 
     async def stop(self, execution: ExecutionRequest, /) -> None:
@@ -225,7 +225,7 @@ class NlmBackend:
         await self._client.close()
 
 
-def read_answer(answer: FetchedResponse, execution: ExecutionRequest) -> ExecutionUnderWay | BackendFinished:
+def read_answer(answer: FetchedResponse, execution: ExecutionRequest) -> ExecutionUnderWay | JobFinished:
     """Interprets an answer. Raises a StageError."""
     if answer.status == 202:
         under_way = _read(ExecutionUnderWay, answer.body)
@@ -233,7 +233,7 @@ def read_answer(answer: FetchedResponse, execution: ExecutionRequest) -> Executi
             raise NlmAnswerInvalid(detail=f"the NLM backend answered about job {under_way.job_id[:SAID_CHARS_MAX]}")
         return under_way
     if answer.status == 200:
-        return _checked_identity(_read(BackendFinished, answer.body), execution)
+        return _checked_identity(_read(JobFinished, answer.body), execution)
     raise error_of_refusal(answer.status, answer.body)
 
 
@@ -285,7 +285,7 @@ EXAMPLE_JOB = "7f1c2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 EXAMPLE_ARTIFACT = "art-0f9d2c4e-8a54-4b0e-9d2e-3c5d1a2b3c4d"
 
 
-class CallbackError(BackendFailure, extra="forbid"):
+class CallbackError(JobFailure, extra="forbid"):
     """Why there is no artifact."""
 
 

@@ -27,11 +27,11 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.research import errors
 from trellis.research.backend_client import (
-    BackendFailed,
-    BackendFinished,
     Callback,
     ExecutionBackend,
     ExecutionRequest,
+    JobFailedAnswer,
+    JobFinished,
     error_of_failure,
     first_callback,
 )
@@ -231,7 +231,7 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
             correlation_id=self._claimed.correlation_id,
         )
 
-    async def _called(self, execution: ExecutionRequest) -> Callback | BackendFinished:
+    async def _called(self, execution: ExecutionRequest) -> Callback | JobFinished:
         """Has the backend execute the job and waits for the outcome."""
         began = await self._driver.ledger.now()
         result = await self._executed(execution)
@@ -241,7 +241,7 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
         await self._step("response_received", WRITE, {**facts, **_times(began, await self._driver.ledger.now())})
         return result
 
-    async def _executed(self, execution: ExecutionRequest) -> Callback | BackendFinished:
+    async def _executed(self, execution: ExecutionRequest) -> Callback | JobFinished:
         """Returns the outcome of the execution.
 
         Until it is known, the backend may be working on it, even if its answer was lost.
@@ -249,14 +249,14 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
         self._unfinished = execution
         try:
             answer = await self._driver.backend.process(execution)
-            result = answer if isinstance(answer, BackendFinished) else await self._awaited(execution)
+            result = answer if isinstance(answer, JobFinished) else await self._awaited(execution)
         except NOT_EXECUTING_ERRORS:
             self._unfinished = None
             raise
         self._unfinished = None
         return result
 
-    async def _awaited(self, execution: ExecutionRequest) -> Callback | BackendFinished:
+    async def _awaited(self, execution: ExecutionRequest) -> Callback | JobFinished:
         """Waits for the callback of this attempt. If none comes for a while, asks the backend about the execution."""
         driver, options = self._driver, self._driver.options
         seen, look_s = set[str](), options.look_s
@@ -280,7 +280,7 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
             _log.warning("callbacks_unreadable", job_id=self._job_id, error=str(error))
             return None
 
-    async def _looked_up(self, execution: ExecutionRequest) -> BackendFinished | None:
+    async def _looked_up(self, execution: ExecutionRequest) -> JobFinished | None:
         """Asks the backend about the execution; None if it is running or the answer is unclear.
 
         Raises the error the execution failed with, or ExecutionForgotten.
@@ -292,11 +292,11 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
         except StageError as error:
             _log.warning("nlm_backend_unclear", job_id=self._job_id, code=error.shown_code, error=str(error))
             return None
-        if isinstance(answer, BackendFailed):
+        if isinstance(answer, JobFailedAnswer):
             raise error_of_failure(answer.error.code, answer.error.message)
-        return answer if isinstance(answer, BackendFinished) else None
+        return answer if isinstance(answer, JobFinished) else None
 
-    async def _verified(self, request: QueueRequest, result: Callback | BackendFinished) -> ArtifactRow:
+    async def _verified(self, request: QueueRequest, result: Callback | JobFinished) -> ArtifactRow:
         """Checks that the staged artifact is the announced one, and stores its bytes in the ledger's journal (JQ-5)."""
         try:
             row = await self._driver.artifacts.row(result.artifact_id or "")
@@ -312,7 +312,7 @@ class _QueueDrive(JobDrive[tuple[ArtifactRow, datetime], StageError]):
         return row
 
     def _mismatch(
-        self, request: QueueRequest, result: Callback | BackendFinished, row: ArtifactRow, body: bytes
+        self, request: QueueRequest, result: Callback | JobFinished, row: ArtifactRow, body: bytes
     ) -> str | None:
         if (row.job_id, row.epoch) != (self._job_id, self._lease.epoch):
             return f"is of job {row.job_id} in epoch {row.epoch}"
