@@ -69,10 +69,9 @@ class DefinitionContended(AgentError):
 #     ├── ModelGarbage            its answer cannot be used
 #     ├── JournalDiffers          the journal holds the answer to another request
 #     ├── OutOfTime               the step's or the run's time is over
-#     └── LimitExceeded
-#         ├── StepsExceeded
-#         ├── TokensExceeded
-#         └── ToolCallsExceeded
+#     ├── StepsExceeded
+#     ├── TokensExceeded
+#     └── ToolCallsExceeded
 
 
 class AgentRunError(AgentError):
@@ -125,17 +124,13 @@ class OutOfTime(AgentRunError):
     retries = True
 
 
-class LimitExceeded(AgentRunError):
-    """{detail}."""
-
-
-class StepsExceeded(LimitExceeded):
+class StepsExceeded(AgentRunError):
     """The agent did not finish within {limit} model requests; {advice}{so_far}."""
 
 
-class TokensExceeded(LimitExceeded):
+class TokensExceeded(AgentRunError):
     """The agent's requests need {used} tokens and {limit} is the limit of a run; give it fewer sources or steps."""
 
 
-class ToolCallsExceeded(LimitExceeded):
+class ToolCallsExceeded(AgentRunError):
     """The agent called tools {used} times and {limit} is the limit of a run; {advice}{so_far}."""

@@ -1,6 +1,6 @@
 """Errors of queue jobs.
 
-    QueueError
+    TrellisError
     ├── RequestUnreadable     the stored request is invalid
     └── StageError            an execution failed; `code` is what the job's document shows
         ├── ContextTimeout    memory or object store did not answer in time
@@ -29,11 +29,7 @@ from typing import ClassVar
 from trellis.engine.errors import InputError, TrellisError
 
 
-class QueueError(TrellisError):
-    """{detail}"""
-
-
-class RequestUnreadable(QueueError):
+class RequestUnreadable(TrellisError):
     """The stored request of job {job_id} cannot be read: {problem}."""
 
 
@@ -49,7 +45,7 @@ class SourceUnreadable(InputError):
     """Source {source!r} cannot be read: {why}."""
 
 
-class StageError(QueueError):
+class StageError(TrellisError):
     """{detail}"""
 
     code: ClassVar[str] = "INTERNAL_ERROR"
