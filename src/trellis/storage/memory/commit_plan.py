@@ -34,7 +34,7 @@ from trellis.storage.memory.layout import (
     TokenCounter,
     tokens_max,
 )
-from trellis.storage.memory.trees import AgentFolder, load_commit, with_changes
+from trellis.storage.memory.trees import AgentFolder, load, with_changes
 from trellis.storage.memory.updates import AppliedUpdates, RejectedUpdates, Update, apply_updates, digest
 
 # The commit message of an applied proposal, written and parsed.
@@ -190,7 +190,7 @@ def plan(folder: AgentFolder, order: MemoryCommitOrder, counter: TokenCounter) -
         files=outcome.changed,
         evicted=evicted,
     )
-    root = None if folder.commit is None else load_commit(folder.objects, folder.commit).tree
+    root = None if folder.commit is None else load(folder.objects, folder.commit, Commit).tree
     tree, new_objects = with_changes(folder.objects, root, changes)
     commit = _commit(tree, folder.commit, order, message)
     return CommitPlan(objects=(*new_objects, commit), commit=commit.id, version=version)

@@ -22,7 +22,7 @@ from trellis.storage.memory.layout import (
     layer,
 )
 from trellis.storage.memory.markdown import lines_of
-from trellis.storage.memory.trees import AgentFolder, damaged_at, load_commit
+from trellis.storage.memory.trees import AgentFolder, damaged_at, load
 
 # History and diffs.
 #
@@ -41,7 +41,7 @@ def walk(objects: BaseObjectStore, head: ObjectID | None) -> Iterator[tuple[Obje
     """Commits from `head` back along first parents."""
     name = head
     while name is not None:
-        commit = load_commit(objects, name)
+        commit = load(objects, name, Commit)
         yield name, commit
         name = ObjectID(commit.parents[0]) if commit.parents else None
 
@@ -97,7 +97,7 @@ def page(newest: AgentFolder, limit: int) -> HistoryPage:
         if after.tree != before.tree:
             entries.append(_entry(seen, commit, before, after))
         after = before
-    more = seen if seen is not None and load_commit(newest.objects, ObjectID(seen.encode())).parents else None
+    more = seen if seen is not None and load(newest.objects, ObjectID(seen.encode()), Commit).parents else None
     return HistoryPage(entries=tuple(entries), more=more)
 
 

@@ -15,7 +15,7 @@ from dulwich.objects import Commit, ObjectID, ShaFile, Tree
 
 from trellis.storage.memory.bare_repository import OBJECT_BYTES_MAX
 from trellis.storage.memory.history import walk
-from trellis.storage.memory.trees import load, load_commit
+from trellis.storage.memory.trees import load
 
 PACK_BYTES_MAX = 32 * 1024 * 1024
 """No larger pack is written. An object store takes 64 MiB."""
@@ -75,7 +75,7 @@ def introduced(objects: BaseObjectStore, head: ObjectID, base: ObjectID | None) 
         if len(commit.parents) > 1:  # a person merged: the other side comes along, without what `base` has
             older = _ancestors(objects, [] if base is None else [base], set()) if older is None else older
             for other in sorted(_ancestors(objects, [ObjectID(one) for one in commit.parents[1:]], older)):
-                yield from _of_commit(objects, other, load_commit(objects, other), seen)
+                yield from _of_commit(objects, other, load(objects, other, Commit), seen)
 
 
 def _of_commit(objects: BaseObjectStore, name: ObjectID, commit: Commit, seen: set[ObjectID]) -> Iterator[ObjectID]:
@@ -83,7 +83,7 @@ def _of_commit(objects: BaseObjectStore, name: ObjectID, commit: Commit, seen: s
         return
     seen.add(name)
     yield name
-    before = load_commit(objects, ObjectID(commit.parents[0])).tree if commit.parents else None
+    before = load(objects, ObjectID(commit.parents[0]), Commit).tree if commit.parents else None
     yield from _of_tree(objects, commit.tree, before, seen)
 
 
@@ -115,7 +115,7 @@ def _ancestors(objects: BaseObjectStore, starts: Sequence[ObjectID], known: set[
         name = waiting.pop()
         if name not in reached and name not in known:
             reached.add(name)
-            waiting += [ObjectID(parent) for parent in load_commit(objects, name).parents]
+            waiting += [ObjectID(parent) for parent in load(objects, name, Commit).parents]
     return reached
 
 

@@ -38,11 +38,6 @@ def load(objects: BaseObjectStore, name: ObjectID, kind: type[_Kind]) -> _Kind:
         return stored
 
 
-def load_commit(objects: BaseObjectStore, name: ObjectID) -> Commit:
-    """The commit with this id; raises MemoryDamaged."""
-    return load(objects, name, Commit)
-
-
 @contextmanager
 def damaged_at(name: ObjectID) -> Generator[None]:
     """Convert the errors of reading a broken or missing object to MemoryDamaged."""
@@ -63,7 +58,7 @@ class AgentFolder:
         self._read: dict[ObjectID, dict[str, tuple[int, ObjectID]]] = {}
         self.commit = commit
         self.agent_id = agent_id
-        self.tree = None if commit is None else self._find(load_commit(objects, commit).tree)
+        self.tree = None if commit is None else self._find(load(objects, commit, Commit).tree)
 
     def at(self, commit: ObjectID | None) -> "AgentFolder":
         """The folder of the same agent at another commit."""
