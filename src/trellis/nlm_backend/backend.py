@@ -42,7 +42,7 @@ from trellis.nlm_backend.app import BackendServices, create_backend_app
 from trellis.nlm_backend.delivery import BackendEnvironment, BackendLinks, JobDelivery
 from trellis.nlm_backend.driver import NlmDriver
 from trellis.nlm_backend.intake import JobIntake
-from trellis.nlm_backend.limits import LimitedProvider, ProviderLimits
+from trellis.nlm_backend.limits import LimitedProvider, ProviderCircuit, RequestPace
 from trellis.nlm_backend.metrics import Metrics
 from trellis.nlm_backend.orders import type_of
 from trellis.runs.projector import Projector
@@ -83,9 +83,15 @@ class BackendProcess:
     ) -> None:
         clock, self.metrics = world.clock, Metrics()
         self.ledger, self._world, self._retention = ledger, world, options.retention
-        limits = ProviderLimits.of(clock, concurrency=options.concurrency, per_second=options.per_second)
         actor = Actor(role=Role.NLM_BACKEND, name=name)
-        limited = LimitedProvider(inner=provider, limits=limits, clock=clock, metrics=self.metrics)
+        limited = LimitedProvider(
+            inner=provider,
+            clock=clock,
+            metrics=self.metrics,
+            circuit=ProviderCircuit(clock.monotonic),
+            pace=RequestPace(clock.monotonic, options.per_second),
+            slots=asyncio.Semaphore(options.concurrency),
+        )
         first, *others = sorted(map(type_of, links.trusted))
         driver = NlmDriver(
             ledger=ledger,
@@ -115,7 +121,7 @@ class BackendProcess:
             actor=actor,
             outgoing=links.client,
             trusted=links.trusted,
-            circuit=limits.circuit,
+            circuit=limited.circuit,
             metrics=self.metrics,
             concurrency=options.concurrency,
             cancel_grace_s=options.cancel_grace_s,

@@ -130,32 +130,18 @@ class RequestPace:
         return at - now
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProviderLimits:
-    """The limits of one provider in this process."""
-
-    circuit: ProviderCircuit
-    pace: RequestPace
-    slots: asyncio.Semaphore
-    waiting: list[None] = field(default_factory=list[None])
-
-    @classmethod
-    def of(cls, clock: Clock, *, concurrency: int, per_second: float | None) -> "ProviderLimits":
-        return cls(
-            circuit=ProviderCircuit(clock.monotonic),
-            pace=RequestPace(clock.monotonic, per_second),
-            slots=asyncio.Semaphore(concurrency),
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class LimitedProvider:
     """A provider with limits and metrics. `before` is awaited just before a question is sent."""
 
     inner: NlmProvider
-    limits: ProviderLimits
     clock: Clock
     metrics: Metrics
+    circuit: ProviderCircuit
+    pace: RequestPace
+    slots: asyncio.Semaphore
+    waiting: list[None] = field(default_factory=list[None])
+    """One entry for each question that waits for a slot, of all copies that `noting` returns."""
     before: Callable[[], Awaitable[None]] | None = None
 
     @property
@@ -179,32 +165,31 @@ class LimitedProvider:
 
     @asynccontextmanager
     async def _turn(self, until: float) -> AsyncGenerator[None]:
-        limits = self.limits
-        if len(limits.waiting) >= WAITING_MAX:
+        if len(self.waiting) >= WAITING_MAX:
             raise NlmUnavailable(provider=self.name, reason=f"{WAITING_MAX} questions wait already", retry_after_s=1.0)
-        limits.waiting.append(None)
+        self.waiting.append(None)
         try:
-            await limits.slots.acquire()
+            await self.slots.acquire()
         finally:
-            limits.waiting.pop()
+            self.waiting.pop()
         try:
-            wait_s = limits.pace.wait_s(until - self.clock.monotonic())
+            wait_s = self.pace.wait_s(until - self.clock.monotonic())
             if wait_s is None:
-                reason = f"more than {limits.pace.per_second:g} questions a second wait for it"
+                reason = f"more than {self.pace.per_second:g} questions a second wait for it"
                 raise NlmUnavailable(provider=self.name, reason=reason, retry_after_s=1.0)
             if wait_s > 0:
                 await self.clock.sleep(wait_s)
-            tries = limits.circuit.admit(self.name)
+            tries = self.circuit.admit(self.name)
             try:
                 yield
             finally:
                 if tries:
-                    limits.circuit.tried()
+                    self.circuit.tried()
         finally:
-            limits.slots.release()
+            self.slots.release()
 
     async def _asked(self, prepared: PreparedCorpus, question: NlmQuestion, deadline_s: float) -> NlmAnswer:
-        circuit, began, result = self.limits.circuit, self.clock.monotonic(), "cut"
+        circuit, began, result = self.circuit, self.clock.monotonic(), "cut"
         try:
             with tracing.span("nlm.query", {"trellis.provider": self.name}, kind=tracing.CLIENT):
                 answer = await self.inner.query(prepared, question, deadline_s=deadline_s)
