@@ -114,17 +114,13 @@ Progress = Callable[[str, int], None]
 """Callback that receives what is being compared and how much was so far."""
 
 
-def _no_progress(what: str, count: int) -> None:
-    """Ignore progress."""
-
-
 async def verify_audit(
     ledgers: Sequence[AuditedLedger],
     objects: ObjectStore,
     *,
     anchor: str | None = None,
     unproven: str | None = None,
-    on_progress: Progress = _no_progress,
+    on_progress: Progress = lambda _what, _count: None,
 ) -> AuditReport:
     """Compare the chains of these ledgers with the object store and the ledgers.
 

@@ -114,10 +114,6 @@ class LedgerRebuildReport:
     """The first `REFUSALS_KEPT` of the refused jobs."""
 
 
-def _no_progress(what: str, count: int) -> None:
-    """Ignore progress."""
-
-
 # --- from the ledger -------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +124,7 @@ async def rebuild_objects(
     *,
     alone: frozenset[str] = frozenset(),
     cause: str | None = None,
-    on_progress: Progress = _no_progress,
+    on_progress: Progress = lambda _what, _count: None,
 ) -> ObjectsRebuildReport:
     """Publish every object that the store lacks, and record the rebuild as an administrative act.
 
@@ -200,7 +196,7 @@ async def rebuild_ledger(
     alone: frozenset[str] = frozenset(),
     tellers: Sequence[str] = (),
     cause: str | None = None,
-    on_progress: Progress = _no_progress,
+    on_progress: Progress = lambda _what, _count: None,
 ) -> LedgerRebuildReport:
     """Restore every recorded job, and record the rebuild as an administrative act.
 
