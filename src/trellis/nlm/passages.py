@@ -148,21 +148,15 @@ def _list(lines: list[_Line], at: int, titles: tuple[str, ...]) -> tuple[Block, 
     spans: list[tuple[int, int]] = []
     while at < len(lines) and (item := _ITEM.match(lines[at].text)):
         start = lines[at].start + item.end()
-        after = at + 1
-        while after < len(lines) and not _ends_item(lines, after):
-            after += 1
-        spans.append((start, lines[after - 1].end))
-        at = after
+        at = _paragraph_end(lines, at)
+        spans.append((start, lines[at - 1].end))
         if at + 1 < len(lines) and lines[at].blank and _ITEM.match(lines[at + 1].text):
             at += 1
     return Block(BlockKind.LIST, titles, tuple(spans)), at
 
 
-def _ends_item(lines: list[_Line], at: int) -> bool:
-    return _ends_paragraph(lines, at) or _ITEM.match(lines[at].text) is not None
-
-
 def _paragraph_end(lines: list[_Line], at: int) -> int:
+    """The index of the line after a paragraph or list item that begins here."""
     after = at + 1
     while after < len(lines) and not _ends_paragraph(lines, after) and not _ITEM.match(lines[after].text):
         after += 1
