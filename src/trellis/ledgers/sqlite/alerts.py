@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import LiteralString, NamedTuple
 
 from trellis.engine.alerts import (
+    ALERTS_MAX,
     STAGE_STEP_TYPES,
     Alert,
     AlertChange,
@@ -17,6 +18,7 @@ from trellis.engine.alerts import (
 from trellis.engine.jobs import Actor, NewJob, submit_parts
 from trellis.engine.records import Event, WaitingType
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.refusals import check_alerts
 from trellis.ledgers.sqlite import rows, submit
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import US
@@ -33,6 +35,7 @@ _ALERT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/alerts.sql")
 
 def observe(tx: Transaction, actor: Actor, checked: AlertRound) -> list[AlertChange]:
     """Store what a round observed. Returns the alerts that it raised or resolved."""
+    check_alerts(checked)
     ((number,),) = tx.db.execute(_ALERT_QUERIES.next_round).fetchall()
     tx.db.execute(_ALERT_QUERIES.evaluated, {"now": tx.now, "stale": int(checked.stale_s * US)})
     observers = {id_: _Observer(*seen) for id_, *seen in tx.db.execute(_ALERT_QUERIES.observers)}
@@ -126,8 +129,9 @@ def mark(tx: Transaction) -> AlertMark:
     )
 
 
-def alerts(tx: Transaction, *, limit: int, only_open: bool) -> list[Alert]:
+def alerts(tx: Transaction, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
     """Open alerts, then resolved ones, each newest first."""
+    limit = min(limit, ALERTS_MAX)
     listed = _alerts(tx, _ALERT_QUERIES.open_alerts, limit)
     if not only_open and len(listed) < limit:
         listed += _alerts(tx, _ALERT_QUERIES.resolved_alerts, limit - len(listed))
@@ -140,7 +144,7 @@ def alert(tx: Transaction, alert_id: str) -> Alert | None:
 
 
 def waiting_types(tx: Transaction, *, limit: int) -> list[WaitingType]:
-    stored = tx.db.execute(_ALERT_QUERIES.waiting_since, (limit,)).fetchall()
+    stored = tx.db.execute(_ALERT_QUERIES.waiting_since, (min(limit, ALERTS_MAX),)).fetchall()
     return [
         WaitingType(type=name, lifecycle=BY_CODE[lifecycle].name, waited_s=max(0.0, (tx.now - since) / US))
         for name, lifecycle, since in stored
@@ -148,8 +152,8 @@ def waiting_types(tx: Transaction, *, limit: int) -> list[WaitingType]:
 
 
 def stage_steps(tx: Transaction, *, each: int) -> list[Event]:
-    codes = [event_code(type_) for type_ in STAGE_STEP_TYPES]
-    return [rows.event(row) for code in codes for row in tx.db.execute(_ALERT_QUERIES.stage_steps, (code, each))]
+    codes, most = [event_code(type_) for type_ in STAGE_STEP_TYPES], min(each, ALERTS_MAX)
+    return [rows.event(row) for code in codes for row in tx.db.execute(_ALERT_QUERIES.stage_steps, (code, most))]
 
 
 def _alerts(tx: Transaction, query: LiteralString, limit: int) -> list[Alert]:

@@ -12,22 +12,15 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from trellis.auth.principals import Verb, require
-from trellis.engine.admin_acts import AdminAct, NewAct, checked_act, this_node
-from trellis.engine.alerts import ALERTS_MAX, Alert, AlertChange, AlertRound
+from trellis.engine.admin_acts import NewAct, checked_act, this_node
 from trellis.engine.errors import LedgerDamaged, LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
     PAYLOAD_BYTES_MAX,
     Actor,
     Advance,
-    CancelMode,
-    CancelRequested,
-    JobId,
     Mismatch,
-    Moved,
     NewJob,
-    NotMoved,
-    RequestId,
     RequestKey,
     Submitted,
     Subscription,
@@ -38,24 +31,17 @@ from trellis.engine.jobs import (
 )
 from trellis.engine.ledger import RETENTION
 from trellis.engine.records import (
-    AuditHead,
     ConnectionUse,
-    Event,
     Finding,
-    JobFilter,
     JobHistory,
-    JobPage,
-    PlannedRemoval,
     QueueDepth,
     RetentionOptions,
     RetentionReport,
-    SampledEvent,
-    WaitingType,
 )
-from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS, SUBMIT_ANSWERS
+from trellis.engine.request_keys import SUBMIT_ANSWERS
 from trellis.ledgers.measures import measured
 from trellis.ledgers.queue_counts import QueueCounts
-from trellis.ledgers.refusals import check_alerts, check_next_head, check_retention, check_sample
+from trellis.ledgers.refusals import check_retention
 from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import (
     audit_chain,
@@ -238,6 +224,7 @@ class SqliteLedger:
     # --- verbs that are one function, in the module of their subject ---------------------------------------------
 
     job = _reading(reads.job, _one)
+    jobs = _reading(lists.jobs)
     select_jobs = _reading(job_changes.select_jobs)
     children = _reading(reads.children)
     peek_ready = _reading(reads.peek_ready)
@@ -250,6 +237,7 @@ class SqliteLedger:
     signals = _reading(reads.signals)
     find_events = _reading(reads.find_events)
     count_events = _reading(reads.count_events)
+    sample_events = _reading(reads.sample_events)
     feed = _reading(reads.feed)
     recorded = _reading(reads.recorded)
     feed_end = _reading(reads.feed_end, _one)
@@ -263,8 +251,12 @@ class SqliteLedger:
     _count_queues = _reading(reads.queues)
     figures = _reading(reads.figures)
     alert = _reading(alert_rows.alert)
+    alerts = _reading(alert_rows.alerts)
     alert_mark = _reading(alert_rows.mark)
-    audit_head = _reading(audit_chain.head)
+    waiting_types = _reading(alert_rows.waiting_types)
+    stage_steps = _reading(alert_rows.stage_steps)
+    plan_retention = _reading(retention.plan)
+    audit_head = _reading(audit_chain.newest)
     schedules = _reading(schedule_rows.find)
     due_schedules = _reading(schedule_rows.due)
     declared_types = _reading(submits.every_declared)
@@ -284,6 +276,8 @@ class SqliteLedger:
     spawn = _writing(turns.spawn)
     submit_batch = _writing(batches.submit_batch)
     move = _writing(moves.move, _one)
+    cancel = _writing(moves.cancel, _one)
+    requeue = _writing(moves.requeue)
     change_jobs = _writing(job_changes.change_jobs)
     ack = _writing(control.ack, _one)
     heartbeat_worker = _writing(control.heartbeat_worker, _one)
@@ -299,6 +293,8 @@ class SqliteLedger:
     restore_acts = _administering("restore", control.put_back)
     acts_published = _administering("publish_acts", control.mark_published)
     restore = _administering("restore", restores.restore)
+    observe_alerts = _administering("observe_alerts", alert_rows.observe)
+    extend_audit_chain = _administering("seal", audit_chain.extend)
     annotate = _administering("remark", turns.annotate)
     send_signal = _administering("send_signal", waits.send_signal)
     save_schedule = _administering("save_schedule", schedule_rows.save)
@@ -346,65 +342,15 @@ class SqliteLedger:
             claimed = min(claimed, self._claimed_last)
         return claimed + sum(map(_size_of_step, turn.advances))
 
-    async def cancel(
-        self,
-        actor: Actor,
-        job_id: JobId,
-        mode: CancelMode,
-        request_id: RequestId,
-        *,
-        grace_s: float,
-        cause: str | None,
-        key: RequestKey | None = None,
-    ) -> Moved | NotMoved | CancelRequested:
-        def work(tx: Transaction) -> Moved | NotMoved | CancelRequested:
-            change = partial(moves.cancel, tx, actor, job_id, mode, request_id, grace_s=grace_s, cause=cause)
-            return request_keys.answer_once(tx, key, CANCEL_ANSWERS, change)
-
-        return await self.writer.run(work, size=1)
-
-    async def requeue(
-        self,
-        actor: Actor,
-        jobs: Sequence[JobId] | JobFilter,
-        request_id: RequestId,
-        *,
-        limit: int,
-        cause: str | None,
-        key: RequestKey | None = None,
-    ) -> list[Moved | NotMoved]:
-        def work(tx: Transaction) -> list[Moved | NotMoved]:
-            change = partial(moves.requeue, tx, actor, jobs, request_id, limit=limit, cause=cause)
-            return request_keys.answer_once(tx, key, REQUEUE_ANSWERS, change)
-
-        return await self.writer.run(work)
-
     async def retain(self, options: RetentionOptions, *, by: Actor = RETENTION) -> RetentionReport:
         require(by, "retain")
         check_retention(options)
         return await self.writer.run(lambda tx: retention.retain(tx, options, by))
 
-    async def plan_retention(self, options: RetentionOptions) -> list[PlannedRemoval]:
-        check_retention(options)
-        return await self.reader.run(lambda tx: retention.plan(tx, options))
-
     async def record_act(self, actor: Actor, act: NewAct) -> str:
         require(actor, "record_act")
         recorded_act = checked_act(act)
         return await self.writer.run(lambda tx: control.record(tx, actor, recorded_act))
-
-    async def observe_alerts(self, actor: Actor, checked: AlertRound) -> list[AlertChange]:
-        require(actor, "observe_alerts")
-        check_alerts(checked)
-        return await self.writer.run(lambda tx: alert_rows.observe(tx, actor, checked))
-
-    async def extend_audit_chain(
-        self, actor: Actor, head: AuditHead, *, after: AuditHead | None, acts: Sequence[AdminAct] = ()
-    ) -> bool:
-        require(actor, "seal")
-        check_next_head(head, after)
-        numbers = [act.no for act in acts]
-        return await self.writer.run(lambda tx: audit_chain.extend(tx, head, after=after, acts=numbers))
 
     async def unsubscribe(self, following: Subscription) -> None:
         await self.ack(following, None, lease_s=0.0)
@@ -469,31 +415,9 @@ class SqliteLedger:
     async def queues(self, *, exact: bool = False) -> list[QueueDepth]:
         return await self._queue_counts.read(self._count_queues, exact=exact)
 
-    async def jobs(
-        self, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
-    ) -> JobPage:
-        read = lists.oldest_jobs if oldest_first else lists.jobs
-        return await self.reader.run(lambda tx: read(tx, where, limit=limit, cursor=cursor))
-
-    async def sample_events(
-        self, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
-    ) -> list[SampledEvent]:
-        check_sample(lifecycle, limit)
-        return await self.reader.run(lambda tx: reads.sample_events(tx, lifecycle, types, since=since, limit=limit))
-
     def connections(self) -> list[ConnectionUse]:
         lanes = {"read": self.reader} if self.reader is not self.writer else {}
         return [ConnectionUse(name, lane.waiting) for name, lane in {"write": self.writer, **lanes}.items()]
-
-    async def waiting_types(self, *, limit: int) -> list[WaitingType]:
-        return await self.reader.run(lambda tx: alert_rows.waiting_types(tx, limit=min(limit, ALERTS_MAX)))
-
-    async def stage_steps(self, *, each: int) -> list[Event]:
-        return await self.reader.run(lambda tx: alert_rows.stage_steps(tx, each=min(each, ALERTS_MAX)))
-
-    async def alerts(self, *, limit: int = ALERTS_MAX, only_open: bool = False) -> list[Alert]:
-        most = min(limit, ALERTS_MAX)
-        return await self.reader.run(lambda tx: alert_rows.alerts(tx, limit=most, only_open=only_open))
 
     async def ping(self) -> None:
         path = self._target.path

@@ -37,15 +37,18 @@ PAGES = {name: _LIST_QUERIES.page.replace("{ids}", ids) + " ORDER BY j.id DESC" 
 LETTERS = {name: _LIST_QUERIES.letters.replace("{ids}", ids) + " ORDER BY j.id DESC" for name, ids in IDS.items()}
 
 
-def jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
+def jobs(
+    tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None = None, oldest_first: bool = False
+) -> JobPage:
     """One page, newest first. The cursor is the last key read, so that pages neither repeat nor skip jobs."""
+    if oldest_first:
+        return _oldest_jobs(tx, where, limit, cursor)
     buried = where.reason_code is not None
     values = _filter(where, buried=buried) | {"before": _cursor(cursor), "limit": page_size(limit) + 1}
     return _page(tx.db.execute(PAGES[index_for(where, buried=buried)], values).fetchall(), limit)
 
 
-def oldest_jobs(tx: Transaction, where: JobFilter, *, limit: int, cursor: str | None) -> JobPage:
-    """One page of the jobs in a state, oldest first."""
+def _oldest_jobs(tx: Transaction, where: JobFilter, limit: int, cursor: str | None) -> JobPage:
     if not where.of_open_state:
         raise OptionInvalid(option="oldest_first", value=True, expected=OPEN_ONLY)
     after = 0 if cursor is None else _cursor(cursor)

@@ -17,8 +17,10 @@ from trellis.engine.jobs import (
     Moved,
     NotMoved,
     RequestId,
+    RequestKey,
 )
 from trellis.engine.records import JobFilter
+from trellis.engine.request_keys import CANCEL_ANSWERS, REQUEUE_ANSWERS
 from trellis.engine.text import storable
 from trellis.ledgers import refusals
 from trellis.ledgers.queries import NamedQueries
@@ -150,20 +152,25 @@ def cancel(
     *,
     grace_s: float,
     cause: str | None,
+    key: RequestKey | None = None,
 ) -> Moved | NotMoved | CancelRequested:
     """End a job by its lifecycle's `cancel`. A soft cancel of a held job only records the request for its holder."""
-    row = find_job_row(tx, job_id)
-    before = made_before(tx, row, job_id, request_id)
-    if before is not None:
-        return before
-    name = STATE_NAMES[row.lifecycle, row.state]
-    step = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
-    if step is None or not step.allows(ROLE_CODES[actor.role]):
-        return not_pulled(row, job_id, Trigger.CANCEL, actor)
-    if mode is CancelMode.SOFT and row.place == HELD:
-        request_cancel(tx, actor, row, grace_s=grace_s, cause=cause)
-        return CancelRequested(job_id=job_id, state=name, version=row.version)
-    return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
+
+    def change() -> Moved | NotMoved | CancelRequested:
+        row = find_job_row(tx, job_id)
+        before = made_before(tx, row, job_id, request_id)
+        if before is not None:
+            return before
+        name = STATE_NAMES[row.lifecycle, row.state]
+        step = STEPS.get((row.lifecycle, row.state, Trigger.CANCEL))
+        if step is None or not step.allows(ROLE_CODES[actor.role]):
+            return not_pulled(row, job_id, Trigger.CANCEL, actor)
+        if mode is CancelMode.SOFT and row.place == HELD:
+            request_cancel(tx, actor, row, grace_s=grace_s, cause=cause)
+            return CancelRequested(job_id=job_id, state=name, version=row.version)
+        return make_step(tx, actor, row, step, job_id, cause=cause, request_id=request_id)
+
+    return request_keys.answer_once(tx, key, CANCEL_ANSWERS, change)
 
 
 def request_cancel(tx: Transaction, actor: Actor, row: JobRow, *, grace_s: float, cause: str | None) -> None:
@@ -207,15 +214,20 @@ def requeue(
     *,
     limit: int,
     cause: str | None,
+    key: RequestKey | None = None,
 ) -> list[Moved | NotMoved]:
     """Start the next generation of jobs that declare a requeue.
 
     The oldest come first, so that they get free slots of their keys first.
     """
-    ids = _jobs_of_filter(tx, jobs, request_id, limit) if isinstance(jobs, JobFilter) else jobs
-    oldest_first = sorted(dict.fromkeys(ids), key=lambda job_id: find_job_row(tx, job_id).id)
-    answers = {job_id: _requeue_one(tx, actor, job_id, request_id, cause) for job_id in oldest_first}
-    return [answers[job_id] for job_id in ids]
+
+    def change() -> list[Moved | NotMoved]:
+        ids = _jobs_of_filter(tx, jobs, request_id, limit) if isinstance(jobs, JobFilter) else jobs
+        oldest_first = sorted(dict.fromkeys(ids), key=lambda job_id: find_job_row(tx, job_id).id)
+        answers = {job_id: _requeue_one(tx, actor, job_id, request_id, cause) for job_id in oldest_first}
+        return [answers[job_id] for job_id in ids]
+
+    return request_keys.answer_once(tx, key, REQUEUE_ANSWERS, change)
 
 
 def _requeue_one(

@@ -39,7 +39,7 @@ from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
 from trellis.ledgers.event_types import event_codes, known_event_code
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit
+from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit, check_sample
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.connection import Database
 from trellis.ledgers.sqlite.lanes import Transaction
@@ -207,6 +207,7 @@ def _is_sole_user(lifecycle: str, types: Sequence[str]) -> bool:
 def sample_events(
     tx: Transaction, lifecycle: str, types: Sequence[str], *, since: datetime, limit: int
 ) -> list[SampledEvent]:
+    check_sample(lifecycle, limit)
     of, sampled = LIFECYCLES[lifecycle], list[SampledEvent]()
     for type_ in dict.fromkeys(types):
         values = {"type": known_event_code(type_), "since": rows.microseconds(since), "limit": limit}

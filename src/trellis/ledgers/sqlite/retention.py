@@ -10,6 +10,7 @@ from trellis.engine.records import PlannedRemoval, RetentionOptions, RetentionRe
 from trellis.engine.request_keys import KEY_S_MIN
 from trellis.engine.subscription import PROJECTOR
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.refusals import check_retention
 from trellis.ledgers.retention_plan import PlannedGroup, planned_removals, stored_ages
 from trellis.ledgers.sqlite import audit_chain, request_keys, rows
 from trellis.ledgers.sqlite.control import record
@@ -81,7 +82,7 @@ class _RetentionHorizon:
         read_up_to: int | None = tx.db.execute(_RETENTION_QUERIES.read_up_to).fetchall()[0][0]
         sealed_up_to: int | None = None
         if tx.db.execute(_RETENTION_QUERIES.is_sealed, (PROJECTOR,)).fetchall()[0][0]:
-            head = audit_chain.head(tx)
+            head = audit_chain.newest(tx)
             sealed_up_to = int(head.position or 0) if head is not None else 0
         return cls(read_up_to, sealed_up_to, tx.now, int(options.unread_s * US), stored_ages(options))
 
@@ -190,6 +191,7 @@ def _time(at: int) -> str:
 
 def plan(tx: Transaction, options: RetentionOptions) -> list[PlannedRemoval]:
     """What a pass would find, for every state that has ended jobs."""
+    check_retention(options)
     horizon = _RetentionHorizon.at(tx, options)
     values = {
         "now": tx.now,
