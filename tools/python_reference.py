@@ -151,13 +151,24 @@ def _entry(kind: str, module: ModuleType, name: str) -> Iterator[str]:
     if kind == "fields":
         return
     bases = [_nodes(module)[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in _nodes(module)]
-    written = [one for owner in (node, *bases) if isinstance(owner, ast.ClassDef) for one in owner.body]
+    written = [_taken(one, module) for owner in (node, *bases) if isinstance(owner, ast.ClassDef) for one in owner.body]
     members = [one for one in written if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
     for made in (one for one in members if one.name == "__init__" and name not in WITHOUT_CONSTRUCTOR):
         yield f"```python\n{_signature(made, module, called=name)}\n```\n"
     for member in (one for one in members if not one.name.startswith("_")):
         yield from _member(member, module)
     yield ""
+
+
+def _taken(statement: ast.stmt, module: ModuleType) -> ast.stmt:
+    """The method that a class takes from another one, without its `await`, as `sleep = _blocking(Context.sleep)`."""
+    match statement:
+        case ast.Assign(value=ast.Call(args=[ast.Attribute(value=ast.Name(id=owner), attr=name)])):
+            members = class_of(module, owner).body
+            method = next(one for one in members if isinstance(one, ast.AsyncFunctionDef) and one.name == name)
+            return ast.FunctionDef(**{field: getattr(method, field) for field in method._fields})
+        case _:
+            return statement
 
 
 WITHOUT_CONSTRUCTOR = {

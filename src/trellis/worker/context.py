@@ -9,9 +9,9 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from inspect import CORO_CREATED, getcoroutinestate, isawaitable
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, cast
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack
 
 import pydantic_core
 
@@ -19,11 +19,10 @@ from trellis.engine import tracing
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import LeaseConflictError, PermanentError
 from trellis.engine.event_data import ArtifactPointer, add_artifact
-from trellis.engine.jobs import Actor, Epoch, JobId, LeaseLost, NewJob, accepted
-from trellis.engine.ledger import Ledger
+from trellis.engine.jobs import Epoch, JobId, LeaseLost, accepted
 from trellis.worker.app import HandlerKind
 from trellis.worker.batches import BatchOutcome
-from trellis.worker.durable import ChildHandle, DurableCalls, FirstChild, Suspended
+from trellis.worker.durable import ChildHandle, DurableCalls, DurableServices, FirstChild, Suspended
 from trellis.worker.held import AttemptState, HeldJob, JobLogger, LogBuffer, StopCause
 from trellis.worker.payloads import any_json_bytes, within_payload_limit
 from trellis.worker.requests import SubmitSettings, check_moment
@@ -36,30 +35,14 @@ UNAWAITED_LOOK = 32
 """After so many calls of a handler, those that were awaited are forgotten."""
 
 
-class WorkerServices(Protocol):
+class WorkerServices(DurableServices, Protocol):
     """The parts of a worker that a `Context` uses."""
 
-    ledger: Ledger
     clock: Clock
-    actor: Actor
     loop: asyncio.AbstractEventLoop
 
     @property
-    def stopping(self) -> bool:
-        """Whether the worker is draining."""
-        ...
-
-    def request(self, type_: str, payload: Any, settings: SubmitSettings) -> NewJob:
-        """Builds and checks the job that a handler submits."""
-        ...
-
-    def payload_bytes(self, type_: str, payload: Any) -> bytes:
-        """Encodes and checks the payload of a job that a handler submits."""
-        ...
-
-    def read_result(self, type_: str, body: bytes | None) -> Any:
-        """Decodes the result of a job as its handler's return type, if this application has the handler."""
-        ...
+    def stopping(self) -> bool: ...
 
 
 class AttemptContext:
@@ -435,6 +418,19 @@ class Context(AttemptContext):
             raise LeaseConflictError(job_id=self.job_id, epoch=self._held.lease.epoch)
 
 
+def _blocking(
+    method: Callable[Concatenate[Context, ArgumentsT], Coroutine[Any, Any, AnswerT]],
+) -> Callable[Concatenate["SyncContext", ArgumentsT], AnswerT]:
+    """The same call for a handler on a thread, on a ledger or on the bus: it returns when that of the context is done."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: "SyncContext", *args: ArgumentsT.args, **kwargs: ArgumentsT.kwargs) -> AnswerT:
+        return self._wait(getattr(self._context, name)(*args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
 class SyncContext:
     """The context for a sync handler, which runs on a thread: every call blocks until it is done."""
 
@@ -446,13 +442,17 @@ class SyncContext:
         """Delegates everything that does not block to the async context."""
         return getattr(self._context, name)
 
-    def cancel_requested(self) -> None:
-        """Wait until this handler should stop. Returning after that counts as stopping."""
-        self._wait(self._context.cancel_requested())
-
-    def checkpoint(self, value: Any) -> None:
-        """Store a value for later attempts. It is durable when this returns."""
-        self._wait(self._context.checkpoint(value))
+    cancel_requested = _blocking(AttemptContext.cancel_requested)
+    checkpoint = _blocking(Context.checkpoint)
+    submit = _blocking(Context.submit)
+    sleep = _blocking(Context.sleep)
+    sleep_until = _blocking(Context.sleep_until)
+    gather = _blocking(Context.gather)
+    first = _blocking(Context.first)
+    batch = _blocking(Context.batch)
+    batch_results = _blocking(Context.batch_results)
+    wait_signal = _blocking(Context.wait_signal)
+    version = _blocking(Context.version)
 
     def journal(self, name: str, call: Callable[[], Any]) -> Any:
         """Run `call` on a thread once and store its result as JSON. A later attempt gets the stored result.
@@ -461,63 +461,19 @@ class SyncContext:
         attempt has journaled already. `call` takes no arguments. The JSON value comes back, in the first attempt too: a
         dict for a dataclass, text for a datetime. A call that raises stores nothing.
         """
-
-        async def called() -> Any:
-            return await asyncio.to_thread(call)
-
-        return self._wait(self._context.journal(name, called))
+        return self._wait(self._context.journal(name, lambda: asyncio.to_thread(call)))
 
     def step(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `call(*args, **kwargs)` on a thread once and store its result as JSON. Later attempts get it."""
-
-        async def called(*args: Any, **kwargs: Any) -> Any:
-            return await asyncio.to_thread(call, *args, **kwargs)
-
-        return self._wait(self._context.step(name, called, *args, **kwargs))
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds without a slot or a lease. The handler begins again then."""
-        self._wait(self._context.sleep(seconds))
-
-    def sleep_until(self, moment: datetime) -> None:
-        """Wait until a time without a slot or a lease."""
-        self._wait(self._context.sleep_until(moment))
-
-    def gather(self, *handles: ChildHandle[Any], return_exceptions: bool = False) -> list[Any]:
-        """The results of children, in the order of the handles. The job is suspended until they have ended."""
-        return cast("list[Any]", self._wait(self._context.gather(*handles, return_exceptions=return_exceptions)))
-
-    def first(self, *handles: ChildHandle[Any]) -> FirstChild:
-        """The child that ended first, with its result."""
-        return cast("FirstChild", self._wait(self._context.first(*handles)))
-
-    def batch(self) -> BatchOutcome:
-        """How the jobs of the batch have ended that this job completes."""
-        return cast("BatchOutcome", self._wait(self._context.batch()))
-
-    def batch_results(self, start: int = 0, stop: int | None = None) -> list[Any]:
-        """The results of the jobs of the batch, after `ctx.batch`; a MemberFailed for each that failed."""
-        return cast("list[Any]", self._wait(self._context.batch_results(start, stop)))
-
-    def wait_signal(self, name: str, *, timeout_s: float | None = None) -> Any:
-        """The next signal of this name that was sent to the job. Raises SignalTimeout."""
-        return self._wait(self._context.wait_signal(name, timeout_s=timeout_s))
-
-    def version(self, change: str, latest: int = 1) -> int:
-        """The version of a change of this code that the job began with."""
-        return cast("int", self._wait(self._context.version(change, latest)))
+        return self._wait(self._context.step(name, partial(asyncio.to_thread, call), *args, **kwargs))
 
     def continue_as_new(self, payload: Any = None) -> NoReturn:
         """Begin the handler anew with another payload and an empty journal, under the same job id."""
         self._wait(self._context.continue_as_new(payload))
         raise Suspended
 
-    def submit(self, type_: str, payload: Any = None, **settings: Unpack[SubmitSettings]) -> JobId:
-        """Submit a child job."""
-        return cast("JobId", self._wait(self._context.submit(type_, payload, **settings)))
-
-    def _wait(self, awaited: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(awaited, self._loop).result()
+    def _wait(self, call: Coroutine[Any, Any, AnswerT]) -> AnswerT:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
 
 class Item(Generic[PayloadT]):
