@@ -393,40 +393,36 @@ class DurableCalls:
     async def sleep(self, seconds: float | None, until: datetime | None) -> None:
         """Wait for a time, by the ledger's clock."""
         with self._alone(SLEEP):
-            await self._sleep(seconds, until)
-
-    async def _sleep(self, seconds: float | None, until: datetime | None) -> None:
-        replay = await self.load()
-        number = self._begin(SLEEP, "")
-        stored = await self._stored(number, SLEEP)
-        if stored is not None and number < replay.last:
-            return  # the handler went on after it
-        await self._flush()
-        now = await self._worker.ledger.now()
-        end = until or now + timedelta(seconds=_seconds("sleep", seconds or 0.0))
-        if stored is not None:
-            end = datetime.fromisoformat(json.loads(stored))
-        left_s = (end - now).total_seconds()
-        if left_s <= 0:
-            return
-        entry = (_entry_name(number, SLEEP, ""), json.dumps(end.isoformat()).encode())
-        raise self._suspended(Wait(timeout_s=_seconds("sleep", left_s), entry=None if stored is not None else entry))
+            replay = await self.load()
+            number = self._begin(SLEEP, "")
+            stored = await self._stored(number, SLEEP)
+            if stored is not None and number < replay.last:
+                return  # the handler went on after it
+            await self._flush()
+            now = await self._worker.ledger.now()
+            end = until or now + timedelta(seconds=_seconds("sleep", seconds or 0.0))
+            if stored is not None:
+                end = datetime.fromisoformat(json.loads(stored))
+            left_s = (end - now).total_seconds()
+            if left_s <= 0:
+                return
+            entry = (
+                None if stored is not None else (_entry_name(number, SLEEP, ""), json.dumps(end.isoformat()).encode())
+            )
+            raise self._suspended(Wait(timeout_s=_seconds("sleep", left_s), entry=entry))
 
     async def version(self, change: str, latest: int) -> int:
         """The version of a change that this job began with."""
         with self._alone("version"):
-            return await self._version(change, latest)
-
-    async def _version(self, change: str, latest: int) -> int:
-        replay, name = await self.load(), f"@version:{change}"
-        if name not in replay.named and replay.last > self._number:
-            replay.named[name] = b"0"  # for this attempt: the next one comes to the same answer
-        if name not in replay.named:
-            await self._flush()
-            body = json.dumps(latest).encode()
-            _refuse_full(replay, len(body))
-            replay.add(name, self._fenced(await self._worker.ledger.journal(self._lease, name, body)))
-        return json.loads(replay.named[name])
+            replay, name = await self.load(), f"@version:{change}"
+            if name not in replay.named and replay.last > self._number:
+                replay.named[name] = b"0"  # for this attempt: the next one comes to the same answer
+            if name not in replay.named:
+                await self._flush()
+                body = json.dumps(latest).encode()
+                _refuse_full(replay, len(body))
+                replay.add(name, self._fenced(await self._worker.ledger.journal(self._lease, name, body)))
+            return json.loads(replay.named[name])
 
     async def continue_as_new(self, body: bytes) -> NoReturn:
         """Empty the journal and begin the handler anew with this payload."""
@@ -485,17 +481,14 @@ class DurableCalls:
             return []
         self._check_handles(handles)
         with self._alone(GATHER):
-            return await self._gather(handles, return_exceptions=return_exceptions)
-
-    async def _gather(self, handles: Sequence[ChildHandle[Any]], *, return_exceptions: bool) -> list[Any]:
-        await self.load()
-        number = self._begin(GATHER, str(len(handles)))
-        outcomes = await self._gathered(number, len(handles))
-        if outcomes is None:
-            mode = WaitMode.ALL if return_exceptions else WaitMode.ALL_OR_FAILURE
-            by_id = await self._ended(number, GATHER, handles, mode)
-            outcomes = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
-            await self._record_outcomes(number, GATHER, outcomes)
+            await self.load()
+            number = self._begin(GATHER, str(len(handles)))
+            outcomes = await self._gathered(number, len(handles))
+            if outcomes is None:
+                mode = WaitMode.ALL if return_exceptions else WaitMode.ALL_OR_FAILURE
+                by_id = await self._ended(number, GATHER, handles, mode)
+                outcomes = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
+                await self._record_outcomes(number, GATHER, outcomes)
         values = [self._value(handle, outcome) for handle, outcome in zip(handles, outcomes, strict=True)]
         if not return_exceptions:
             for value in values:
@@ -504,25 +497,20 @@ class DurableCalls:
         return values
 
     async def first(self, handles: Sequence[ChildHandle[Any]]) -> FirstChild:
-        """The child that ended first."""
         if not handles:
             raise OptionInvalid(option="handles", value="none", expected="at least one child to wait for")
         self._check_handles(handles)
         with self._alone(FIRST):
-            return await self._first(handles)
-
-    async def _first(self, handles: Sequence[ChildHandle[Any]]) -> FirstChild:
-        replay = await self.load()
-        number = self._begin(FIRST, str(len(handles)))
-        body = next(
-            (entry.body for entry in replay.at(number) if entry.kind == FIRST and self._counts(number, entry)), None
-        )
-        if body is None:
-            by_id = await self._ended(number, FIRST, handles, WaitMode.ANY)
-            ended = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
-            place, outcome = next((n, outcome) for n, outcome in enumerate(ended) if outcome is not None)
-            label = self._outcomes_label(len(handles), 0, failed="failed" in outcome)
-            body = await self._record(number, FIRST, label, json.dumps([place, outcome]).encode())
+            replay = await self.load()
+            number = self._begin(FIRST, str(len(handles)))
+            of_first = (entry for entry in replay.at(number) if entry.kind == FIRST)
+            body = next((entry.body for entry in of_first if self._counts(number, entry)), None)
+            if body is None:
+                by_id = await self._ended(number, FIRST, handles, WaitMode.ANY)
+                ended = [_stored_outcome(by_id.get(handle.id)) for handle in handles]
+                place, outcome = next((n, outcome) for n, outcome in enumerate(ended) if outcome is not None)
+                label = self._outcomes_label(len(handles), 0, failed="failed" in outcome)
+                body = await self._record(number, FIRST, label, json.dumps([place, outcome]).encode())
         chosen: tuple[int, Any] = tuple(json.loads(body))
         place, outcome = chosen
         value = self._value(handles[place], outcome)
@@ -668,16 +656,12 @@ class DurableCalls:
     # --- signals -------------------------------------------------------------------------------------------------
 
     async def wait_signal(self, name: str, timeout_s: float | None) -> Any:
-        """The next signal of this name."""
         with self._alone(SIGNAL):
-            return await self._wait_signal(name, timeout_s)
-
-    async def _wait_signal(self, name: str, timeout_s: float | None) -> Any:
-        replay = await self.load()
-        number = self._begin(SIGNAL, name)
-        stored = await self._stored(number, SIGNAL)
-        if stored is None:
-            stored = await self._next_signal(replay, number, name, timeout_s)
+            replay = await self.load()
+            number = self._begin(SIGNAL, name)
+            stored = await self._stored(number, SIGNAL)
+            if stored is None:
+                stored = await self._next_signal(replay, number, name, timeout_s)
         answer = json.loads(stored)
         if answer["number"] is None:
             raise SignalTimeout(f"no signal {name!r} arrived in time")
