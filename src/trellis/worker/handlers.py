@@ -17,7 +17,7 @@ from trellis.engine.retry_policy import error_text
 from trellis.worker.app import App, HandlerKind, JobSpec
 from trellis.worker.context import AttemptContext, Context, Item, SyncContext
 from trellis.worker.held import AttemptState
-from trellis.worker.middleware import BoundMiddleware, batch_through, through
+from trellis.worker.middleware import BatchCall, BoundMiddleware, through
 from trellis.worker.parameters import name_of, parameters_of
 from trellis.worker.processes import Processes, check_importable
 from trellis.worker.resources import OpenResources
@@ -81,7 +81,7 @@ class Handlers:
         """Runs a batch handler inside the middleware of each of its jobs."""
         bound = self._bound[spec.type]
         if bound.middleware:
-            await batch_through(bound.middleware, items, bound.handler)
+            await BatchCall(bound.middleware, items, bound.handler).run()
         else:
             await bound.handler(items)
 

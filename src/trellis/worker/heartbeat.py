@@ -99,15 +99,6 @@ class WorkerLeaseHeartbeat:
 # Local checks, by the worker's own clock: timeouts, leases in doubt, and jobs held too long without a start.
 
 
-@dataclass(frozen=True, slots=True)
-class WatchReport:
-    """What one check changed."""
-
-    timed_out: int = 0
-    doubted: int = 0
-    given_back: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class HeldJobWatch:
     """Checks every held job once per tick."""
@@ -117,31 +108,28 @@ class HeldJobWatch:
     tick_s: float
     name: str = "watch"
 
-    async def run_once(self) -> WatchReport:
+    async def run_once(self) -> None:
         """Interrupts handlers that timed out or must stop on a doubtful lease, and releases jobs held too long."""
         now = self.clock.monotonic()
         running = [held for held in self.held_jobs.jobs.values() if held.began_at is not None and not held.finished]
-        timed_out = [held for held in running if held.fate is None and _is_over(held, now)]
-        for held in timed_out:
+        for held in (held for held in running if held.fate is None and _is_over(held, now)):
             _log.warning("handler_timed_out", job_id=held.lease.job_id, timeout_s=held.spec.options.timeout_s)
             held.interrupt(StopCause.TIMED_OUT)
-        doubted = [held for held in running if held.fate is None and _must_stop(held, now)]
-        for held in doubted:
+        for held in (held for held in running if held.fate is None and _must_stop(held, now)):
             _log.warning("lease_in_doubt", job_id=held.lease.job_id, epoch=held.lease.epoch)
             held.interrupt(StopCause.DOUBTED)
-        return WatchReport(len(timed_out), len(doubted), self._give_back(now))
+        self._give_back(now)
 
-    def pause_s(self, report: WatchReport) -> float:  # noqa: ARG002 - the shape of every service
+    def pause_s(self, report: None) -> float:  # noqa: ARG002 - the shape of every service
         return self.tick_s
 
-    def _give_back(self, now: float) -> int:
+    def _give_back(self, now: float) -> None:
         """Releases jobs that did not start within half a heartbeat interval, so that an idle worker can claim them."""
         stale = [h for h in self.held_jobs.waiting() if not h.finished and now - h.taken_at > h.claimed.heartbeat_s / 2]
         if stale:
             self.held_jobs.take_back(set(stale))
             for held in stale:
                 self.held_jobs.settle(held, release_advance(held, "not begun within half a heartbeat"))
-        return len(stale)
 
 
 def _is_over(held: HeldJob, now: float) -> bool:

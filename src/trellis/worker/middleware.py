@@ -15,6 +15,7 @@ the handler had raised it.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -69,40 +70,30 @@ class _Wrapped:
         return self._result
 
 
-async def batch_through(
-    middleware: Sequence[BoundMiddleware],
-    items: Sequence[Item[Any]],
-    handler: Callable[[list[Item[Any]]], Awaitable[Any]],
-) -> None:
-    """Calls a batch handler inside the middleware of each of its jobs, and marks every item with its outcome.
+@dataclass
+class BatchCall:
+    """One call of a batch handler inside the middleware of each of its jobs. `run` marks every item with its outcome.
 
     The middleware of the jobs run side by side, each in a task of its own. The handler is called once, when each of them
     has called `call_next` or has ended; it gets the jobs that came so far.
     """
-    await _BatchCall(middleware, items, handler).run()
 
+    middleware: Sequence[BoundMiddleware]
+    items: Sequence[Item[Any]]
+    handler: Callable[[list[Item[Any]]], Awaitable[Any]]
+    _arrived: dict[int, asyncio.Future[Any]] = field(default_factory=dict[int, "asyncio.Future[Any]"])
+    _all_here: asyncio.Event = field(default_factory=asyncio.Event)
 
-class _BatchCall:
-    def __init__(
-        self,
-        middleware: Sequence[BoundMiddleware],
-        items: Sequence[Item[Any]],
-        handler: Callable[[list[Item[Any]]], Awaitable[Any]],
-    ) -> None:
-        self._middleware = middleware
-        self._items = items
-        self._handler = handler
-        self._arrived: dict[int, asyncio.Future[Any]] = {}
-        self._pending = len(items)
-        self._all_here = asyncio.Event()
+    def __post_init__(self) -> None:
+        self._pending = len(self.items)
 
     async def run(self) -> None:
-        tasks = [asyncio.create_task(self._one(number)) for number in range(len(self._items))]
+        tasks = [asyncio.create_task(self._one(number)) for number in range(len(self.items))]
         try:
             await self._all_here.wait()
             error = await self._call_handler() if self._arrived else None
             for number, future in self._arrived.items():
-                item = self._items[number]
+                item = self.items[number]
                 resolve(future, item.value, item.error if item.marked else error)
             await asyncio.gather(*tasks)
         finally:
@@ -112,16 +103,16 @@ class _BatchCall:
 
     async def _call_handler(self) -> BaseException | None:
         try:
-            await self._handler([self._items[number] for number in sorted(self._arrived)])
+            await self.handler([self.items[number] for number in sorted(self._arrived)])
         except Exception as error:  # noqa: BLE001 - each job's middleware sees it, and it is their outcome
             return error
         return None
 
     async def _one(self, number: int) -> None:
         """Runs the middleware of one job and marks its item with what they returned or raised."""
-        item = self._items[number]
+        item = self.items[number]
         try:
-            value = await through(self._middleware, item.ctx, partial(self._arrive, number))()
+            value = await through(self.middleware, item.ctx, partial(self._arrive, number))()
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever middleware raises is the outcome of its job

@@ -157,7 +157,9 @@ def new_jobs(
     jobs: Sequence[NewJob] = AlikeJobs(common, ids, bodies)
     if spec is not None and accepted is not None and (spec.concurrency_key is not None or spec.unique_rule is not None):
         jobs = [_keyed(job, spec, value, settings) for job, (value, _) in zip(jobs, accepted, strict=True)]
-    return [_fingerprinted(job) for job in jobs] if given or common.idempotency_key is not None else jobs
+    if given or common.idempotency_key is not None:
+        return [replace(job, fingerprint=fingerprint(job)) for job in jobs]
+    return jobs
 
 
 @lru_cache(maxsize=TYPES_CACHED_MAX)
@@ -250,10 +252,6 @@ def fingerprint(job: NewJob) -> bytes:
     }
     canonical = json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).digest()
-
-
-def _fingerprinted(job: NewJob) -> NewJob:
-    return replace(job, fingerprint=fingerprint(job))
 
 
 def _concurrency_key(key: str | None) -> str | None:

@@ -139,7 +139,10 @@ class Worker:
         self._seen = listening
         loops = range(self.ledger.turns_at_once)
         self._turning = {self.loop.create_task(self.turns.run(), name=f"turns {n}") for n in loops}
-        self._tasks = [self.loop.create_task(self._serve(service), name=service.name) for service in services]
+        self._tasks = [
+            self.loop.create_task(serve(service, self.clock, self._rng, self._stop_services), name=service.name)
+            for service in services
+        ]
 
     async def _declare(self) -> None:
         """Records the application's types, schedules and rates in the ledger."""
@@ -261,9 +264,6 @@ class Worker:
             if turning.done() and not turning.cancelled():
                 turning.result()
 
-    async def _serve(self, service: Service[Any]) -> None:
-        await serve(service, self.clock, self._rng, self._stop_services)
-
     def _own_services(self) -> list[Service[Any]]:
         """The services for the jobs this worker holds: lease renewal, local checks, and progress and logs."""
         tick_s = self._tick_s()
@@ -332,9 +332,7 @@ class WorkerProcess(Protocol):
 
     loop: asyncio.AbstractEventLoop
 
-    async def start(self) -> None:
-        """Starts the worker."""
-        ...
+    async def start(self) -> None: ...
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
         """Waits until `stop` is set. Raises what broke the worker."""

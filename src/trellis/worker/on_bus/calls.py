@@ -164,25 +164,16 @@ T = TypeVar("T")
 _log = log_of("trellis.worker")
 
 
+@dataclass(frozen=True, kw_only=True)
 class HandlerCalls:
     """Runs handlers; sync handlers run on threads."""
 
-    def __init__(
-        self,
-        *,
-        resolver: PointerAccess,
-        clock: Clock,
-        handlers: Handlers,
-        worker_id: str,
-        stopping: Callable[[], bool],
-        keep_s: float,
-    ) -> None:
-        self._resolver = resolver
-        self._keep_s = keep_s
-        self._clock = clock
-        self._handlers = handlers
-        self._worker_id = worker_id
-        self._stopping = stopping
+    resolver: PointerAccess
+    clock: Clock
+    handlers: Handlers
+    worker_id: str
+    stopping: Callable[[], bool]
+    keep_s: float
 
     async def run(self, attempt: OrderAttempt, spec: JobSpec, grace_s: float) -> HandlerEnding:
         """Runs the handler to its end, in its own task. Cancelling that task ends only this job."""
@@ -212,7 +203,7 @@ class HandlerCalls:
         if error is not None:
             _note_failure(attempt, error)
             if spec.on_error and (failure := _failure_of(attempt, error)) is not None:
-                await self._handlers.report_error(spec, self._context(attempt), failure)
+                await self.handlers.report_error(spec, self._context(attempt), failure)
             return HandlerEnding(error=error)
         return HandlerEnding(result_ptr=handling.result())
 
@@ -221,16 +212,14 @@ class HandlerCalls:
         limit_s = attempt.timeout_s
         try:
             await (
-                attempt.stop_event.wait()
-                if limit_s is None
-                else within(self._clock, limit_s, attempt.stop_event.wait())
+                attempt.stop_event.wait() if limit_s is None else within(self.clock, limit_s, attempt.stop_event.wait())
             )
         except TimeoutError:
             if not attempt.ended:
                 _log.warning("handler_timed_out", job_id=attempt.job_id, timeout_s=limit_s)
                 attempt.cut(StopCause.TIMED_OUT)
             return
-        await self._clock.sleep(grace_s)
+        await self.clock.sleep(grace_s)
         attempt.cut(None)
 
     async def _handle(self, attempt: OrderAttempt, spec: JobSpec) -> str:
@@ -259,7 +248,7 @@ class HandlerCalls:
         try:
             return await self._kept(attempt, spec, value)
         except asyncio.CancelledError:
-            if attempt.fate is not None or not self._stopping():
+            if attempt.fate is not None or not self.stopping():
                 raise
             raise ResultNotKept("the handler has returned, but the worker stopped before a store took it") from None
         finally:
@@ -269,18 +258,18 @@ class HandlerCalls:
         context = self._context(attempt)
         if spec.kind is HandlerKind.BATCH:
             return await self._alone_in_batch(spec, context, payload)
-        return await self._handlers.call(spec, context, attempt, payload)
+        return await self.handlers.call(spec, context, attempt, payload)
 
     async def _alone_in_batch(self, spec: JobSpec, context: BusContext, payload: Any) -> Any:
         """Calls a batch handler with one job: the bus delivers jobs separately."""
         item = Item(cast("Context", context), payload)
-        await self._handlers.call_batch(spec, [item])
+        await self.handlers.call_batch(spec, [item])
         if item.error is not None:
             raise item.error
         return item.value
 
     def _context(self, attempt: OrderAttempt) -> BusContext:
-        return BusContext(attempt, worker_id=self._worker_id, clock=self._clock, stopping=self._stopping)
+        return BusContext(attempt, worker_id=self.worker_id, clock=self.clock, stopping=self.stopping)
 
     async def _payload(self, attempt: OrderAttempt, spec: JobSpec) -> Any:
         pointer = attempt.request.context
@@ -293,7 +282,7 @@ class HandlerCalls:
         return payload
 
     async def _read(self, attempt: OrderAttempt, pointer: str) -> bytes:
-        read = partial(self._resolver.read, pointer)
+        read = partial(self.resolver.read, pointer)
         try:
             return await self._patiently(attempt, read, f"reading {pointer}", READ_S)
         except PointerChanged as error:
@@ -305,8 +294,8 @@ class HandlerCalls:
     async def _kept(self, attempt: OrderAttempt, spec: JobSpec, value: Any) -> str:
         try:
             body = spec.codec.result_bytes(value)
-            keep = partial(self._resolver.write, attempt.wire_id, body)
-            return await self._patiently(attempt, keep, "keeping the result", self._keep_s)
+            keep = partial(self.resolver.write, attempt.wire_id, body)
+            return await self._patiently(attempt, keep, "keeping the result", self.keep_s)
         except InputError as error:
             raise PermanentError(str(error), error_code="RESULT_INVALID") from error
         except TransientError as error:
@@ -317,20 +306,20 @@ class HandlerCalls:
         self, attempt: OrderAttempt, work: Callable[[], Coroutine[Any, Any, T]], what: str, for_s: float
     ) -> T:
         """Retries `work` with backoff while the store is down, for about `for_s`. Raises the last TransientError."""
-        began, pause_s = self._clock.monotonic(), PAUSE_S_FIRST
+        began, pause_s = self.clock.monotonic(), PAUSE_S_FIRST
         while True:
             try:
                 return await self._in_time(work(), what)
             except TransientError as error:
-                if self._clock.monotonic() - began + pause_s > for_s:
+                if self.clock.monotonic() - began + pause_s > for_s:
                     raise
                 _log.warning("store_away", job_id=attempt.job_id, error=str(error), again_in_s=pause_s)
-            await self._clock.sleep(pause_s)
+            await self.clock.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
         try:
-            return await within(self._clock, IO_S, work)
+            return await within(self.clock, IO_S, work)
         except InputError:
             raise
         except TimeoutError:
