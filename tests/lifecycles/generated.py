@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.lifecycles.projection import WIRE_NUMBERS, WORDS, Position
 from trellis.lifecycles import LIFECYCLES, Lifecycle
-from trellis.lifecycles.describe import STATE_COLUMNS, TRANSITION_COLUMNS, describe, mermaid
+from trellis.lifecycles.describe import describe, mermaid
 
 ROOT = Path(__file__).parents[2]
 VOCABULARIES = ("bus-job", "leased-job", "queue-job", "run")
@@ -17,6 +17,9 @@ the tuple (generation, attempt, rank) and never falls. A *fenced* transition is 
 epoch. An *extension* is not in the source document and was added by a [recorded decision](decisions.md). The words are
 defined in the [glossary](../glossary.md).
 """
+
+STATE_COLUMNS = ("state", "phase", "rank", "notes")
+TRANSITION_COLUMNS = ("from", "to", "trigger", "who", "event", "progress", "notes", "when")
 
 
 def documents() -> dict[Path, str]:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.lifecycles.documents import TABLES, places
 from trellis.lifecycles import LIFECYCLES, Lifecycle
-from trellis.lifecycles.describe import STATE_COLUMNS, TRANSITION_COLUMNS, describe
+from trellis.lifecycles.describe import describe
 
 PROGRESS = {"same": "same attempt", "attempt": "next attempt", "generation": "new generation"}
 
@@ -32,10 +32,8 @@ def test_describe_lists_every_state_and_transition(lifecycle: Lifecycle):
 
 
 @pytest.mark.parametrize("lifecycle", LIFECYCLES.values(), ids=list(LIFECYCLES))
-def test_lines_have_a_cell_for_each_column(lifecycle: Lifecycle):
+def test_description_begins_with_what_the_lifecycle_is(lifecycle: Lifecycle):
     told = describe(lifecycle)
-    assert {len(line.cells) for line in told.states} == {len(STATE_COLUMNS)}
-    assert {len(line.cells) for line in told.transitions} == {len(TRANSITION_COLUMNS)}
     assert (told.name, told.title, told.version) == (lifecycle.name, lifecycle.title, lifecycle.version)
     assert told.swept_by == lifecycle.swept_by
 

@@ -5,7 +5,7 @@ state). Rows for the `state` and `transition` tables hold everything the sweep n
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.events import event_code
@@ -17,9 +17,8 @@ STATES_SLOTS = 16
 PHASES = (Phase.WAITING, Phase.HELD, Phase.ENDED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StateRow:
-    """One row of the databases' `state` table."""
+class StateRow(NamedTuple):
+    """One row of the databases' `state` table, in the order of its columns."""
 
     lifecycle: int
     state: int
@@ -34,9 +33,8 @@ class StateRow:
     timer_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransitionRow:
-    """One row of the databases' `transition` table. `roles` is a bit mask over role codes."""
+class TransitionRow(NamedTuple):
+    """One row of the databases' `transition` table, in the order of its columns. `roles` is a bit mask over role codes."""
 
     lifecycle: int
     source: int
@@ -49,9 +47,8 @@ class TransitionRow:
     finalizes: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LifecycleRow:
-    """One row of the databases' `lifecycle` table."""
+class LifecycleRow(NamedTuple):
+    """One row of the databases' `lifecycle` table, in the order of its columns."""
 
     lifecycle: int
     name: str

@@ -5,28 +5,22 @@ from dataclasses import dataclass
 
 from trellis.lifecycles.lifecycle import LeaseLoss, Lifecycle, Phase, Progress, State, Transition
 
-STATE_COLUMNS = ("state", "phase", "rank", "notes")
-TRANSITION_COLUMNS = ("from", "to", "trigger", "who", "event", "progress", "notes", "when")
 OPENS_WORDS = {Progress.SAME: "same attempt", Progress.ATTEMPT: "next attempt", Progress.GENERATION: "new generation"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateLine:
-    """One state as text. The fields are STATE_COLUMNS."""
+    """One state as text."""
 
     state: str
     phase: Phase
     rank: str
     notes: str
 
-    @property
-    def cells(self) -> tuple[str, ...]:
-        return (self.state, self.phase.value, self.rank, self.notes)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransitionLine:
-    """One transition as text. The fields are TRANSITION_COLUMNS."""
+    """One transition as text."""
 
     source: str
     target: str
@@ -36,10 +30,6 @@ class TransitionLine:
     progress: str
     notes: str
     when: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        return (self.source, self.target, self.trigger, self.who, self.event, self.progress, self.notes, self.when)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +45,6 @@ class Description:
 
 
 def describe(lifecycle: Lifecycle) -> Description:
-    """Describe a lifecycle for people."""
     return Description(
         name=lifecycle.name,
         title=lifecycle.title,

@@ -349,34 +349,16 @@ async def _load_contract(connection: PostgresConnection) -> None:
     await connection.executemany(
         "insert into lifecycle (lifecycle, name, version, swept_by) values ($1, $2, $3, $4)"
         " on conflict (lifecycle) do update set version = excluded.version, swept_by = excluded.swept_by",
-        [(r.lifecycle, r.name, r.version, r.swept_by) for r in lifecycle_rows()],
+        lifecycle_rows(),
     )
     await connection.execute("delete from state; delete from transition")
     await connection.executemany(
         "insert into state values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-        [
-            (
-                r.lifecycle,
-                r.state,
-                r.name,
-                r.phase,
-                r.rank,
-                r.claimable,
-                r.stays,
-                r.runs_code,
-                r.dead_letter,
-                r.success,
-                r.timer_s,
-            )
-            for r in state_rows()
-        ],
+        state_rows(),
     )
     await connection.executemany(
         "insert into transition values ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-        [
-            (r.lifecycle, r.source, r.target, r.trigger, r.roles, r.event, r.opens, r.fenced, r.finalizes)
-            for r in transition_rows()
-        ],
+        transition_rows(),
     )
     await connection.execute("delete from rule_grant")
     await connection.executemany(

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from dataclasses import astuple
 from functools import cache
 from importlib import resources
 
@@ -37,10 +36,7 @@ def load_contract(connection: Database, url: str) -> None:
         return
     _refuse_other_meanings(connection, url)
     connection.execute(_CONTRACT_QUERIES.begin_loading)
-    connection.executemany(
-        _CONTRACT_QUERIES.put_lifecycle,
-        [(row.lifecycle, row.name, row.version, row.swept_by) for row in lifecycle_rows()],
-    )
+    connection.executemany(_CONTRACT_QUERIES.put_lifecycle, lifecycle_rows())
     connection.executemany(_CONTRACT_QUERIES.put_role, [(role.code, role.value) for role in Role])
     connection.executemany(_CONTRACT_QUERIES.put_event_type, list(enumerate(EVENT_TYPES, start=1)))
     connection.executemany(_CONTRACT_QUERIES.put_state, [_state(row) for row in state_rows()])
@@ -53,7 +49,7 @@ def load_contract(connection: Database, url: str) -> None:
 @cache
 def contract_hash() -> str:
     """A hash of this program's lifecycles. Computed once per process, compared at every opening."""
-    rows = [repr(astuple(row)) for source in (lifecycle_rows(), state_rows(), transition_rows()) for row in source]
+    rows = [repr(tuple(row)) for source in (lifecycle_rows(), state_rows(), transition_rows()) for row in source]
     return hashlib.sha256("\n".join([*rows, *EVENT_TYPES, *Role]).encode()).hexdigest()
 
 
