@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, cast
 
-from trellis.bus.documents import data_of, decision_of
+from trellis.bus.documents import decision_of
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.pointers import digest_in
 from trellis.bus.requests import JobRequest
@@ -25,6 +25,7 @@ from trellis.bus.scheduling.dispatch_policy import HOLD_S, approval_bindings, re
 from trellis.bus.topics import HELD_ACTION
 from trellis.documents.errors import NoteTooShort
 from trellis.engine.errors import JobNotFound, NotAllowed
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import Actor, JobId, Move, Moved, RequestId, RequestKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, JobPage, JobPlace

@@ -75,8 +75,6 @@ class CollectOptions:
 
 
 class CollectionPhase(StrEnum):
-    """The phase of a round."""
-
     LISTING = "listing"
     READING = "reading"
     REMOVING = "removing"

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.requests import REQUEUE_CAUSE, JobRequest
+from trellis.engine.event_data import data_of
 from trellis.engine.records import Event, Job, JobPlace, Signal
 from trellis.engine.restoration import GIVEN_BACK_PREFIX
 from trellis.storage.objects.canonical_json import timestamp
@@ -36,12 +37,6 @@ class HoldReason:
     kind: str
     reason: str
     until: datetime | None
-
-
-def data_of(event: Event) -> dict[str, Any]:
-    """The data of an event; empty if it is not a JSON object."""
-    data: Any = json.loads(event.data) if event.data else {}
-    return cast("dict[str, Any]", data) if isinstance(data, dict) else {}
 
 
 def hold_of(job: Job, events: Sequence[Event]) -> HoldReason | None:

@@ -46,8 +46,6 @@ PacketHandler: TypeAlias = Callable[[ReceivedPacket], Awaitable[None]]
 
 
 class BusSubscription(Protocol):
-    """One subscription."""
-
     async def stop(self) -> None:
         """Stop the subscription. Running handlers finish; no packet is handled afterwards."""
         ...
@@ -136,12 +134,11 @@ def redelivery_delay_s(deliveries: int) -> float:
 class HandlerPool:
     """The running handlers of one subscription."""
 
-    def __init__(self, at_once: int = HANDLERS_MAX) -> None:
-        self._at_once = at_once
-        self._slots = asyncio.Semaphore(at_once)
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(HANDLERS_MAX)
         self._running: set[asyncio.Task[None]] = set()
 
-    async def start(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def start(self, work: Callable[[], Awaitable[object]]) -> None:
         """Start a handler as soon as there is room."""
         await self._slots.acquire()
         task = asyncio.create_task(self._run(work))
@@ -151,7 +148,7 @@ class HandlerPool:
     async def room(self) -> int:
         """Wait for room; returns how many more handlers may start, at least one."""
         async with self._slots:
-            return max(1, self._at_once - len(self._running))
+            return max(1, HANDLERS_MAX - len(self._running))
 
     async def finish(self, within_s: float | None = None) -> None:
         """Wait for running handlers, and cancel those that still run after `within_s` seconds."""
@@ -163,7 +160,7 @@ class HandlerPool:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
-    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
             await work()
         finally:

@@ -70,8 +70,6 @@ class SchedulerHandshake:
 
 
 class BusRole(StrEnum):
-    """A role of a process on the bus."""
-
     SCHEDULER = "scheduler"
     RECONCILER = "reconciler"
 

@@ -88,8 +88,6 @@ class Topic(_ConfigModel):
 
 
 class Pool(_ConfigModel):
-    """A pool of workers."""
-
     requires: Names = ()
     """Capabilities of the pool.
 
@@ -154,7 +152,6 @@ class SubjectPatterns:
     wild: tuple[str, ...]
 
     def fit(self, subject: str) -> bool:
-        """Whether a subject matches one of the patterns."""
         return subject in self.names or any(subject_matches(pattern, subject) for pattern in self.wild)
 
 

@@ -109,15 +109,10 @@ def _decode_submit(stored: bytes) -> list[Submitted | Mismatch]:
     return [Submitted(job_id=JobId(job_id), created=False) for job_id in json.loads(stored)]
 
 
-def _encode_signal(_: RequestKey, answer: SignalSent) -> bytes | None:
-    return json.dumps(asdict(answer)).encode()
-
-
-def _decode_signal(stored: bytes) -> SignalSent:
-    return replace(SignalSent(**json.loads(stored)), repeated=True)
-
-
-SIGNAL_ANSWERS = StoredAnswers(encode=_encode_signal, decode=_decode_signal)
+SIGNAL_ANSWERS: StoredAnswers[SignalSent] = StoredAnswers(
+    encode=lambda _, answer: json.dumps(asdict(answer)).encode(),
+    decode=lambda stored: replace(SignalSent(**json.loads(stored)), repeated=True),
+)
 SUBMIT_ANSWERS = StoredAnswers(encode=_encode_submit, decode=_decode_submit)
 CANCEL_ANSWERS = StoredAnswers(encode=_encode_cancel, decode=_decode_cancel)
 CHANGE_ANSWERS = StoredAnswers(encode=_encode_change, decode=_decode_change)

@@ -34,7 +34,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar, cast
 
-from trellis.bus.documents import data_of, decision_of
+from trellis.bus.documents import decision_of
 from trellis.bus.errors import BusUnavailable
 from trellis.bus.messages import CANCEL, NOT_BEGUN, Dispatch, JobCancel, JobResult, Status, error_name
 from trellis.bus.port import Bus
@@ -43,6 +43,7 @@ from trellis.bus.safety.policy import runtime_ms
 from trellis.bus.topics import LEASE_S_DEFAULT, Topic, Topics
 from trellis.engine.batches import Batcher
 from trellis.engine.clock import Clock
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import CLAIM_MAX, ERROR_CHARS_MAX, Actor, Epoch, HeldLease, JobId, JobKey, Lease, Renewed
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of

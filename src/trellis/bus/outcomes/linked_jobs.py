@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trellis.bus.documents import data_of, dispatch_of
+from trellis.bus.documents import dispatch_of
 from trellis.bus.errors import BusRequestInvalid
 from trellis.bus.outcomes.attempts import RETRYABLE, is_retryable, report_in
 from trellis.bus.requests import (
@@ -28,6 +28,7 @@ from trellis.bus.requests import (
 )
 from trellis.bus.topics import Topic, Topics
 from trellis.engine.errors import IdempotencyMismatch, InputError, Refused
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import Actor, JobId, NewJob, RequestKey, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from trellis.bus.documents import data_of
 from trellis.bus.outcomes.job_tree import (
     CANCELLED,
     DescendantJobs,
@@ -27,6 +26,7 @@ from trellis.bus.outcomes.publisher import END_EVENTS, FOLLOW_DEFAULT
 from trellis.bus.outcomes.workflows import WorkflowReader, gather_all
 from trellis.bus.requests import COMPENSATES, JobRequest
 from trellis.bus.topics import Topics
+from trellis.engine.event_data import data_of
 from trellis.engine.jobs import Actor, CancelMode, JobId, Move, Moved, RequestId
 from trellis.engine.logs import log_of
 from trellis.engine.records import Event, JobPlace

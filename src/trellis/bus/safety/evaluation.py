@@ -30,8 +30,6 @@ AMBIGUOUS = "ambiguous"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleCheck:
-    """One rule that was checked."""
-
     rule: str
     decision: DecisionKind
     fits: bool

@@ -209,8 +209,6 @@ _log = log_of("trellis.bus.safety")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelAddress:
-    """The address of a kernel."""
-
     host: str
     port: int
     tls: bool

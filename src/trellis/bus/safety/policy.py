@@ -256,8 +256,6 @@ class PolicyConstraints(_PolicyModel):
 
 
 class PolicyRule(_PolicyModel):
-    """One rule."""
-
     id: str = pydantic.Field(pattern=RULE_ID_PATTERN)
     decision: DecisionKind = pydantic.Field(strict=False)
     reason: str = pydantic.Field("", max_length=500)

@@ -320,8 +320,6 @@ OVERWRITTEN_ENV = frozenset({OWN_JOB_ID_IN_ENV, ASK_FIRST, LEASE_IN_ENV, CONSTRA
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchTerms:
-    """The terms of one dispatch."""
-
     lease_s: float
     trace: str | None = None
     """The trace of the job's submitter."""

@@ -169,8 +169,6 @@ class _PassState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ReadyJob:
-    """A ready job under consideration."""
-
     job: Job
     request: JobRequest
     age_s: float

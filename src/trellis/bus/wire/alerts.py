@@ -35,8 +35,6 @@ _log = log_of("trellis.bus")
 
 @dataclass(slots=True)
 class _TokenBucket:
-    """A token bucket."""
-
     full_at: float = 0.0
     left_out: int = 0
 
@@ -102,13 +100,16 @@ class AlertLimit:
 
 def alert_of(subject: str, error: PacketRefused, left_out: int = 0) -> BusAlert:
     details = {"subject": subject, "sender_id": error.sender_id, "job_id": error.job_id}
-    if left_out:
-        details["left_out"] = str(left_out)
+    return _alert(error.error_code, f"a packet on {subject} was dropped: {error.detail}", details, left_out)
+
+
+def _alert(code: ErrorCode, message: str, details: Mapping[str, str], left_out: int) -> BusAlert:
+    shown = {**details, "left_out": str(left_out)} if left_out else details
     return BusAlert(
-        message=f"a packet on {subject} was dropped: {error.detail}",
-        code=error.error_code,
-        severity=SEVERITIES.get(error.error_code, AlertSeverity.WARNING),
-        details={name: text[:TEXT_CHARS_MAX] for name, text in details.items() if text},
+        message=message,
+        code=code,
+        severity=SEVERITIES.get(code, AlertSeverity.WARNING),
+        details={name: text[:TEXT_CHARS_MAX] for name, text in shown.items() if text},
     )
 
 
@@ -130,14 +131,8 @@ class AlertSender:
         left_out = self.limit.left_out(code, about)
         if left_out is None:
             return
-        about_alert = {"sender_id": about, **(details or {}), **({"left_out": str(left_out)} if left_out else {})}
-        _log.warning("alert", code=code.name, message=message, **about_alert)
-        alert = BusAlert(
-            message=message[:TEXT_CHARS_MAX],
-            code=code,
-            severity=SEVERITIES.get(code, AlertSeverity.WARNING),
-            details={name: text[:TEXT_CHARS_MAX] for name, text in about_alert.items() if text},
-        )
+        alert = _alert(code, message[:TEXT_CHARS_MAX], {"sender_id": about, **(details or {})}, left_out)
+        _log.warning("alert", code=code.name, message=message, **alert.details)
         try:
             await self.bus.publish(ALERT, alert, trace_id=trace_id)
         except BusError as error:

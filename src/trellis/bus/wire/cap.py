@@ -159,7 +159,6 @@ _UNKNOWN: tuple[Any, str] = (None, "")
 
 @cache
 def field_names(shape: type) -> tuple[str, ...]:
-    """The names of the fields of a body."""
     return tuple(field.name for field in fields(shape))
 
 
@@ -343,7 +342,7 @@ def _parsed(data: bytes) -> tuple[Any, frozenset[int]]:
     message = _sdk("buspacket_pb2").BusPacket()
     try:
         message.ParseFromString(data)
-    except _decode_error() as error:
+    except _module("google.protobuf.message").DecodeError as error:
         raise PacketRefused(ErrorCode.MALFORMED_PACKET, f"it is no BusPacket: {error}"[:DETAIL_CHARS_MAX]) from None
     if is_plainly_strict(data, message):
         return message, _NO_UNKNOWN_FIELDS
@@ -650,10 +649,6 @@ def _sdk(module: str) -> ModuleType:
 
 def _validator() -> ModuleType:
     return _module("cap.validate")
-
-
-def _decode_error() -> type[Exception]:
-    return _module("google.protobuf.message").DecodeError
 
 
 @cache

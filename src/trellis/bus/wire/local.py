@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from trellis.bus.errors import BusUnavailable, NoAnswer, NoResponders
 from trellis.bus.messages import OnRefused, Packet, PacketBody, check, check_subject
@@ -201,21 +202,15 @@ class LocalBus:
         if any(listening.full for listening in listeners):
             raise BusUnavailable(url=self.url, detail=f"{WAITING_MAX} packets are waiting at {subject}")
         for listening in listeners:
-            answer = _LocalReply(bus=listening.bus, trace_id=packet.trace_id, answered=answered)
+            answer = partial(_reply, listening.bus, packet.trace_id, answered)
             listening.put(
                 ReceivedPacket(subject=subject, packet=packet, answer=answer, wants_answer=answered is not None)
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LocalReply:
-    bus: LocalBus
-    trace_id: str
-    answered: asyncio.Future[Packet] | None
-
-    async def __call__(self, body: PacketBody) -> None:
-        if self.answered is not None and not self.answered.done():
-            self.answered.set_result(self.bus.packet(body, self.trace_id))
+async def _reply(bus: LocalBus, trace_id: str, answered: asyncio.Future[Packet] | None, body: PacketBody) -> None:
+    if answered is not None and not answered.done():
+        answered.set_result(bus.packet(body, trace_id))
 
 
 async def _wait_for_reply(answered: asyncio.Future[Packet]) -> Packet:

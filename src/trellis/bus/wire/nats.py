@@ -308,13 +308,8 @@ class NatsSubscription:
         self._subscription = await subscribe(client, self._subject, self._start, group=self._group)
 
     async def _start(self, message: Msg) -> None:
-        if self._is_useless(message):
-            return
-
-        async def work() -> None:
-            await self._on_message(message, None)
-
-        await self._handling.start(work)
+        if not self._is_useless(message):
+            await self._handling.start(lambda: self._on_message(message, None))
 
 
 def _is_no_responders(message: Msg | None) -> bool:

@@ -72,8 +72,6 @@ class _SubjectKeeping:
 
 @dataclass(frozen=True, slots=True)
 class StreamRefusal:
-    """A stream's refusal of a packet."""
-
     why: str
     code: int | None = None
 
@@ -373,7 +371,9 @@ class DurableSubscription:
                 await self._acknowledge(message)
             else:
                 await self._handling.start(lambda: self._work(message))
-        elif status == "503" or (status == "409" and "deleted" in _description(message)):
+        elif status == "503" or (
+            status == "409" and "deleted" in (message.headers or {}).get("Description", "").lower()
+        ):
             self._gone = True
         if status not in {None, "100"} or self._left <= 0:
             self._ended.set()
@@ -420,13 +420,8 @@ class DurableSubscription:
             await unsubscribe(link if link.client is client else None, subscription, DRAIN_S_MAX)
 
     async def _on_direct_message(self, message: Msg) -> None:
-        if self._is_useless(message):
-            return
-
-        async def work() -> None:
-            await self._on_message(message, None)
-
-        await self._handling.start(work)
+        if not self._is_useless(message):
+            await self._handling.start(lambda: self._on_message(message, None))
 
 
 async def _wait_for_any(*events: asyncio.Event, within_s: float) -> None:
@@ -438,7 +433,3 @@ async def _wait_for_any(*events: asyncio.Event, within_s: float) -> None:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-
-def _description(message: Msg) -> str:
-    return (message.headers or {}).get("Description", "").lower()
