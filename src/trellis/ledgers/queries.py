@@ -1,6 +1,7 @@
 """Named SQL queries: a `.sql` file beside the ledger holds them, each after a line `-- name: the_name`.
 
-A file begins with a header comment. `tests/ledgers/sqlite/test_queries.py` compares the names that the code uses with
+A part that several queries of a file have stands once, after a line `-- part: the_name`; `{the_name}` in a query stands
+for it. A file begins with a header comment. `tests/ledgers/sqlite/test_queries.py` compares the names that the code uses with
 those of the files, in both directions.
 """
 
@@ -8,7 +9,8 @@ import re
 from importlib import resources
 from typing import LiteralString
 
-_NAME = re.compile(r"^-- name: ([a-z0-9_]+)[ \t]*$", re.MULTILINE)
+_NAME = re.compile(r"^-- (name|part): ([a-z0-9_]+)[ \t]*$", re.MULTILINE)
+_PART = re.compile(r"\{([a-z0-9_]+)\}")
 
 
 class QueryFileError(ImportError):
@@ -29,12 +31,16 @@ class NamedQueries:
 
 
 def parse(text: str, file: str) -> dict[str, str]:
-    """The queries of one file by name, without the comment lines between them."""
-    parts = _NAME.split(text)
-    names, bodies = parts[1::2], parts[2::2]
+    """The queries of one file by name, with their parts, without the comment lines between them."""
+    kinds, names, bodies = (_NAME.split(text)[first::3] for first in (1, 2, 3))
     if len(set(names)) != len(names):
         raise QueryFileError(f"{file}: a name is used twice")
-    return {name: _statement(body) for name, body in zip(names, bodies, strict=True)}
+    statements = {name: _statement(body) for name, body in zip(names, bodies, strict=True)}
+
+    def whole(statement: str) -> str:
+        return _PART.sub(lambda part: whole(statements[part[1]]) if part[1] in statements else part[0], statement)
+
+    return {name: whole(statements[name]) for kind, name in zip(kinds, names, strict=True) if kind == "name"}
 
 
 def _statement(body: str) -> str:

@@ -1,6 +1,7 @@
 """SQL by name: the code uses exactly the queries that the files hold."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,19 @@ def test_query_that_its_file_does_not_have_is_refused_with_the_file():
 def test_a_file_is_split_by_name_without_its_comments():
     text = "-- header\n\n-- name: one\nSELECT 1;\n\n-- about two\n-- name: two\nSELECT\n  2;\n"
     assert parse(text, "x") == {"one": "SELECT 1", "two": "SELECT\n  2"}
+
+
+def test_a_part_stands_in_every_query_that_names_it():
+    parts = "-- part: both\na, {column}\n\n-- about it\n-- part: column\nb\n\n"
+    queries = "-- name: one\nSELECT {both};\n-- name: two\nSELECT {column}, '{}', {elsewhere};\n"
+    assert parse(parts + queries, "x") == {"one": "SELECT a, b", "two": "SELECT b, '{}', {elsewhere}"}
+
+
+def test_no_part_is_without_a_query():
+    texts = [path.read_text() for path in SOURCE.rglob("*.sql")]
+    parts = [(name, text) for text in texts for name in re.findall(r"^-- part: (\w+)", text, re.MULTILINE)]
+    assert parts
+    assert [name for name, text in parts if f"{{{name}}}" not in text] == []
 
 
 def test_a_name_used_twice_is_refused():

@@ -1,5 +1,68 @@
 -- What readers ask. Everything here runs with SELECT alone.
 
+-- What rows.py reads as a job, an event, an act, a dead letter and a held lease.
+-- part: job_columns
+s.*, t.name as type_name, a.name as owner_name,
+       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
+       (select max(e.at) from event e where e.id = s.id) as updated_at
+
+-- part: job_rows
+select {job_columns}
+  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+
+-- part: event_columns
+e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+
+-- part: act_rows
+select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
+       c.correlation_id, c.job_id as act_job, c.facts
+  from act c join actor a on a.id = c.actor
+
+-- part: letter_rows
+select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
+  from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
+  left join actor a on a.id = d.last_owner
+
+-- part: lease_columns
+l.id, l.epoch, j.job_id, l.lifecycle, t.name as type_name, l.state, l.attempt, l.max_attempts, l.version, a.name as owner_name,
+       extract(epoch from l.until - trellis.now())::float8 as left_s, l.cancel_at is not null as cancel,
+       coalesce(j.correlation_id, j.job_id) as correlation_id
+
+-- Jobs with an open dead letter of reason $5 in the ends $3: the letters by their reason or, if they are many, the ended jobs.
+-- part: buried
+(select d.id from dead_letter d join ended n on n.id = d.id join job j on j.id = d.id
+      where (not $6::boolean or (select count(*) <= 2000 from f)) and d.requeued_at is null and d.reason_code = $5 and d.id < $1
+        and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or j.type = (select k.id from k))
+      order by d.reason_code desc, d.id desc limit $2)
+    union all
+    select w.id from ended_kinds(case when $6::boolean and (select count(*) > 2000 from f) then $3::int[] end, $4, null, null) q cross join lateral (
+      select n.id from ended n
+       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
+         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
+         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
+         and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
+       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w
+
+-- The ready jobs of the types and lifecycles that are wanted, if there are few, by the claim's index.
+-- part: claimable
+c as materialized (
+  select o.id, o.code, o.ckey from (select distinct (l.code / 16)::smallint as lifecycle from unnest($3::int[]) l(code)) l cross join job_type t
+    cross join lateral (
+      select r.id, r.lifecycle * 16 + r.state as code, r.ckey from ready r
+       where (r.type, r.lifecycle) >= (t.id, l.lifecycle) and (r.type, r.lifecycle) <= (t.id, l.lifecycle)
+       order by r.type, r.lifecycle, r.prio, r.pos limit 2001) o
+   where (select w.falls_short from w) and ($4::text is null or t.id = (select k.id from k)) limit 2001)
+
+-- The types and lifecycles that are ready, found by leaps through the claim's index.
+-- part: kinds_ready
+kind(type, lifecycle) as (
+  (select r.type, r.lifecycle from ready r order by r.type, r.lifecycle, r.prio, r.pos limit 1)
+  union all
+  select n.type, n.lifecycle from kind k cross join lateral (
+    select r.type, r.lifecycle from ready r where (r.type, r.lifecycle) > (k.type, k.lifecycle)
+     order by r.type, r.lifecycle, r.prio, r.pos limit 1) n
+)
+
 -- name: job
 select s.*, j.payload, t.name as type_name, a.name as owner_name,
        (select o.job_id from job o where o.id = s.compensates) as compensates_id,
@@ -16,10 +79,7 @@ select s.*, j.payload, t.name as type_name, a.name as owner_name,
  where j.job_id = $1
 
 -- name: jobs_any
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+{job_rows}
  where s.id = any(array(
     select j.id from job j where j.id < $1 order by j.id desc limit $2))
  order by s.id desc
@@ -27,10 +87,7 @@ select s.*, t.name as type_name, a.name as owner_name,
 -- name: jobs_related
 -- Jobs of a parent or of a correlation id: the first of these that is given is looked up by its index, newest first, and the rest is read
 -- of as many as the page needs. A job without a correlation id of its own has its job id.
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+{job_rows}
  where s.id = any(array(
     select o.id from (
       (select j.id from job j where j.parent_id = $3 and j.id < $1)
@@ -51,10 +108,7 @@ select s.*, t.name as type_name, a.name as owner_name,
 
 -- name: jobs_of_key
 -- Jobs of a key, by the index on (ckey, id): compared as rows, so that no other index has their order.
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+{job_rows}
  where s.id = any(array(
     select o.id from (
       select j.id, j.ckey from job j
@@ -93,17 +147,8 @@ n as materialized (
    order by o.id desc limit $2),
 w as materialized (
   select count(*) < $2 and $5::boolean and ($7::text is null or $7 = 'ready') as falls_short from n),
-c as materialized (
-  select o.id, o.code, o.ckey from (select distinct (l.code / 16)::smallint as lifecycle from unnest($3::int[]) l(code)) l cross join job_type t
-    cross join lateral (
-      select r.id, r.lifecycle * 16 + r.state as code, r.ckey from ready r
-       where (r.type, r.lifecycle) >= (t.id, l.lifecycle) and (r.type, r.lifecycle) <= (t.id, l.lifecycle)
-       order by r.type, r.lifecycle, r.prio, r.pos limit 2001) o
-   where (select w.falls_short from w) and ($4::text is null or t.id = (select k.id from k)) limit 2001)
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+{claimable}
+{job_rows}
  where s.id = any(array(
     select u.id from (
     (select n.id from n where not (select w.falls_short from w))
@@ -145,24 +190,10 @@ select s.*, t.name as type_name, a.name as owner_name,
 -- state that is wanted, the ended jobs are walked by that instead, as in jobs_in.
 with k as materialized (select t.id from job_type t where t.name = $4),
 f as materialized (select from dead_letter d where d.requeued_at is null and d.reason_code = $5 and d.id < $1 limit 2001)
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+{job_rows}
  where s.id = any(array(
     select u.id from (
-    (select d.id from dead_letter d join ended n on n.id = d.id join job j on j.id = d.id
-      where (not $6::boolean or (select count(*) <= 2000 from f)) and d.requeued_at is null and d.reason_code = $5 and d.id < $1
-        and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or j.type = (select k.id from k))
-      order by d.reason_code desc, d.id desc limit $2)
-    union all
-    select w.id from ended_kinds(case when $6::boolean and (select count(*) > 2000 from f) then $3::int[] end, $4, null, null) q cross join lateral (
-      select n.id from ended n
-       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
-         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
-         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
-         and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
-       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w) u
+    {buried}) u
      order by u.id desc limit $2))
  order by s.id desc
 
@@ -179,17 +210,8 @@ n as materialized (
    order by o.id limit $2),
 w as materialized (
   select count(*) < $2 and $5::boolean and ($6::text is null or $6 = 'ready') as falls_short from n),
-c as materialized (
-  select o.id, o.code, o.ckey from (select distinct (l.code / 16)::smallint as lifecycle from unnest($3::int[]) l(code)) l cross join job_type t
-    cross join lateral (
-      select r.id, r.lifecycle * 16 + r.state as code, r.ckey from ready r
-       where (r.type, r.lifecycle) >= (t.id, l.lifecycle) and (r.type, r.lifecycle) <= (t.id, l.lifecycle)
-       order by r.type, r.lifecycle, r.prio, r.pos limit 2001) o
-   where (select w.falls_short from w) and ($4::text is null or t.id = (select k.id from k)) limit 2001)
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
-  from job_status s join job_type t on t.id = s.type left join actor a on a.id = s.owner
+{claimable}
+{job_rows}
  where s.id = any(array(
     select u.id from (
     (select n.id from n where not (select w.falls_short from w))
@@ -230,20 +252,20 @@ select s.*, t.name as type_name, a.name as owner_name,
  order by s.id
 
 -- name: events
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select {event_columns}
   from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = $1 order by e.version
 
 -- name: events_of
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select {event_columns}
   from event e join job j on j.id = e.id join actor a on a.id = e.actor where e.id = any($1::bigint[]) order by e.id, e.version
 
 -- name: events_of_jobs
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select {event_columns}
   from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = any($1::text[])
    and e.version > coalesce((select max(x.version) from event x where x.id = j.id) - $2::int, 0) order by e.id, e.version
 
 -- name: contents_of_jobs
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node,
+select {event_columns},
        case when row_number() over (partition by e.id order by e.version) = 1 then j.payload end as payload
   from job j join event e on e.id = j.id join actor a on a.id = e.actor where j.job_id = any($1::text[])
  order by e.id, e.version
@@ -253,7 +275,7 @@ select j.job_id, j.payload from job j where j.job_id = any($1::text[])
 
 -- name: events_by_rare_type
 -- the index's condition must stand here word for word
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select {event_columns}
   from event e join job j on j.id = e.id join actor a on a.id = e.actor
  where e.type not in (1, 2, 3, 4, 14, 31, 32) and e.type = $1 and e.at >= coalesce($2::timestamptz, '-infinity')
  order by e.at, e.id, e.version limit $3
@@ -261,7 +283,7 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
 -- name: events_by_frequent_type
 -- Those of a window of time, by the index on time. The end of the window stands first: every range of the index that is later is compared
 -- with that alone.
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select {event_columns}
   from (select o.* from event o where o.type = $1 and o.at < coalesce($4::timestamptz, 'infinity') and o.at >= coalesce($2::timestamptz, '-infinity')
          order by o.at, o.id, o.version limit $3) e join job j on j.id = e.id join actor a on a.id = e.actor
  order by e.at, e.id, e.version
@@ -294,7 +316,7 @@ select e.type, e.at, j.created_at, e.role, e.from_state, e.cause, e.data
  order by w.no, e.at desc, e.id desc, e.version desc
 
 -- name: events_by_correlation
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select {event_columns}
   from job j join event e on e.id = j.id join actor a on a.id = e.actor
  where j.id in (select o.id from job o where o.correlation_id = $1 union select o.id from job o where o.job_id = $1 and o.correlation_id is null)
    and ($2::timestamptz is null or e.at >= $2) and ($4::smallint is null or e.type = $4)
@@ -305,7 +327,7 @@ select pos, batch from feed_places($1, $2)
 
 -- name: feed_events
 -- The page is cut before jobs and actors are looked up. `e.batch + 0`: the index on batches would be read once for each number of a list.
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select {event_columns}
   from (select f.pos, o.* from event o join feed f on f.batch = o.batch
          where o.batch between $1 and $2 and o.batch + 0 = any($10::bigint[]) and f.pos between $3 and $4
            and (f.pos, o.id, o.version) > ($5, $6, $7)
@@ -315,7 +337,7 @@ select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.
 
 -- name: feed_infrequent_events
 -- the same without leased-jobs and bus-jobs, found by the index that leaves those out; its condition must stand here word for word
-select f.pos, e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select f.pos, {event_columns}
   from event e join feed f on f.batch = e.batch join job j on j.id = e.id join actor a on a.id = e.actor
  where e.lifecycle not in (4, 5) and e.batch between $1 and $2 and e.batch = any($10::bigint[])
    and f.pos between $3 and $4 and (f.pos, e.id, e.version) > ($5, $6, $7) and e.lifecycle = any($8::smallint[])
@@ -371,23 +393,10 @@ select j.job_id, o.entry, o.body from unnest($1::text[], $2::text[]) as wanted(j
 -- letters are walked, by their reason if one is wanted; else the ended jobs, as in jobs_in.
 with k as materialized (select t.id from job_type t where t.name = $4),
 f as materialized (select from dead_letter d where d.requeued_at is null and ($5::text is null or d.reason_code = $5) and d.id < $1 limit 2001)
-select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
-  from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
-  left join actor a on a.id = d.last_owner
+{letter_rows}
  where d.requeued_at is null and d.id = any(array(
     select u.id from (
-    (select d.id from dead_letter d join ended n on n.id = d.id join job j on j.id = d.id
-      where (not $6::boolean or (select count(*) <= 2000 from f)) and d.requeued_at is null and d.reason_code = $5 and d.id < $1
-        and n.lifecycle * 16 + n.state = any($3::int[]) and ($4::text is null or j.type = (select k.id from k))
-      order by d.reason_code desc, d.id desc limit $2)
-    union all
-    select w.id from ended_kinds(case when $6::boolean and (select count(*) > 2000 from f) then $3::int[] end, $4, null, null) q cross join lateral (
-      select n.id from ended n
-       where (n.lifecycle, n.state, n.type, n.id) < (q.lifecycle, q.state, q.type, $1::bigint)
-         and (n.lifecycle, n.state, n.type, n.id) > (q.lifecycle, q.state, q.type, 0::bigint)
-         and ($4::text is null or q.type > 0 or exists (select from job j where j.id = n.id and j.type = (select k.id from k)))
-         and exists (select from dead_letter d where d.id = n.id and d.requeued_at is null and ($5::text is null or d.reason_code = $5))
-       order by n.lifecycle desc, n.state desc, n.type desc, n.id desc limit $2) w
+    {buried}
     union all
     (select d.id from dead_letter d join ended n on n.id = d.id join job j on j.id = d.id
       where $5::text is null and (not $6::boolean or (select count(*) <= 2000 from f)) and d.requeued_at is null and d.id < $1
@@ -398,9 +407,7 @@ select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.
 
 -- name: dead_letters_related
 -- Those of the jobs of a parent, of a correlation id or of a key, which are looked up as in jobs_related.
-select d.*, j.job_id, j.lifecycle, t.name as type_name, a.name as owner_name, n.state
-  from dead_letter d join job j on j.id = d.id join job_type t on t.id = j.type join ended n on n.id = d.id
-  left join actor a on a.id = d.last_owner
+{letter_rows}
  where d.requeued_at is null and d.id = any(array(
     select o.id from (
       (select j.id from job j where j.parent_id = $6 and j.id < $1)
@@ -471,13 +478,7 @@ select j.job_id from event e join job j on j.id = e.id join event_type t on t.ty
 -- name: queues
 -- At most $1 jobs are counted of each type that is ready, of each lifecycle in `resting` ($3, and at most $2 of those in $4), of `parked` and
 -- of `lease`. The types that are ready are found by leaps through the claim's index.
-with recursive kind(type, lifecycle) as (
-  (select r.type, r.lifecycle from ready r order by r.type, r.lifecycle, r.prio, r.pos limit 1)
-  union all
-  select n.type, n.lifecycle from kind k cross join lateral (
-    select r.type, r.lifecycle from ready r where (r.type, r.lifecycle) > (k.type, k.lifecycle)
-     order by r.type, r.lifecycle, r.prio, r.pos limit 1) n
-), counted as (
+with recursive {kinds_ready}, counted as (
   select k.type, k.lifecycle, 0 as place, (
       select count(*) from (select from ready r where (r.type, r.lifecycle) >= (k.type, k.lifecycle) and (r.type, r.lifecycle) <= (k.type, k.lifecycle)
                              order by r.type, r.lifecycle, r.prio, r.pos limit $1) o) as many from kind k
@@ -538,19 +539,13 @@ select a.name, w.seen_at, w.info, (select count(*) from lease l where l.owner = 
   from worker w join actor a on a.id = w.actor where w.seen_at > trellis.now() - interval '1 day' order by w.seen_at desc limit 1000
 
 -- name: acts
-select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
-       c.correlation_id, c.job_id as act_job, c.facts
-  from act c join actor a on a.id = c.actor where c.no > $1 order by c.no limit $2
+{act_rows} where c.no > $1 order by c.no limit $2
 
 -- name: acts_unpublished
-select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
-       c.correlation_id, c.job_id as act_job, c.facts
-  from act c join actor a on a.id = c.actor where not c.published and c.no > $1 order by c.no limit $2
+{act_rows} where not c.published and c.no > $1 order by c.no limit $2
 
 -- name: acts_unsealed
-select c.no, c.act_id, c.at, c.role, a.name as actor_name, a.node as actor_node, c.event, c.subject, c.source, c.target, c.cause,
-       c.correlation_id, c.job_id as act_job, c.facts
-  from act c join actor a on a.id = c.actor where not c.sealed and c.published and c.no > $1 order by c.no limit $2
+{act_rows} where not c.sealed and c.published and c.no > $1 order by c.no limit $2
 
 -- name: audit_head
 select h.number, h.sha256, h.place as position, h.feed, h.at from audit_head h
@@ -562,9 +557,7 @@ select f.name, a.name as actor, f.until, coalesce(p.waits, false) as waits,
   from follower f join actor a on a.id = f.actor left join follower_place p on p.name = f.name order by f.name limit 1000
 
 -- name: histories
-select s.*, t.name as type_name, a.name as owner_name,
-       (select o.job_id from job o where o.id = s.compensates) as compensates_id,
-       (select max(e.at) from event e where e.id = s.id) as updated_at
+select {job_columns}
   from (select j.id, j.ckey, j.type from job j where j.id > $1 order by j.id limit $2) j
   join job_status s on s.id = j.id join job_type t on t.id = j.type
   left join actor a on a.id = s.owner
@@ -619,13 +612,7 @@ select o.* from alert o where o.id = $1
 
 -- name: waiting_types
 -- The first ready job of each type, lifecycle and priority, as in `queues`; of queue jobs also the first that waits for the slot of its agent.
-with recursive kind(type, lifecycle) as (
-  (select r.type, r.lifecycle from ready r order by r.type, r.lifecycle, r.prio, r.pos limit 1)
-  union all
-  select n.type, n.lifecycle from kind k cross join lateral (
-    select r.type, r.lifecycle from ready r where (r.type, r.lifecycle) > (k.type, k.lifecycle)
-     order by r.type, r.lifecycle, r.prio, r.pos limit 1) n
-), head as (
+with recursive {kinds_ready}, head as (
   select k.type, k.lifecycle, f.id from kind k cross join unnest('{0,1,2}'::smallint[]) p(prio) cross join lateral (
     select o.id from ready o
      where (o.type, o.lifecycle, o.prio) >= (k.type, k.lifecycle, p.prio) and (o.type, o.lifecycle, o.prio) <= (k.type, k.lifecycle, p.prio)
@@ -641,7 +628,7 @@ select t.name, h.lifecycle,
 
 -- name: stage_steps
 -- How queue jobs (lifecycle 2) left their stages, by the index of infrequent events, whose condition must stand here word for word
-select e.*, j.job_id, coalesce(j.correlation_id, j.job_id) as correlation_id, a.name as actor_name, a.node as actor_node
+select {event_columns}
   from unnest($1::smallint[]) w(type) cross join lateral (
     select o.* from event o where o.lifecycle not in (4, 5) and o.lifecycle = 2 and o.type = w.type order by o.at desc limit $2) e
   join job j on j.id = e.id join actor a on a.id = e.actor
@@ -700,17 +687,13 @@ select h.*, 'ready' as place, null as owner_name, null::timestamptz as until, nu
   from heads($1, $2, $3) h
 
 -- name: holds
-select l.id, l.epoch, j.job_id, l.lifecycle, t.name as type_name, l.state, l.attempt, l.max_attempts, l.version, a.name as owner_name,
-       extract(epoch from l.until - trellis.now())::float8 as left_s, l.cancel_at is not null as cancel,
-       coalesce(j.correlation_id, j.job_id) as correlation_id
+select {lease_columns}
   from job j join lease l on l.id = j.id join job_type t on t.id = l.type left join actor a on a.id = l.owner
  where j.job_id = any($1::text[])
 
 -- name: expiring
 -- the leases are few, and the sweep reads them all every second
-select l.id, l.epoch, j.job_id, l.lifecycle, t.name as type_name, l.state, l.attempt, l.max_attempts, l.version, a.name as owner_name,
-       extract(epoch from l.until - trellis.now())::float8 as left_s, l.cancel_at is not null as cancel,
-       coalesce(j.correlation_id, j.job_id) as correlation_id
+select {lease_columns}
   from (select d.* from lease d where d.lifecycle = $1 and d.until <= trellis.now() + $2::float8 * interval '1 s' order by d.until limit $3) l
   join job j on j.id = l.id join job_type t on t.id = l.type left join actor a on a.id = l.owner
  order by l.until

@@ -18,19 +18,14 @@ OPEN_ONLY = "a filter by a state that is no end, without parent and reason"
 
 _LIST_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/lists.sql")
 
-
-def _ids(query: LiteralString) -> LiteralString:
-    return query.replace("{fits}", _LIST_QUERIES.fits).replace("{few}", _LIST_QUERIES.few)
-
-
-OLDEST = _LIST_QUERIES.page.replace("{ids}", _ids(_LIST_QUERIES.oldest)) + " ORDER BY j.id"
+OLDEST = _LIST_QUERIES.page.replace("{ids}", _LIST_QUERIES.oldest) + " ORDER BY j.id"
 IDS: dict[str, LiteralString] = {
     "all_jobs": _LIST_QUERIES.all_jobs,
-    "of_parent": _ids(_LIST_QUERIES.of_parent),
-    "correlated": _ids(_LIST_QUERIES.correlated),
-    "of_key": _ids(_LIST_QUERIES.of_key),
-    "in_states": _ids(_LIST_QUERIES.in_states),
-    "with_letters": _ids(_LIST_QUERIES.with_letters.replace("{in_states}", _LIST_QUERIES.in_states)),
+    "of_parent": _LIST_QUERIES.of_parent,
+    "correlated": _LIST_QUERIES.correlated,
+    "of_key": _LIST_QUERIES.of_key,
+    "in_states": _LIST_QUERIES.in_states,
+    "with_letters": _LIST_QUERIES.with_letters,
 }
 """The queries that find the ids of a page, newest first."""
 PAGES = {name: _LIST_QUERIES.page.replace("{ids}", ids) + " ORDER BY j.id DESC" for name, ids in IDS.items()}

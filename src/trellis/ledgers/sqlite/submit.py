@@ -156,9 +156,8 @@ CALLER_SCOPE = "key:"
 ARRAY_BYTES_MAX = 1024 * 1024
 """Longer payloads go in one by one: the driver holds an array until the statement that read it runs again."""
 SUBMIT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/submit.sql")
-_NEW = SUBMIT_QUERIES.new.replace("{last_job}", SUBMIT_QUERIES.last_job)
-_ONE_NEW = _NEW.replace("{existing}", SUBMIT_QUERIES.existing_one)
-_MANY_NEW = _NEW.replace("{existing}", SUBMIT_QUERIES.existing_of_array)
+_ONE_NEW = SUBMIT_QUERIES.new.replace("{known}", SUBMIT_QUERIES.existing_one)
+_MANY_NEW = SUBMIT_QUERIES.new.replace("{known}", SUBMIT_QUERIES.existing_of_array)
 
 
 @dataclass(slots=True)

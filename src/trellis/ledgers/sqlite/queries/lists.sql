@@ -21,7 +21,7 @@ JOIN trellis_submission s ON s.id = j.id JOIN trellis_job_type t ON t.id = j.typ
 SELECT id FROM trellis_job WHERE id < :before ORDER BY id DESC LIMIT :limit;
 
 -- What a job must be, besides what its index was asked for. `buried`: it has a dead letter, of this reason if one is given.
--- name: fits
+-- part: fits
 (:lifecycle IS NULL OR j.lifecycle = :lifecycle)
   AND (:type IS NULL OR j.type IN (SELECT id FROM trellis_job_type WHERE name = :type))
   AND (:states IS NULL OR j.lifecycle * 16 + j.state IN (SELECT value FROM json_each(:states)))
@@ -76,7 +76,7 @@ WHERE NOT :buried AND j.place = 4 AND (:place IS NULL OR :place = 4) AND j.id < 
 ORDER BY 1 DESC LIMIT :limit;
 
 -- Whether there are so few dead letters that all can be read.
--- name: few
+-- part: few
 (SELECT count(*) <= 2000 FROM (
   SELECT 1 FROM trellis_dead_letter WHERE :reason IS NULL
   UNION ALL SELECT 1 FROM trellis_dead_letter INDEXED BY trellis_dead_letter_reason WHERE reason = :reason LIMIT 2001));

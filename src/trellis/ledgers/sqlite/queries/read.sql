@@ -1,5 +1,10 @@
 -- Reads. Listings of jobs are newest first, events oldest first.
 
+-- The columns that `rows.event` reads.
+-- part: event_columns
+s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
+  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
+
 -- name: job
 SELECT s.job_id, j.lifecycle, t.name, j.state, j.place, j.prio, j.generation, j.attempt, j.max_attempts, s.max_attempts, j.version,
   j.epoch, j.deaths, s.created_at, e.at, j.due_at, j.deadline_at, a.name, j.until, j.cancel_at,
@@ -31,14 +36,12 @@ SELECT count(*), coalesce(sum(id), 0) FROM trellis_submission INDEXED BY trellis
 SELECT id, job_id FROM trellis_submission INDEXED BY trellis_submission_parent WHERE parent = ? AND id > ? ORDER BY id LIMIT ?;
 
 -- name: events
-SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
+SELECT {event_columns}
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
 JOIN trellis_actor a ON a.id = e.actor WHERE e.job = ? ORDER BY e.version;
 
 -- name: events_of
-SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
+SELECT {event_columns}
 FROM json_each(:jobs) AS wanted CROSS JOIN trellis_submission s ON s.job_id = wanted.value
 JOIN trellis_job j ON j.id = s.id JOIN trellis_event e ON e.job = s.id
   AND e.version > coalesce((SELECT max(x.version) FROM trellis_event x WHERE x.job = s.id) - :last, 0)
@@ -48,8 +51,7 @@ JOIN trellis_actor a ON a.id = e.actor ORDER BY e.job, e.version;
 SELECT s.job_id, s.payload FROM json_each(?) AS wanted CROSS JOIN trellis_submission s ON s.job_id = wanted.value;
 
 -- name: feed
-SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
+SELECT {event_columns}
 FROM trellis_event e JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job
 JOIN trellis_actor a ON a.id = e.actor
 WHERE e.seq > :after AND e.seq <= :end AND (:lifecycles IS NULL OR (:lifecycles >> j.lifecycle) & 1)
@@ -60,8 +62,7 @@ ORDER BY e.seq LIMIT :limit;
 SELECT coalesce(max(seq), 0) FROM trellis_event;
 
 -- name: events_by_type
-SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
+SELECT {event_columns}
 FROM trellis_event e INDEXED BY trellis_event_type_at
 JOIN trellis_job j ON j.id = e.job JOIN trellis_submission s ON s.id = e.job JOIN trellis_actor a ON a.id = e.actor
 WHERE e.type = :type AND e.at >= :since ORDER BY e.at, e.seq LIMIT :limit;
@@ -95,8 +96,7 @@ CROSS JOIN trellis_submission s ON s.id = e.job
 WHERE e.type = :type AND e.at >= :since AND j.lifecycle = :lifecycle ORDER BY e.at DESC, e.seq DESC LIMIT :limit;
 
 -- name: events_by_correlation
-SELECT s.job_id, j.lifecycle, coalesce(s.correlation, s.job_id), e.version, e.type, e.source, e.target, e.role, a.name,
-  e.epoch, e.generation, e.attempt, e.at, e.cause, e.data, e.seq, a.node
+SELECT {event_columns}
 FROM (
   SELECT id FROM trellis_submission WHERE correlation = :correlation
   UNION ALL SELECT id FROM trellis_submission WHERE job_id = :correlation AND correlation IS NULL

@@ -25,7 +25,7 @@ SELECT max(coalesce((SELECT max(id) FROM trellis_job), 0),
 -- name: new
 SELECT 1 + ({last_job}), o.name, o.lifecycle, o.prio, o.max_attempts, o.max_deaths, o.deadline_s, o.concurrency_limit, o.keyed, o.compensation,
   o.unique_rule, o.rate_per_key, o.burst_per_key
-FROM (SELECT 1) LEFT JOIN trellis_type_options o ON o.lifecycle = ? AND o.name = ? WHERE NOT EXISTS ({existing});
+FROM (SELECT 1) LEFT JOIN trellis_type_options o ON o.lifecycle = ? AND o.name = ? WHERE NOT EXISTS ({known});
 
 -- Many jobs come as arrays of the library, which are read faster than JSON.
 -- name: existing_of_array
