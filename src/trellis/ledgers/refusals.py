@@ -2,9 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from trellis.engine.alerts import ALERTS_MAX, SUBJECT_CHARS_MAX, TEXT_CHARS_MAX, AlertRound
-from trellis.engine.errors import InvalidTransition, LedgerUnavailable, OptionInvalid, SignalRefused, UnknownLifecycle
+from trellis.engine.errors import (
+    InvalidTransition,
+    LedgerUnavailable,
+    NotAllowed,
+    OptionInvalid,
+    SignalRefused,
+    UnknownLifecycle,
+)
 from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import (
     ATTEMPTS_MAX,
@@ -43,6 +51,7 @@ from trellis.lifecycles import (
     Trigger,
 )
 from trellis.lifecycles.bus_job import BUS_JOB
+from trellis.lifecycles.events import EVENT_TYPES, event_code
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.lifecycles.lifecycle import IN_PLACE
 
@@ -63,6 +72,14 @@ HOLDER_SIGNAL_TYPES = tuple(word for word in SIGNAL_TYPES if word not in REMARK_
 def ledger_closed() -> LedgerUnavailable:
     """The refusal of a call on a ledger after `close`."""
     return LedgerUnavailable(reason="this ledger was closed")
+
+
+@cache
+def check_may(role: Role, trigger: Trigger, lifecycle: str) -> None:
+    """Check that this role may submit jobs of a lifecycle, or claim them. Raises UnknownLifecycle, NotAllowed."""
+    steps = [t for t in lifecycle_named(lifecycle).transitions if t.trigger == trigger]
+    if not any(role in step.actors for step in steps):
+        raise NotAllowed(role=role.value, action=f"{trigger} a {lifecycle}", reason="the lifecycle names others")
 
 
 def check_signals(signals: Sequence[tuple[str, bytes | None]]) -> None:
@@ -199,6 +216,18 @@ def check_sample(lifecycle: str, limit: int) -> None:
         raise OptionInvalid(option="lifecycle", value=lifecycle, expected=f"one of {', '.join(SAMPLED)}")
     if not 1 <= limit <= SAMPLES_MAX:
         raise OptionInvalid(option="limit", value=limit, expected=f"from 1 to {SAMPLES_MAX}")
+
+
+def known_event_code(type_: str) -> int:
+    """The stored number of an event type that a caller named. Raises OptionInvalid."""
+    if type_ not in EVENT_TYPES:
+        raise OptionInvalid(option="type", value=type_, expected="an event type of a lifecycle")
+    return event_code(type_)
+
+
+def event_codes(types: frozenset[str] | None) -> list[int] | None:
+    """The stored numbers of these event types; None stays None, for all. Raises OptionInvalid."""
+    return None if types is None else sorted(map(known_event_code, types))
 
 
 def check_peek_limit(each: int) -> None:

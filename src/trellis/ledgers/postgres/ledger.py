@@ -16,7 +16,6 @@ from trellis.engine.alerts import AlertChange, AlertRound
 from trellis.engine.batches import Batcher, SingleFlight
 from trellis.engine.errors import (
     LedgerUnavailable,
-    NotAllowed,
     OptionInvalid,
     OutcomeUnknown,
 )
@@ -30,7 +29,6 @@ from trellis.engine.jobs import (
     AlikeJobs,
     CancelMode,
     CancelRequested,
-    Claim,
     Epoch,
     JobId,
     Lease,
@@ -87,8 +85,8 @@ from trellis.ledgers.postgres.event_summaries import EventSummaries
 from trellis.ledgers.postgres.lanes import CONNECTIONS_MAX, LaneOptions, PostgresLane
 from trellis.ledgers.postgres.migrate import check_version
 from trellis.ledgers.postgres.notifier import NOTIFIER_CONNECTIONS, CarriedHint, PostgresNotifier
-from trellis.ledgers.postgres.options import ages_json, stored_windows
 from trellis.ledgers.postgres.reads import PostgresReads
+from trellis.ledgers.postgres.rows import ages_json, stored_windows
 from trellis.ledgers.postgres.submit import SubmitCall, SubmitCalls, SubmitPart
 from trellis.ledgers.queue_counts import QueueCounts
 from trellis.ledgers.refusals import (
@@ -97,10 +95,10 @@ from trellis.ledgers.refusals import (
     check_children_of,
     check_declared,
     check_job_signal,
+    check_may,
     check_next_head,
     check_retention,
     check_signals,
-    lifecycle_named,
 )
 from trellis.ledgers.retention_plan import PlannedGroup, planned_removals, stored_ages
 from trellis.lifecycles import SIGNAL_TYPES, Trigger
@@ -125,8 +123,6 @@ AnswerT = TypeVar("AnswerT")
 
 @measured
 class PostgresLedger(PostgresReads):
-    """One ledger on a PostgreSQL database."""
-
     turns_at_once = 2
     name_prefix = ""
 
@@ -278,11 +274,7 @@ class PostgresLedger(PostgresReads):
         """The number of an actor that may submit these jobs, whose types are registered. Raises NotAllowed."""
         kinds = different_ones(jobs)
         for lifecycle in {job.lifecycle for job in kinds}:
-            transition = lifecycle_named(lifecycle).pull(None, Trigger.SUBMIT)
-            if transition is None or actor.role not in transition.actors:
-                raise NotAllowed(
-                    role=actor.role, action=f"submit a {lifecycle}", reason="the lifecycle does not say so"
-                )
+            check_may(actor.role, Trigger.SUBMIT, lifecycle)
         for type_ in {job.type for job in kinds}:
             if type_ not in self._types:
                 await self._type(type_)
@@ -376,7 +368,7 @@ class PostgresLedger(PostgresReads):
         claim = turn.claim
         types = [await self._type(t.type) for t in claim.types] if claim else []
         if claim is not None:
-            _check_claimer(turn.actor, claim)
+            check_may(turn.actor.role, Trigger.CLAIM, claim.lifecycle)
             self._notifier.skip_next_notify()
         if claim is None and steps.one_by_one:
             rows = await self._steps.put(turns.steps_call(actor, steps))
@@ -601,7 +593,13 @@ class PostgresLedger(PostgresReads):
         require(by, "retain")
         check_retention(options)
         times = (options.ended_s, options.signals_s, options.unread_s, options.batch)
-        arguments = (await self._actor(by), ages_json(options), *times, reason(options.cause), options.from_the_start)
+        arguments = (
+            await self._actor(by),
+            ages_json(options),
+            *times,
+            reason(options.cause),
+            options.from_the_start,
+        )
         rows = await self._admin_lane.call(
             "retain",
             "",
@@ -779,12 +777,6 @@ class PostgresLedger(PostgresReads):
 
     async def wait_for_events(self, mark: int, timeout_s: float) -> None:
         await self._notifier.wait_for_events(mark, timeout_s)
-
-
-def _check_claimer(actor: Actor, claim: Claim) -> None:
-    claims = [t for t in lifecycle_named(claim.lifecycle).transitions if t.trigger == Trigger.CLAIM]
-    if not any(actor.role in transition.actors for transition in claims):
-        raise NotAllowed(role=actor.role, action=f"claim a {claim.lifecycle}", reason="the lifecycle does not say so")
 
 
 async def _check(connection: PostgresConnection, url: str) -> str:

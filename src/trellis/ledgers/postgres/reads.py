@@ -55,7 +55,6 @@ from trellis.engine.request_keys import StoredRequest
 from trellis.engine.restoration import may_have_letter
 from trellis.engine.schedules import DUE_MAX, SCHEDULES_MAX, DueSchedules, ScheduleRecord
 from trellis.ledgers.children import ChildMark, children_after
-from trellis.ledgers.event_types import event_codes, known_event_code
 from trellis.ledgers.postgres import alerts as alert_rows
 from trellis.ledgers.postgres import job_selection, request_keys, restore, rows
 from trellis.ledgers.postgres.connection import PostgresConnection, PostgresRow, is_pooled
@@ -72,6 +71,8 @@ from trellis.ledgers.refusals import (
     check_peek_limit,
     check_sample,
     check_selected,
+    event_codes,
+    known_event_code,
     lifecycle_named,
     state_pairs,
 )

@@ -1,4 +1,4 @@
-"""Converts database rows into the engine's values."""
+"""Converts database rows into the engine's values, and values into the arguments of functions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,17 @@ from trellis.engine.records import (
     JobPlace,
     LedgerFigures,
     QueueDepth,
+    RetentionOptions,
     SampledEvent,
     Signal,
+    SweepOptions,
     event_id,
 )
 from trellis.engine.schedules import ScheduleRecord, ScheduleSpec
 from trellis.engine.uniqueness import rule_from_text
 from trellis.ledgers.postgres.connection import PostgresRow
+from trellis.ledgers.refusals import lifecycle_named
+from trellis.ledgers.retention_plan import stored_ages
 from trellis.lifecycles import BY_CODE, SIGNAL_TYPES, Lifecycle, event_name
 from trellis.lifecycles.lifecycle import ROLES
 
@@ -96,7 +100,6 @@ def type_options(row: PostgresRow) -> TypeOptions:
 
 
 def schedule(row: PostgresRow) -> ScheduleRecord:
-    """A row of `schedule`."""
     return ScheduleRecord(
         spec=ScheduleSpec.from_json(row["name"], row["spec"]),
         owner=row["owner"],
@@ -154,7 +157,6 @@ def event(row: PostgresRow) -> Event:
 
 
 def sampled_event(row: PostgresRow, lifecycle: Lifecycle) -> SampledEvent:
-    """A row of `sample_events`."""
     source = row["from_state"]
     return SampledEvent(
         type=event_name(row["type"]),
@@ -263,6 +265,20 @@ def acts_json(acts: Sequence[AdminAct]) -> str:
     )
 
 
+def ages_json(options: RetentionOptions) -> str:
+    """How long jobs are kept, in the form of `retain`: the states that are not kept for ever."""
+    ages = stored_ages(options).items()
+    return json.dumps(
+        [{"code": code, "keep_s": age.keep_s, "is_set": age.is_set} for code, age in ages if age.keep_s is not None]
+    )
+
+
+def stored_windows(options: SweepOptions) -> str | None:
+    """The configured windows by lifecycle and state number; None where the lifecycles' own timers apply."""
+    named = ((lifecycle_named(name), state, window_s) for (name, state), window_s in options.windows_s.items())
+    windows = {lc.code * 16 + lc.code_of(state): window_s for lc, state, window_s in named}
+    return json.dumps(windows) if windows else None
+
+
 def signal(row: PostgresRow) -> Signal:
-    """A row of `signal`."""
     return Signal(job_id=JobId(row["job_id"]), type=SIGNAL_TYPES[int(row["type"]) - 1], ts=row["at"], data=row["data"])

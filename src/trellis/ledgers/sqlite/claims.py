@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from trellis.engine.errors import NotAllowed, UnknownLifecycle
 from trellis.engine.jobs import CLAIM_MAX, Actor, Claim, Claimed, JobId, JobKey, Lease, Priority, TypeClaim
 from trellis.engine.retry_policy import runs_alone
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.refusals import check_may
 from trellis.ledgers.sqlite.key_rates import any_rate, look_at, rated_jobs
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import (
@@ -25,7 +25,7 @@ from trellis.ledgers.sqlite.plan import (
     row_reader,
 )
 from trellis.ledgers.sqlite.steps import STEP_QUERIES, array, job_row, overtake, promote, promote_due, write_step
-from trellis.lifecycles import LIFECYCLES, Lifecycle, Phase, Trigger
+from trellis.lifecycles import LIFECYCLES, Lifecycle, Trigger
 
 _CLAIM_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/turn.sql")
 
@@ -80,7 +80,8 @@ class _TypeDemand:
 
 def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least_urgent_first: bool) -> list[Claimed]:
     """Grant leases on up to `start + prefetch` ready jobs and start the first `start` of them."""
-    lifecycle = _claimable_by(actor, who, request.lifecycle)
+    check_may(actor.role, Trigger.CLAIM, request.lifecycle)
+    lifecycle = LIFECYCLES[request.lifecycle]
     tx.took_all = False
     before = _claimed_before(tx, who, lifecycle, request)
     if before is not None:
@@ -110,18 +111,6 @@ def claim(tx: Transaction, actor: Actor, who: ActorRef, request: Claim, *, least
     leases = json.dumps([(one.lease.key, one.lease.epoch) for one in claimed], separators=(",", ":"))
     tx.db.execute(_CLAIM_QUERIES.record_claim, (request.claim_id, tx.now, leases))
     return claimed
-
-
-def _claimable_by(actor: Actor, who: ActorRef, name: str) -> Lifecycle:
-    lifecycle = LIFECYCLES.get(name)
-    if lifecycle is None:
-        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
-    for state in lifecycle.states:
-        if state.claimable and state.phase is Phase.WAITING:
-            step = STEPS[lifecycle.code, lifecycle.code_of(state.name), Trigger.CLAIM]
-            if not step.allows(who.role):
-                raise NotAllowed(role=actor.role.value, action=f"claim a {name}", reason="the lifecycle names others")
-    return lifecycle
 
 
 # --- which -----------------------------------------------------------------------------------------------------------
@@ -269,16 +258,13 @@ def _grant(
         claimed.append(_claimed(row, lifecycle, course.state, row.epoch + 1, by_type[row.type], tx.now))
     for (type_, _, _), course in courses.items():
         if course.claim is None:
-            _take_over(tx, who, course.jobs, by_type[type_].length)
+            length = by_type[type_].length
+            tx.db.execute(_CLAIM_QUERIES.take_over, (length, tx.now + length, who.actor, array(course.jobs)))
         else:
             write_step(tx, course.claim, course.jobs)
         if course.start is not None:
             write_step(tx, course.start, course.jobs)
     return claimed
-
-
-def _take_over(tx: Transaction, who: ActorRef, jobs: list[int], length: int) -> None:
-    tx.db.execute(_CLAIM_QUERIES.take_over, (length, tx.now + length, who.actor, array(jobs)))
 
 
 def _claimed(row: _ReadyRow, lifecycle: Lifecycle, state: int, epoch: int, want: _TypeDemand, now: int) -> Claimed:

@@ -1,7 +1,7 @@
 """Operators' settings of an SQLite ledger, and the administrative acts that record their changes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trellis.auth.principals import check_held_limit, require_home_issuer
 from trellis.engine.admin_acts import (
@@ -24,14 +24,17 @@ from trellis.engine.admin_acts import (
 )
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor, Epoch, Subscription
+from trellis.engine.records import AuditHead
 from trellis.ledgers.queries import NamedQueries
+from trellis.ledgers.refusals import check_next_head
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ROLE_CODES, US
 from trellis.ledgers.sqlite.steps import STEP_QUERIES, promote
 from trellis.lifecycles.lifecycle import ROLES
 
-# Administrative acts: recorded in the transaction of their change, read by the projector, marked when published.
+# Administrative acts: recorded in the transaction of their change, read by the projector, marked when published, and
+# sealed by the audit chain.
 
 
 _ACT_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/acts.sql")
@@ -69,7 +72,6 @@ def put_back(tx: Transaction, actor: Actor, lost: Sequence[AdminAct]) -> None:  
 def read(
     tx: Transaction, *, after: int = 0, limit: int = ACTS_MAX, unpublished: bool = False, unsealed: bool = False
 ) -> list[AdminAct]:
-    """The next acts after this number."""
     query = _ACT_QUERIES.read_unpublished if unpublished else _ACT_QUERIES.read
     query = _ACT_QUERIES.read_unsealed if unsealed else query
     return [_act(row) for row in tx.db.execute(query, (after, min(limit, ACTS_MAX)))]
@@ -99,6 +101,37 @@ def _act(row: rows.SqliteRow) -> AdminAct:
     )
 
 
+def audit_head(tx: Transaction) -> AuditHead | None:
+    """The newest block; None if nothing seals this ledger."""
+    for number, sha256, place, feed, at in tx.db.execute(_ACT_QUERIES.head).fetchall():
+        return AuditHead(number=number, sha256=sha256, position=place, feed=feed, at=rows.moment(at))
+    return None
+
+
+def extend_audit_chain(
+    tx: Transaction,
+    actor: Actor,  # noqa: ARG001 - not recorded
+    head: AuditHead,
+    *,
+    after: AuditHead | None,
+    acts: Sequence[AdminAct] = (),
+) -> bool:
+    """Replace the expected head and mark the acts of the block. True also if the new head is stored already."""
+    check_next_head(head, after)
+    stored = _undated(audit_head(tx))
+    if stored == _undated(head):
+        return True
+    if stored != _undated(after):
+        return False
+    tx.db.execute(_ACT_QUERIES.write_head, (head.number, head.sha256, head.position, head.feed, tx.now))
+    tx.db.executemany(_ACT_QUERIES.mark_sealed, [(act.no,) for act in acts])
+    return True
+
+
+def _undated(one: AuditHead | None) -> AuditHead | None:
+    return None if one is None else replace(one, at=None)
+
+
 # Pauses, rate limits, key limits and worker heartbeats. Each change of a setting is one administrative act. Setting a
 # value to what it already is records none.
 
@@ -108,8 +141,6 @@ _CONTROL_QUERIES = NamedQueries("trellis.ledgers.sqlite:queries/control.sql")
 
 @dataclass(frozen=True, slots=True)
 class _TypeControl:
-    """The settings of a type."""
-
     paused: int = 0
     rate: float | None = None
     burst: int = 1

@@ -44,8 +44,6 @@ from trellis.ledgers.queue_counts import QueueCounts
 from trellis.ledgers.refusals import check_retention
 from trellis.ledgers.sqlite import alerts as alert_rows
 from trellis.ledgers.sqlite import (
-    audit_chain,
-    batches,
     control,
     job_changes,
     lists,
@@ -256,7 +254,7 @@ class SqliteLedger:
     waiting_types = _reading(alert_rows.waiting_types)
     stage_steps = _reading(alert_rows.stage_steps)
     plan_retention = _reading(retention.plan)
-    audit_head = _reading(audit_chain.newest)
+    audit_head = _reading(control.audit_head)
     schedules = _reading(schedule_rows.find)
     due_schedules = _reading(schedule_rows.due)
     declared_types = _reading(submits.every_declared)
@@ -274,7 +272,7 @@ class SqliteLedger:
     journal = _writing(turns.journal, _with_body)
     signal = _writing(turns.signal, _one)
     spawn = _writing(turns.spawn)
-    submit_batch = _writing(batches.submit_batch)
+    submit_batch = _writing(waits.submit_batch)
     move = _writing(moves.move, _one)
     cancel = _writing(moves.cancel, _one)
     requeue = _writing(moves.requeue)
@@ -294,7 +292,7 @@ class SqliteLedger:
     acts_published = _administering("publish_acts", control.mark_published)
     restore = _administering("restore", restores.restore)
     observe_alerts = _administering("observe_alerts", alert_rows.observe)
-    extend_audit_chain = _administering("seal", audit_chain.extend)
+    extend_audit_chain = _administering("seal", control.extend_audit_chain)
     annotate = _administering("remark", turns.annotate)
     send_signal = _administering("send_signal", waits.send_signal)
     save_schedule = _administering("save_schedule", schedule_rows.save)
@@ -392,7 +390,7 @@ class SqliteLedger:
     async def _ready_or(self, types: Sequence[str], woken: asyncio.Future[None]) -> None:
         """Return when a job of these types can be claimed now, or else when the future completes."""
         with suppress(LedgerError):  # only a hint is lost: the caller's own polling reports what is wrong
-            if await self._any_ready(types):
+            if await self.reader.run(lambda tx: reads.any_ready(tx.db, types), size=len(types)):
                 return
         await woken
 
@@ -406,9 +404,6 @@ class SqliteLedger:
                 await asyncio.wait({rung}, timeout=timeout_s)
         finally:
             self._events.leave(rung)
-
-    async def _any_ready(self, types: Sequence[str]) -> bool:
-        return await self.reader.run(lambda tx: reads.any_ready(tx.db, types), size=len(types))
 
     # --- read ----------------------------------------------------------------------------------------------------
 

@@ -37,9 +37,16 @@ from trellis.engine.records import (
 )
 from trellis.engine.restoration import may_have_letter
 from trellis.ledgers.children import ChildMark, children_after
-from trellis.ledgers.event_types import event_codes, known_event_code
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import check_children, check_expiring, check_ids, check_peek_limit, check_sample
+from trellis.ledgers.refusals import (
+    check_children,
+    check_expiring,
+    check_ids,
+    check_peek_limit,
+    check_sample,
+    event_codes,
+    known_event_code,
+)
 from trellis.ledgers.sqlite import rows
 from trellis.ledgers.sqlite.connection import Database
 from trellis.ledgers.sqlite.lanes import Transaction

@@ -12,8 +12,8 @@ from trellis.engine.subscription import PROJECTOR
 from trellis.ledgers.queries import NamedQueries
 from trellis.ledgers.refusals import check_retention
 from trellis.ledgers.retention_plan import PlannedGroup, planned_removals, stored_ages
-from trellis.ledgers.sqlite import audit_chain, request_keys, rows
-from trellis.ledgers.sqlite.control import record
+from trellis.ledgers.sqlite import request_keys, rows
+from trellis.ledgers.sqlite.control import audit_head, record
 from trellis.ledgers.sqlite.lanes import Transaction
 from trellis.ledgers.sqlite.plan import ENDED_WELL, US
 from trellis.ledgers.sqlite.steps import rows_changed
@@ -82,7 +82,7 @@ class _RetentionHorizon:
         read_up_to: int | None = tx.db.execute(_RETENTION_QUERIES.read_up_to).fetchall()[0][0]
         sealed_up_to: int | None = None
         if tx.db.execute(_RETENTION_QUERIES.is_sealed, (PROJECTOR,)).fetchall()[0][0]:
-            head = audit_chain.newest(tx)
+            head = audit_head(tx)
             sealed_up_to = int(head.position or 0) if head is not None else 0
         return cls(read_up_to, sealed_up_to, tx.now, int(options.unread_s * US), stored_ages(options))
 

@@ -7,10 +7,11 @@ import json
 from array import array as numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 from trellis.engine.admin_acts import TYPE_OPTIONS, NewAct, this_node
-from trellis.engine.errors import JobNotFound, LedgerNotMigrated, NotAllowed, OptionInvalid, QueueFull, UnknownLifecycle
+from trellis.engine.errors import JobNotFound, LedgerNotMigrated, OptionInvalid, QueueFull
 from trellis.engine.jobs import (
     DECLARED,
     DECLARED_MAX,
@@ -39,7 +40,7 @@ from trellis.engine.key_rates import key_rate
 from trellis.engine.uniqueness import UniqueClaim, UniqueRule, merged, resolve, rule_from_text
 from trellis.ledgers.alike_jobs import join_alike
 from trellis.ledgers.queries import NamedQueries
-from trellis.ledgers.refusals import check_declared
+from trellis.ledgers.refusals import check_declared, check_may
 from trellis.ledgers.sqlite import control
 from trellis.ledgers.sqlite.connection import Database, bound_array, refuse_old_library
 from trellis.ledgers.sqlite.key_rates import rate_changed
@@ -93,21 +94,6 @@ def declared(tx: Transaction, lifecycle: int, type_: str) -> TypeOptions | None:
 def every_declared(tx: Transaction, type_: str | None = None) -> list[TypeOptions]:
     rows = tx.db.execute(_TYPE_OPTION_QUERIES.every_declared, {"type": type_, "limit": DECLARED_MAX}).fetchall()
     return [_options(row) for row in rows]
-
-
-class DeclaredOptions:
-    """The declared options for the jobs of one submit. Each type is looked up once."""
-
-    def __init__(self, tx: Transaction) -> None:
-        self._tx = tx
-        self._known: dict[tuple[str, str], TypeOptions | None] = {}
-
-    def of(self, job: NewJob) -> TypeOptions | None:
-        """The declared options of the job's type."""
-        name = (job.lifecycle, job.type)
-        if name not in self._known:
-            self._known[name] = declared(self._tx, LIFECYCLES[job.lifecycle].code, job.type)
-        return self._known[name]
 
 
 def _row(options: TypeOptions) -> tuple[str | int | float | None, ...]:
@@ -183,7 +169,6 @@ class _NewRows:
 
 
 def submit_calls(tx: Transaction, actor: Actor, calls: Sequence[Sequence[NewJob]]) -> list[Submitted | Mismatch]:
-    """`submit` for the jobs of several calls."""
     alike = join_alike(calls)
     answers = None if alike is None or len(alike) > SUBMIT_MAX else _submit_alike(tx, actor, alike)
     return _submit_each(tx, actor, [job for call in calls for job in call]) if answers is None else answers
@@ -201,13 +186,15 @@ def _submit_each(tx: Transaction, actor: Actor, jobs: Sequence[NewJob]) -> list[
     known = existing(tx, [job.job_id for job in jobs])
     who = ActorRef(ROLE_CODES[actor.role], tx.names.actor_id(actor.name))
     last = last_job(tx)
-    new, declared = _NewRows(), DeclaredOptions(tx)
+    new, declared_once = _NewRows(), cache(partial(declared, tx))
     answers: list[Submitted | Mismatch] = []
     for job in jobs:
         answer = _earlier(tx, job, known, new)
         if answer is None:
             check_new_id(job.job_id, job.lifecycle, actor.role)
-            of_type = None if job.chosen == ChosenOptions.ALL else declared.of(job)
+            of_type = (
+                None if job.chosen == ChosenOptions.ALL else declared_once(steps[job.lifecycle].lifecycle, job.type)
+            )
             options = resolve_options(job, of_type)
             rule = job.unique if of_type is None else merged(job.unique, of_type.unique)
             claimed = None if rule is None else _claim_unique_key(tx, actor, job, rule, new)
@@ -357,17 +344,11 @@ def _claim_unique_key(
 
 
 def _submit_step(actor: Actor, name: str) -> StoredStep:
-    lifecycle = LIFECYCLES.get(name)
-    if lifecycle is None:
-        raise UnknownLifecycle(name=name, known=", ".join(LIFECYCLES))
-    step = STEPS[lifecycle.code, 0, Trigger.SUBMIT]
-    if not step.allows(ROLE_CODES[actor.role]):
-        raise NotAllowed(role=actor.role.value, action=f"submit a {name}", reason="the lifecycle names others")
-    return step
+    check_may(actor.role, Trigger.SUBMIT, name)
+    return STEPS[LIFECYCLES[name].code, 0, Trigger.SUBMIT]
 
 
 def existing(tx: Transaction, job_ids: Sequence[JobId]) -> dict[JobId, int]:
-    """The numbers of those jobs that exist."""
     if len(job_ids) == 1:
         return dict(tx.db.execute(SUBMIT_QUERIES.existing_one, (job_ids[0],)).fetchall())
     return dict(tx.db.execute(SUBMIT_QUERIES.existing, (json.dumps(job_ids),)).fetchall())
@@ -564,7 +545,7 @@ def submit_on(
 ) -> list[Submitted | Mismatch]:
     """Submit in the transaction that is open on `connection`. The caller commits it or rolls it back."""
     refuse_old_library(connection.execute("SELECT sqlite_version()").fetchall()[0][0])
-    if not _in_transaction(connection):
+    if not getattr(connection, "in_transaction", True):
         raise OptionInvalid(option="connection", value="not in a transaction", expected="begin one first")
     version = stored_version(connection)
     if version != SCHEMA_VERSION:
@@ -580,7 +561,3 @@ def submit_on(
             connection.execute("ROLLBACK TO trellis_submit")
         connection.execute("RELEASE trellis_submit")
     return answers
-
-
-def _in_transaction(connection: OuterConnection) -> bool:
-    return bool(getattr(connection, "in_transaction", True))
