@@ -97,7 +97,6 @@ class AlertMark:
     mark: int
     """The number of the last round that the ledger has stored."""
     has_open: bool
-    """Whether an alert is open."""
     unreported: frozenset[str] = frozenset()
     """The channels that reported an alert, which has ended, and have not reported its end."""
     evaluated_at: datetime | None = None

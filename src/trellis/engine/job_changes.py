@@ -73,8 +73,6 @@ PARTICIPLES = MappingProxyType(
 
 
 class LifecycleState(NamedTuple):
-    """A state of a lifecycle, by their names."""
-
     lifecycle: str
     state: str
 
@@ -121,8 +119,6 @@ class JobSelection:
 
 
 class SelectedJob(NamedTuple):
-    """A job that a selection has found."""
-
     job_id: JobId
     version: int
     """The version it had. The change is made only while it has this one."""

@@ -246,12 +246,10 @@ def submit_parts(jobs: Sequence[NewJob]) -> Sequence[Sequence[NewJob]]:
 
 
 def ids_of(jobs: Sequence[NewJob]) -> list[JobId]:
-    """The ids of new jobs, in their order."""
     return jobs.ids if isinstance(jobs, AlikeJobs) else [job.job_id for job in jobs]
 
 
 def payloads_of(jobs: Sequence[NewJob]) -> list[bytes]:
-    """The payloads of new jobs, in their order."""
     return jobs.payloads if isinstance(jobs, AlikeJobs) else [job.payload for job in jobs]
 
 

@@ -29,19 +29,15 @@ class Log:
         return type(self)(self._logger, {**self._bound, **fields})
 
     def debug(self, event: str, /, **fields: Any) -> None:
-        """Log at DEBUG level."""
         self._tell(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: Any) -> None:
-        """Log at INFO level."""
         self._tell(logging.INFO, event, fields)
 
     def warning(self, event: str, /, **fields: Any) -> None:
-        """Log at WARNING level."""
         self._tell(logging.WARNING, event, fields)
 
     def error(self, event: str, /, **fields: Any) -> None:
-        """Log at ERROR level."""
         self._tell(logging.ERROR, event, fields)
 
     def exception(self, event: str, /, **fields: Any) -> None:
@@ -75,5 +71,4 @@ def _correlation() -> dict[str, Any]:
 
 
 def log_of(name: str) -> Log:
-    """The logger of that name."""
     return Log(logging.getLogger(name), {})

@@ -30,7 +30,6 @@ class LruCache(Generic[K, V]):
             self._kept.popitem(last=False)
 
     def get(self, key: K) -> V | None:
-        """The value of this key, or None."""
         return self[key] if key in self._kept else None
 
     def drop(self, key: K) -> None:

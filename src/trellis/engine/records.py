@@ -354,7 +354,6 @@ class JobToRestore:
 
     @property
     def job_id(self) -> JobId:
-        """The job's id."""
         return self.records[0].event.job_id
 
 
@@ -452,8 +451,6 @@ class SweepReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepOptions:
-    """Settings of a sweep."""
-
     interval_s: float = 1.0
     batch: int = 500
     elect: bool = True
@@ -572,8 +569,6 @@ class RetentionReport:
 
 
 class FindingSeverity(StrEnum):
-    """The severity of a `doctor` finding."""
-
     OK = "ok"
     WARNING = "warning"
     ERROR = "error"

@@ -97,8 +97,6 @@ class _ForwardedSpan(Span):
 
 
 class _RecordedSpan(Span):
-    """A span of the SDK."""
-
     __slots__ = ("_span", "_token")
     is_recorded = True
 

@@ -91,8 +91,6 @@ class VerifyReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyProgress:
-    """The progress of a running `verify`."""
-
     jobs: int
     events: int
     found: int

@@ -107,8 +107,6 @@ OF_ENDED = frozenset({Trigger.REQUEUE, Trigger.DISCARD, Trigger.COMPENSATED})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """One state of one lifecycle."""
-
     name: str
     phase: Phase
     rank: int

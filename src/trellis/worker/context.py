@@ -42,7 +42,9 @@ class WorkerServices(DurableServices, Protocol):
     loop: asyncio.AbstractEventLoop
 
     @property
-    def stopping(self) -> bool: ...
+    def stopping(self) -> bool:
+        """Whether the worker is draining."""
+        ...
 
 
 class AttemptContext:

@@ -157,7 +157,6 @@ class JobFactory:
     bus_submitter: Callable[[], BusSubmitter]
     """Returns the submitter for jobs on topics. The bus configuration is read only when it is called."""
     principal: Principal
-    """The principal that submits the job."""
     asked_as: IdempotencyScopeAndKey | None = None
     """The idempotency key of the request, if any. A repeated request is never refused because the backlog is full."""
     correlation_id: str | None = None

@@ -97,8 +97,6 @@ class Processes:
 
 
 class _HandlerProcess:
-    """One process and the line to it."""
-
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:

@@ -38,8 +38,6 @@ _log = log_of("trellis.worker")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resource:
-    """One registered resource."""
-
     type: Any
     """The annotation by which handlers get it."""
     name: str

@@ -61,13 +61,10 @@ def _event(row: MovedRow) -> MovedRow:
 
 def _part(name: str, tables: tuple[str, ...], start: tuple[Any, ...], **more: Any) -> LedgerPart:
     read: LiteralString = getattr(SOURCE, name)
+    target: LiteralString | None = None if name == "actors" else getattr(TARGET, name)
     return LedgerPart(
-        name=name, tables=tables, start=start, source=read, write=getattr(WRITE, name), target=_target(name), **more
+        name=name, tables=tables, start=start, source=read, write=getattr(WRITE, name), target=target, **more
     )
-
-
-def _target(name: str) -> LiteralString | None:
-    return None if name == "actors" else getattr(TARGET, name)
 
 
 FIRST_NUMBER = -(2**62)

@@ -63,7 +63,6 @@ async def copy_rows(source: SqliteSource, target: PostgresTarget, move_id: str, 
 
 
 async def digest_source(source: SqliteSource, part: LedgerPart, on_progress: Progress) -> PartDigest:
-    """The digest of a part in SQLite."""
     digest, place = _RowDigest(), part.start
     while page := await asyncio.to_thread(source.page, part, place):
         for row in page:
@@ -74,7 +73,6 @@ async def digest_source(source: SqliteSource, part: LedgerPart, on_progress: Pro
 
 
 async def digest_target(target: PostgresTarget, part: LedgerPart) -> PartDigest:
-    """The digest of a part in PostgreSQL."""
     start = part.target_start or part.start
     digest, place = _RowDigest(), start
     while page := await target.page(part, place):

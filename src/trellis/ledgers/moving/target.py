@@ -41,8 +41,6 @@ class TargetStage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetMark:
-    """The mark in the target."""
-
     id: str
     stage: TargetStage
     acts_before: int = 0
@@ -82,7 +80,6 @@ class PostgresTarget:
         self.address = public_address(url)
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._connection.close()
 
     # --- judging -------------------------------------------------------------------------------------------------

@@ -52,7 +52,6 @@ async def observe(
 
 
 def alert(row: PostgresRow) -> Alert:
-    """A row of `alert`."""
     return Alert(
         id=row["id"],
         name=row["name"],

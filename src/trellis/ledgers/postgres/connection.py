@@ -35,17 +35,14 @@ class PooledConnection:
         self._in_transaction = False
 
     async def fetch(self, query: str, *args: object) -> "list[PostgresRow]":
-        """The rows of a query."""
         async with self._transaction():
             return await self._connection.fetch(query, *args)
 
     async def fetchval(self, query: str, *args: object) -> Any:
-        """The first value of the first row."""
         async with self._transaction():
             return await self._connection.fetchval(query, *args)
 
     async def execute(self, query: str, *args: object) -> str:
-        """Run a statement."""
         async with self._transaction():
             return await self._connection.execute(query, *args)
 
@@ -93,7 +90,6 @@ class PooledConnection:
         raise AssertionError(f"{channel}, {callback}: ask `listens` first")
 
     def get_server_version(self) -> "ServerVersion":
-        """The server version that the driver reports."""
         return self._connection.get_server_version()
 
     def get_server_pid(self) -> int:
@@ -101,7 +97,6 @@ class PooledConnection:
         return self._connection.get_server_pid()
 
     async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 the driver's own name
-        """Close the connection."""
         await self._connection.close(timeout=timeout)
 
     def terminate(self) -> None:
@@ -109,7 +104,6 @@ class PooledConnection:
         self._connection.terminate()
 
     def is_closed(self) -> bool:
-        """Whether the connection is closed."""
         return self._connection.is_closed()
 
 

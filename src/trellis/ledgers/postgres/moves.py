@@ -116,7 +116,6 @@ def _unique_refusal(outcome: str) -> str | None:
 
 
 def state_name(lifecycle: int, code: int) -> str:
-    """The name of a state."""
     return BY_CODE[lifecycle].state_of(code).name
 
 

@@ -50,7 +50,6 @@ class SortedSteps:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether all steps go one by one."""
         return bool(self.others) and not (self.done or self.starts)
 
 
@@ -227,7 +226,6 @@ class TurnCaller:
     async def turn(
         self, actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int]
     ) -> list[PostgresRow]:
-        """The result rows of one turn."""
         self.waiting += 1
         try:
             return await self._turn(actor, steps, claim, types)
@@ -241,13 +239,12 @@ class TurnCaller:
         lifecycle = claim.lifecycle if claim else ""
         lows = self._marks.lows(lifecycle, types, order, asyncio.get_running_loop().time())
         positions = [lows[lifecycle, type_, prio] for prio in order for type_ in types]
-        rows = await self._ask(turn_arguments(actor, steps, claim, types, positions, order), claim)
+        arguments = turn_arguments(actor, steps, claim, types, positions, order)
+        request = claim.claim_id if claim else "steps"
+        rows = await self.lane.call("turn", request, lambda c, _: c.fetch(TURN, *arguments))
         if claim is not None and claim.only is None:
             self._marks.note(lifecycle, claimed_of(rows), claim.start + claim.prefetch, lows)
         return rows
-
-    async def _ask(self, args: list[Any], claim: Claim | None) -> list[PostgresRow]:
-        return await self.lane.call("turn", claim.claim_id if claim else "steps", lambda c, _: c.fetch(TURN, *args))
 
 
 async def run_turns(connection: PostgresConnection, turns: Sequence[StepsCall]) -> list[list[PostgresRow]]:
@@ -264,7 +261,6 @@ async def run_turns(connection: PostgresConnection, turns: Sequence[StepsCall]) 
 def turn_arguments(
     actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int], lows: Sequence[int], order: Sequence[int]
 ) -> list[Any]:
-    """The arguments of `turn`."""
     done, starts = steps.done, steps.starts
     results = [a.result for a in done] if any(a.result is not None for a in done) else None
     ttls = [a.result_ttl_s for a in done] if results else None
@@ -303,7 +299,6 @@ STARTED, DONE, OTHER = range(3)
 
 
 def claimed_of(rows: Sequence[PostgresRow]) -> PostgresRow | None:
-    """The row with the claimed jobs."""
     return next((row for row in rows if row["kind"] == CLAIMED), None)
 
 

@@ -46,8 +46,6 @@ bound_array = cast("Callable[[Sequence[str] | Sequence[bytes] | array[int]], obj
 
 
 class ResultRows(Protocol):
-    """The result of `execute`."""
-
     def fetchall(self) -> list[Any]: ...
 
     def __iter__(self) -> Iterator[Any]: ...

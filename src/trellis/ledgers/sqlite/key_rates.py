@@ -70,8 +70,6 @@ def due_keys(tx: Transaction, limit: int) -> list[int]:
 
 
 class KeyOfReadyJob(NamedTuple):
-    """A ready job and its key."""
-
     id: JobKey
     ckey: int
 

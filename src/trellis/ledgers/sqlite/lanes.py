@@ -698,7 +698,6 @@ class SqliteLane:
         return True
 
     def _end_reading(self) -> None:
-        """End the transaction of a read."""
         if self._connection.in_transaction:
             try:
                 self._cursor.execute("COMMIT")

@@ -57,7 +57,6 @@ def event(row: SqliteRow) -> Event:
 
 
 def sampled_event(row: SqliteRow, lifecycle: Lifecycle) -> SampledEvent:
-    """A row of `sample_events`."""
     kind, at, submitted_at, role, source, cause, data = row
     return SampledEvent(
         type=event_name(kind),
@@ -111,7 +110,6 @@ def job(row: SqliteRow) -> Job:
 
 
 def hold(row: SqliteRow, now: int) -> HeldLease:
-    """A row of the queries of held jobs."""
     (
         key,
         epoch,

@@ -138,8 +138,6 @@ PROGRESS_S = 1.0
 
 
 class ControlAnswer(Enum):
-    """An answer of the control plane."""
-
     YES = ACCEPTED
     NO = REFUSED
     STOP = STOP
