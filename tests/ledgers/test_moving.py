@@ -23,7 +23,7 @@ from trellis.gateway.hub import EventHub
 from trellis.ledgers import open_ledger
 from trellis.ledgers.migration import migrated_by
 from trellis.ledgers.moving import rows
-from trellis.ledgers.moving.parts import NOT_COPIED, PARTS, with_postgres_positions
+from trellis.ledgers.moving.parts import PARTS, with_postgres_positions
 from trellis.ledgers.moving.source import MoveMark, MoveRefused, SqliteSource
 from trellis.ledgers.moving.target import PostgresTarget, TargetStage, open_target, public_address
 from trellis.ledgers.postgres.migrate import migrate
@@ -34,6 +34,23 @@ from trellis.lifecycles import LIFECYCLES, Role
 SEEDS = 16
 STEPS = 24
 MOVER = Actor(role=Role.CONTROL_PLANE, name="mover@here")
+
+_FROM_CODE = "the program loads it from its lifecycles into every ledger"
+_PASSING = "it is empty outside of a transaction"
+NOT_COPIED = {
+    "trellis_lifecycle": _FROM_CODE,
+    "trellis_role": _FROM_CODE,
+    "trellis_event_type": _FROM_CODE,
+    "trellis_state": _FROM_CODE,
+    "trellis_arrow": _FROM_CODE,
+    "trellis_finalizer": _FROM_CODE,
+    "trellis_claim": "it answers a process that repeats a claim, and no process of the source goes on",
+    "trellis_purge": _PASSING,
+    "trellis_finalizing": _PASSING,
+    "trellis_restoring": _PASSING,
+    "trellis_kept": "retention notes there which jobs it looks at again, and looks at all of them in the new ledger",
+}
+"""SQLite tables whose rows stay behind, each with the reason."""
 
 
 def mark(id_: str = "m1") -> MoveMark:

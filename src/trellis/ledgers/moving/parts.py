@@ -1,9 +1,8 @@
-"""The parts of a ledger that a move copies, in their order; and for every SQLite table, where its rows go or why they do not."""
+"""The parts of a ledger that a move copies, in their order."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, LiteralString, TypeAlias
 
 from trellis.engine.positions import to_postgres
@@ -98,22 +97,3 @@ PARTS: tuple[LedgerPart, ...] = (
     _part("settings", ("trellis_meta",), ("",)),
 )
 """In the order in which they are copied: names first, because the others refer to them."""
-
-_FROM_CODE = "the program loads it from its lifecycles into every ledger"
-_PASSING = "it is empty outside of a transaction"
-NOT_COPIED: Mapping[str, str] = MappingProxyType(
-    {
-        "trellis_lifecycle": _FROM_CODE,
-        "trellis_role": _FROM_CODE,
-        "trellis_event_type": _FROM_CODE,
-        "trellis_state": _FROM_CODE,
-        "trellis_arrow": _FROM_CODE,
-        "trellis_finalizer": _FROM_CODE,
-        "trellis_claim": "it answers a process that repeats a claim, and no process of the source goes on",
-        "trellis_purge": _PASSING,
-        "trellis_finalizing": _PASSING,
-        "trellis_restoring": _PASSING,
-        "trellis_kept": "retention notes there which jobs it looks at again, and looks at all of them in the new ledger",
-    }
-)
-"""SQLite tables whose rows stay behind, each with the reason."""
