@@ -56,19 +56,6 @@ _DECIDED = frozenset({"job_held", "job_approved", "job_denied"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldForApproval:
-    """A job that waits for a person's decision, and the event that holds it."""
-
-    job: Job
-    event: Event
-
-    @property
-    def decision(self) -> dict[str, Any]:
-        """The kernel's decision that led to the hold."""
-        return _decision(self.event)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ApprovalPage:
     """A page of held jobs, newest first, and the cursor for the next page."""
 
@@ -76,12 +63,12 @@ class ApprovalPage:
     cursor: str | None
 
 
-def current_hold(job: Job, events: Sequence[Event]) -> HeldForApproval | None:
-    """The hold that a decision would apply to; None when the job does not wait for a person."""
+def current_hold(job: Job, events: Sequence[Event]) -> Event | None:
+    """The event of the hold that a decision would apply to; None when the job does not wait for a person."""
     last = events[-1] if events else None
     if job.state != "SCHEDULED" or last is None or last.type != "job_held" or last.version != job.version:
         return None
-    return HeldForApproval(job=job, event=last)
+    return last
 
 
 async def decide(
@@ -149,7 +136,7 @@ async def _hold(ledger: Ledger, job: Job, request_id: RequestId) -> Event:
     events = await ledger.events(job.job_id)
     waits = current_hold(job, events)
     if waits is not None:
-        return waits.event
+        return waits
     event = next((one.event for one in await ledger.recorded(events) if one.request == request_id), None)
     before = next((one for one in events if event is not None and one.version == event.version - 1), None)
     if before is not None and before.type == "job_held":

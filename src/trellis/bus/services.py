@@ -125,7 +125,7 @@ class BusServices:
             name=parts.name,
             attempts=attempts,
             stopping=stopping,
-            wake=self._is_ready,
+            wake=self.scheduler.wake_dispatch if self._schedules else None,
             has_room=self._has_room,
             publisher=self.publisher,
         )
@@ -150,7 +150,11 @@ class BusServices:
             bus=parts.bus,
         )
         self.reconciler = OutcomeReconciler(
-            ledger=parts.ledger, actor=control, clock=parts.clock, topics=parts.topics, wake=self._wake
+            ledger=parts.ledger,
+            actor=control,
+            clock=parts.clock,
+            topics=parts.topics,
+            wake=self.scheduler.wake if self._schedules else None,
         )
 
     @property
@@ -186,14 +190,6 @@ class BusServices:
     @property
     def _reconciles(self) -> bool:
         return BusRole.RECONCILER in self.roles
-
-    def _wake(self) -> None:
-        if self._schedules:
-            self.scheduler.wake()
-
-    def _is_ready(self) -> None:
-        if self._schedules:
-            self.scheduler.wake_dispatch()
 
     def _has_room(self) -> None:
         if self._schedules:

@@ -158,19 +158,18 @@ class Worker:
 
     async def until_stopped(self, stop: asyncio.Event) -> None:
         """Waits until `stop` is set. Raises the error that ended a turn loop."""
-        await self._until(stop)
-
-    async def until_idle(self) -> None:
-        """Waits until no job is held and nothing can be claimed now. Raises the error that ended a turn loop."""
-        await self._until(self.turns.idle)
-
-    async def _until(self, event: asyncio.Event) -> None:
-        waiting = asyncio.ensure_future(event.wait())
+        waiting = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({*self._turning, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
-        self._raise_if_broken()
+        for turning in self._turning:
+            if turning.done() and not turning.cancelled():
+                turning.result()
+
+    async def until_idle(self) -> None:
+        """Waits until no job is held and nothing can be claimed now. Raises the error that ended a turn loop."""
+        await self.until_stopped(self.turns.idle)
 
     async def drain(self, hurry: asyncio.Event | None = None) -> Drained:
         """Stops claiming and lets running handlers finish for `drain_s`. `hurry` (a second signal) ends that wait."""
@@ -258,11 +257,6 @@ class Worker:
                 **({"drained": True} if self.drained else {}),
             }
         ).encode()
-
-    def _raise_if_broken(self) -> None:
-        for turning in self._turning:
-            if turning.done() and not turning.cancelled():
-                turning.result()
 
     def _own_services(self) -> list[Service[Any]]:
         """The services for the jobs this worker holds: lease renewal, local checks, and progress and logs."""
