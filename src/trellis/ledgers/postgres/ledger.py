@@ -373,7 +373,7 @@ class PostgresLedger(PostgresReads):
         if claim is None and steps.one_by_one:
             rows = await self._steps.put(turns.steps_call(actor, steps))
         else:
-            turner = min(self._turners, key=lambda turner: turner.waiting)
+            turner = min(self._turners, key=lambda turner: turner.lane.waiting)
             rows = await turner.turn(actor, steps, claim, types)
         if rows:
             self._notifier.notify_events()
@@ -636,15 +636,13 @@ class PostgresLedger(PostgresReads):
 
     async def save_schedule(self, actor: Actor, record: ScheduleRecord, *, cause: str | None = None) -> bool:
         require(actor, "save_schedule")
-        saved = await self._save_schedule(await self._actor(actor), record, cause)
+        target = (record.name, record.version, record.spec.to_json(), record.spec.topic is not None, record.paused)
+        times = (record.since, record.next_at)
+        arguments = (await self._actor(actor), *target, record.owner, *times, reason(cause))
+        sql = "select save_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+        saved = await self._admin_lane.call("save_schedule", record.name, lambda c, _: c.fetchval(sql, *arguments))
         self._notifier.notify_events()
         return saved
-
-    async def _save_schedule(self, actor: int, record: ScheduleRecord, cause: str | None) -> bool:
-        target = (record.name, record.version, record.spec.to_json(), record.spec.topic is not None, record.paused)
-        arguments = (actor, *target, record.owner, record.since, record.next_at, reason(cause))
-        sql = "select save_schedule($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-        return await self._admin_lane.call("save_schedule", record.name, lambda c, _: c.fetchval(sql, *arguments))
 
     async def remove_schedule(self, actor: Actor, name: str, *, cause: str | None = None) -> bool:
         require(actor, "remove_schedule")

@@ -8,7 +8,6 @@ database can refuse what the functions do not allow.
 import asyncio
 import json
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -69,12 +68,11 @@ _SCANS = re.compile(rf"{_INDEX}\s+(\w+)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migrated:
-    """The result of a migration. `held_s` is how long other sessions had to wait for its tables."""
+    """The result of a migration."""
 
     version_before: int
     version: int
     applied: tuple[str, ...]
-    held_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +156,6 @@ async def _migrate(
     pending = list(sql_files("migrations"))[before:]
     if before and pending:
         await _lock_tables(connection, locked_tables([text for _, text in pending]))
-    held_since = time.monotonic()
     applied: list[str] = []
     for name, text in pending:
         await connection.execute(text)
@@ -183,8 +180,7 @@ async def _migrate(
     for db_role, role in granted:
         act = NewAct(event=GRANTED, subject=db_role, target=role.value, cause=author.cause)
         await record_as_owner(connection, author, act)
-    held_s = time.monotonic() - held_since
-    return Migrated(version_before=before, version=schema_version(), applied=tuple(applied), held_s=held_s)
+    return Migrated(version_before=before, version=schema_version(), applied=tuple(applied))
 
 
 def locked_tables(migrations: Sequence[str]) -> tuple[str, ...]:

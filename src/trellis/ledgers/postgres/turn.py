@@ -219,20 +219,9 @@ class TurnCaller:
 
     def __init__(self, lane: PostgresLane, marks: LowWaterMarks) -> None:
         self.lane = lane
-        self.waiting = 0
-        """Turns in progress or queued."""
         self._marks = marks
 
     async def turn(
-        self, actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int]
-    ) -> list[PostgresRow]:
-        self.waiting += 1
-        try:
-            return await self._turn(actor, steps, claim, types)
-        finally:
-            self.waiting -= 1
-
-    async def _turn(
         self, actor: int, steps: SortedSteps, claim: Claim | None, types: Sequence[int]
     ) -> list[PostgresRow]:
         order = self._marks.order() if claim else ()
