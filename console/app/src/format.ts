@@ -24,12 +24,32 @@ export function between(from: string, to: string | number): number {
   return ((typeof to === "number" ? to : Date.parse(to)) - Date.parse(from)) / 1_000;
 }
 
+interface Formats {
+  clock: Intl.DateTimeFormat;
+  full: Intl.DateTimeFormat;
+  relative: Intl.RelativeTimeFormat;
+}
+
+/** To make a format costs forty times as much as to use it, and a table uses one in each row. */
+const made = new Map<string, Formats>();
+
+function formats(locale: string): Formats {
+  const known = made.get(locale);
+  if (known !== undefined) return known;
+  const fresh = {
+    clock: new Intl.DateTimeFormat(locale, { timeStyle: "medium" }),
+    full: new Intl.DateTimeFormat(locale, { dateStyle: "medium", timeStyle: "medium" }),
+    relative: new Intl.RelativeTimeFormat(locale, { numeric: "auto", style: "short" }),
+  };
+  made.set(locale, fresh);
+  return fresh;
+}
+
 export function useTimes(): { clock: (time: number | string) => string; full: (time: string) => string; ago: (time: string) => string } {
-  const locale = useStore(language) === "uk" ? "uk-UA" : "en-GB";
-  const relative = new Intl.RelativeTimeFormat(locale, { numeric: "auto", style: "short" });
+  const { clock, full, relative } = formats(useStore(language) === "uk" ? "uk-UA" : "en-GB");
   return {
-    clock: (time) => new Date(time).toLocaleTimeString(locale),
-    full: (time) => new Date(time).toLocaleString(locale, { dateStyle: "medium", timeStyle: "medium" }),
+    clock: (time) => shown(clock, time),
+    full: (time) => shown(full, time),
     ago: (time) => {
       const seconds = (Date.parse(time) - Date.now()) / 1_000;
       const size = Math.abs(seconds);
@@ -39,4 +59,10 @@ export function useTimes(): { clock: (time: number | string) => string; full: (t
       return relative.format(Math.round(seconds / 86_400), "day");
     },
   };
+}
+
+/** Unlike a Date, a format throws for what is no time. */
+function shown(format: Intl.DateTimeFormat, time: number | string): string {
+  const date = new Date(time);
+  return Number.isNaN(date.getTime()) ? "Invalid Date" : format.format(date);
 }

@@ -64,7 +64,6 @@ export function Frame() {
 
 function SignedIn() {
   const t = useTexts();
-  const { clock } = useTimes();
   const navigate = useNavigate();
   const [help, setHelp] = useState(false);
   const [searching, search] = useState(false);
@@ -74,7 +73,6 @@ function SignedIn() {
   const who = useStore(session);
   const shownTheme = useStore(theme);
   const connection = useStore(mode);
-  const known = useStore(lastKnown);
   const main = useRef<HTMLElement>(null);
   useEffect(() => start(), []);
   useKeys({
@@ -127,7 +125,7 @@ function SignedIn() {
         <div className="side-foot">
           <span className="live" role="status">
             <span className={`dot ${connection}`} aria-hidden="true" />
-            {t(`live.${connection}` as TextKey, { time: clock(known) })}
+            {connection === "offline" ? <LastKnown text="live.offline" /> : t(`live.${connection}`)}
           </span>
           <button type="button" className="plain" onClick={nextTheme}>
             {t(`theme.${shownTheme}`)}
@@ -147,7 +145,7 @@ function SignedIn() {
       <main className="main" id="content" ref={main} tabIndex={-1}>
         {connection === "offline" && (
           <p className="banner" role="alert">
-            {t("live.offline.banner", { time: clock(known) })}
+            <LastKnown text="live.offline.banner" />
           </p>
         )}
         <Outlet />
@@ -160,6 +158,12 @@ function SignedIn() {
       )}
     </div>
   );
+}
+
+/** A text with the time of the last answer. Each answer changes it: a part of its own, so that the frame is not drawn anew. */
+function LastKnown({ text }: { text: TextKey }) {
+  const { clock } = useTimes();
+  return useTexts()(text, { time: clock(useStore(lastKnown)) });
 }
 
 function Keys({ onClose }: { onClose: () => void }) {
