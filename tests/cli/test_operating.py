@@ -91,7 +91,7 @@ def test_roles_without_a_gateway_have_health_and_a_log_of_json_alone(tmp_path: P
         address = address_in(lines)
         assert httpx2.get(address.replace("ready", "live")).json() == {"status": "ok"}
         ready = httpx2.get(address)
-        assert ready.json() == {"status": "ok", "checks": {"ledger": "ok", "objects": "ok", "bus": "ok"}}
+        assert ready.json() == {"status": "ok", "checks": {"ledger": "ok", "objects": "ok", "disk": "ok", "bus": "ok"}}
         started.send_signal(signal.SIGTERM)
         out, errors = started.communicate(timeout=60)
     assert started.returncode == 0

@@ -15,7 +15,10 @@ from tests.faults.conftest import LOGIN
 from tests.ledgers.conformance.rig import SUBMITTER
 from tests.servers.postgres import PostgresServer, unprivileged_user
 from tests.servers.templates import TEMPLATE
-from trellis.engine.errors import LedgerFull, LedgerReadOnly
+from trellis.app.instance import open_instance
+from trellis.app.settings import Settings
+from trellis.cli import main
+from trellis.engine.errors import DiskFull, LedgerFull, LedgerReadOnly
 from trellis.engine.jobs import JobId, NewJob, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.verify import verify
@@ -115,6 +118,37 @@ async def test_a_full_disk_refuses_and_loses_nothing_on_postgres(fault_server: P
         finally:
             fault_server.drop_database("full_disk")
             fault_server.sql("DROP TABLESPACE small")
+
+
+@pytest.mark.parametrize("part", ["ledger", "objects", "memory"])
+def test_up_on_a_full_disk_ends_with_one_message_that_names_the_folder(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    with small_disk(tmp_path / "disk", 4) as disk:
+        (disk / "other").write_bytes(bytes(3 * 1024**2))
+        at = {name: disk / name if name == part else tmp_path / name for name in ("ledger", "objects", "memory")}
+        monkeypatch.setenv("TRELLIS_OBJECTS", f"file://{at['objects']}")
+        monkeypatch.setenv("TRELLIS_MEMORY", str(at["memory"]))
+        assert main(["up", "--port", "0", "--ledger", f"sqlite:///{at['ledger']}/trellis.db"]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"error: The disk of {at[part]} is full: less than 2 MiB are free.")
+        assert "alerts runbook disk-low" in err
+        assert not any(folder.exists() for folder in at.values())
+
+
+@pytest.mark.parametrize("part", ["objects", "memory"])
+async def test_an_instance_is_not_ready_while_the_disk_of_a_folder_is_full(part: str, tmp_path: Path):
+    with small_disk(tmp_path / "disk", 8) as disk:
+        at = {name: disk / name if name == part else tmp_path / name for name in ("objects", "memory")}
+        settings = Settings.model_validate({"objects": f"file://{at['objects']}", "memory": str(at["memory"])})
+        async with open_instance(settings, f"sqlite:///{tmp_path / 'ledger.db'}") as instance:
+            health = ProcessHealth(instance.probes())
+            assert (await health.ready()).is_ready
+            (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - 1024**2))
+            assert (await health.ready()).checks == {"ledger": "ok", "objects": "ok", "disk": DiskFull.code}
+            (disk / "other").unlink()
+            assert (await health.ready()).is_ready
 
 
 def _own(folder: Path) -> None:

@@ -63,10 +63,10 @@ async def test_health_answers_while_the_database_is_silent_and_when_it_is_back(
     async with on_postgres(postgres_url, tmp_path) as (proxy, client):
         assert await get(client, "/system/ready") == (
             200,
-            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}, "version": VERSION},
+            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok", "disk": "ok"}, "version": VERSION},
         )
         proxy.black_hole()
-        checks = {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok"}
+        checks = {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok", "disk": "ok"}
         down = {"status": "degraded", "checks": checks, "version": VERSION}
         for path in ("/system/ready", "/system/health"):
             assert await get(client, path) == (503, down)
@@ -96,11 +96,11 @@ async def test_health_names_the_dependency_that_is_down(tmp_path: Path):
     async with opened(tmp_path) as door:
         assert await get(door.client, "/system/ready") == (
             200,
-            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok"}, "version": VERSION},
+            {"status": "ok", "checks": {"ledger": "ok", "objects": "ok", "disk": "ok"}, "version": VERSION},
         )
         (tmp_path / "door.db").rename(tmp_path / "away.db")
         status, answer = await get(door.client, "/system/ready")
-        assert (status, answer["checks"]) == (503, {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok"})
+        assert (status, answer["checks"]) == (503, {"ledger": "UPSTREAM_UNAVAILABLE", "objects": "ok", "disk": "ok"})
         assert (await get(door.client, "/system/live"))[0] == 200
         (tmp_path / "away.db").rename(tmp_path / "door.db")
 

@@ -49,6 +49,7 @@ from trellis.bus.topics import Topics
 from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.admin_acts import NewAct
+from trellis.engine.disk_room import require_room
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.jobs import Actor, JobId, NewJob
@@ -125,7 +126,17 @@ class Instance:
 
     def probes(self) -> dict[str, Callable[[], Awaitable[object]]]:
         """Returns a health check for each dependency. A check returns when the dependency answers."""
-        return {"ledger": self.ledger.ping, "objects": partial(self.objects.head, PROBE_KEY)}
+        probes: dict[str, Callable[[], Awaitable[object]]] = {
+            "ledger": self.ledger.ping,
+            "objects": partial(self.objects.head, PROBE_KEY),
+        }
+        if local_folders(self.places):
+            probes["disk"] = self._check_disks
+        return probes
+
+    async def _check_disks(self) -> None:
+        """Raises DiskFull. A disk of another machine may hang, so this waits in a thread."""
+        await asyncio.to_thread(require_room, local_folders(self.places))
 
     def wake_bus(self) -> None:
         """Wakes the bus schedulers because a job on a topic was submitted or can continue."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trellis.app.settings import BUILTIN, PREFIX, Settings
 from trellis.app.wiring import development_key_path
 from trellis.cli.invocation import sqlite_path
+from trellis.engine.disk_room import existing_above
 from trellis.engine.errors import ExtraMissing, KeyUnusable, TrellisError
 from trellis.engine.private_files import read_private
 from trellis.engine.records import Finding, FindingSeverity
@@ -56,8 +57,8 @@ def disk_findings(settings: Settings, url: str) -> list[Finding]:
         pass  # errors in them are reported by other checks
     by_device: dict[int, Finding] = {}
     for path in (one for one in paths if isinstance(one, Path)):
-        there = next((one for one in (path, *path.absolute().parents) if one.exists()), None)
-        if there is not None and (device := there.stat().st_dev) not in by_device:
+        there = existing_above(path)
+        if (device := there.stat().st_dev) not in by_device:
             usage = shutil.disk_usage(there)
             by_device[device] = disk_finding(str(there), free=usage.free, total=usage.total)
     return list(by_device.values())

@@ -6,10 +6,12 @@
 import json
 import re
 from collections.abc import Callable
+from types import UnionType
 from urllib.parse import parse_qsl, urlsplit
 
 from trellis.app.settings import PREFIX
 from trellis.engine.errors import (
+    DiskFull,
     ExtraMissing,
     IdempotencyMismatch,
     InputError,
@@ -47,7 +49,10 @@ _KEEP_AND_RESTORE = (
     "Stop every process of this ledger and keep its files; then restore the last backup that is whole, or make the jobs"
     " again from the recorded objects (`trellis rebuild --from objects`)."
 )
-_REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
+_MAKE_ROOM = (
+    "Nothing was lost: what was acknowledged is stored. `trellis alerts runbook disk-low` says what may be removed."
+)
+_REMEDIES: tuple[tuple[type[TrellisError] | UnionType, str], ...] = (
     (GatewayUnavailable, "Check the address (--gateway, TRELLIS_GATEWAY) and that `trellis up` runs there."),
     (TokenNotTaken, _ASK_FOR_RIGHTS.format("--role ROLE")),
     (JobNotFound, "`trellis jobs` lists what is there; --ledger or --data names another ledger."),
@@ -67,7 +72,7 @@ _REMEDIES: tuple[tuple[type[TrellisError], str], ...] = (
         "On SQLite check the owner and mode of the file and its folder; on PostgreSQL ask whoever runs the server.",
     ),
     (LedgerDamaged, _KEEP_AND_RESTORE),
-    (LedgerFull, "Nothing was lost: what was acknowledged is stored."),
+    (LedgerFull | DiskFull, _MAKE_ROOM),
     (OutcomeUnknown, "Look before you repeat: `trellis jobs`, or submit again with the same --key or --id."),
     (LedgerUnavailable, "Check that the address is right and the server runs."),
 )

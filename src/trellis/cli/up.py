@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -31,6 +31,7 @@ from trellis.cli.up_process import (
     run_together,
     stopped_by_signals,
 )
+from trellis.engine.disk_room import require_room
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.lease_runner import LeaseRunner
@@ -96,6 +97,7 @@ async def _up(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions) -> No
 async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, health: ProcessHealth) -> None:
     """Serve these roles, or all, once the ledger is available."""
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
+    _refuse_full_disk(cli)
     await refuse_lost_ledger(cli)
     make_folder(cli.url)
     ledger = await open_when_available(cli.url, part=process_part_name(wanted))
@@ -116,6 +118,14 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
 
         await serve_all(cli, wanted, stop, choices, health)
     cli.out.line("stopped")
+
+
+def _refuse_full_disk(cli: Cli) -> None:
+    """Raise DiskFull if a disk of the instance has no room: opening its parts would fail one by one, each in its way."""
+    from trellis.app.fleet import local_folders, storage_locations  # loads the object store
+
+    with suppress(SettingsInvalid, OSError):  # what opens the place says what is wrong with it
+        require_room(local_folders(storage_locations(cli.settings, cli.url)))
 
 
 async def _served_alone(cli: Cli, wanted: frozenset[str] | None, health: ProcessHealth) -> bool:

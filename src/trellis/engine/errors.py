@@ -42,6 +42,7 @@ TrellisError
 │   ├── LedgerDamaged
 │   ├── LedgerUnavailable
 │   └── OutcomeUnknown
+├── DiskFull                    a disk of the instance has no room for what it writes
 ├── ResourceFailed              a worker could not open a resource of its application
 ├── JobEnded                    the job has no result to wait for: it ended otherwise
 │   ├── JobFailed
@@ -307,7 +308,10 @@ class LedgerReadOnly(LedgerError):
 
 
 class LedgerFull(LedgerError):
-    """The ledger's disk is full; nothing of this call was written. Free space and try again."""
+    """The disk of {ledger} is full; nothing of this call was written. Free space and try again."""
+
+    def __init__(self, *, ledger: object = "the ledger") -> None:
+        super().__init__(ledger=ledger)
 
 
 class LedgerDamaged(LedgerError):
@@ -324,6 +328,13 @@ class OutcomeUnknown(LedgerError):
     """The ledger went away before it answered {verb} ({request}); ask again with the same id to learn what happened."""
 
     shown = None
+
+
+class DiskFull(TrellisError):
+    """The disk of {folder} is full: less than {needed_mib} MiB are free. Free space on it and try again."""
+
+    code = "UPSTREAM_UNAVAILABLE"
+    shown = "A disk is full; its operator has to make room."
 
 
 class JobEnded(TrellisError):

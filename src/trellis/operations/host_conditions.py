@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from trellis.engine.alerts import SUBJECT_CHARS_MAX, AlertScope
+from trellis.engine.disk_room import existing_above
 from trellis.engine.errors import TrellisError
 from trellis.engine.logs import log_of
 from trellis.engine.text import duration
@@ -69,7 +70,7 @@ class HostConditions:
         return self._checked(DISK_LOW, met, free_of, {str(folder) for folder in self.folders} - {*free_of})
 
     def _free(self, folder: Path) -> tuple[int, int]:
-        total, _, free = self.usage(_existing(folder))
+        total, _, free = self.usage(existing_above(folder))
         return total, free
 
     def _checked(self, name: str, met: list[ConditionMet], looked_at: Iterable[str], unread: Iterable[str]) -> Checked:
@@ -111,11 +112,6 @@ def _each(alert: str, reads: Mapping[str, Callable[[], ReadT]]) -> dict[str, Rea
         except (OSError, TrellisError) as error:
             _log.warning("condition_unknown", alert=alert, subject=name, error=str(error))
     return values
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
 
 
 def _certificate_end(setting: str, path: Path) -> datetime | None:

@@ -181,7 +181,7 @@ def _refuse_unwritable(path: Path) -> None:
 def to_ledger_error(error: apsw.Error, url: str, *, committing: bool = False) -> LedgerError:
     """The LedgerError for an error of the library."""
     if isinstance(error, apsw.FullError) or getattr(error, "extendedresult", 0) in _FULL_AT_IO:
-        ledger_error: LedgerError = LedgerFull()
+        ledger_error: LedgerError = LedgerFull(ledger=url.removeprefix(f"{SCHEME}/"))
     elif isinstance(error, apsw.ReadOnlyError):
         ledger_error = LedgerReadOnly(reason=str(error))
     elif isinstance(error, apsw.NotADBError):

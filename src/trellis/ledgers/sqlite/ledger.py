@@ -7,16 +7,15 @@ from datetime import datetime
 from functools import partial, wraps
 from itertools import count
 from pathlib import Path
-from shutil import disk_usage
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 from trellis.auth.principals import Verb, require
 from trellis.engine.admin_acts import NewAct, checked_act, this_node
+from trellis.engine.disk_room import has_room
 from trellis.engine.errors import LedgerDamaged, LedgerError, LedgerFull, LedgerUnavailable
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
-    PAYLOAD_BYTES_MAX,
     Actor,
     Advance,
     Mismatch,
@@ -71,12 +70,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 if TYPE_CHECKING:
     SqliteMethod: TypeAlias = Callable[Concatenate["SqliteLedger", P], CoroutineType[Any, Any, R]]
-
-ROOM_BYTES_MIN = 2 * PAYLOAD_BYTES_MAX
-"""The ledger counts as full with less free disk space than this.
-
-The longest payload is written to the log and then to the file.
-"""
 
 
 Size: TypeAlias = Callable[..., int | None]
@@ -420,8 +413,8 @@ class SqliteLedger:
             return
         if not path.exists():
             raise LedgerUnavailable(reason=f"there is no file {path} any more")
-        if disk_usage(path).free < ROOM_BYTES_MIN:
-            raise LedgerFull
+        if not has_room(path):
+            raise LedgerFull(ledger=path)
         damage = self.reader.damage or self.writer.damage
         if damage is not None:
             raise LedgerDamaged(**damage.data)
