@@ -1,6 +1,7 @@
 """`trellis rebuild`: one side of an instance is lost and comes back, as a person types it."""
 
 import asyncio
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,10 +11,13 @@ import pytest
 from tests.cli.conftest import Terminal, stored_rows
 from tests.cli.test_up import PATIENCE_S, up
 from tests.servers.ready_python import ready_python
+from tests.servers.seaweedfs import ACCESS_KEY, BUCKET, SECRET_KEY, SeaweedServer
+from tests.storage.conftest import seaweedfs
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings, read_settings
 from trellis.runs.projector import Projector
 
+__all__ = ["seaweedfs"]
 VIOLIN = "archivist-violin"
 
 
@@ -31,20 +35,26 @@ def lose_ledger(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def publish(url: str) -> None:
+    """Publish everything of the instance."""
+
+    async def publish_all() -> None:
+        async with open_instance(read_settings(os.environ, Path()), url) as instance:
+            (projector,) = (one for one in instance.services() if isinstance(one, Projector))
+            while (await projector.run_once()).events:
+                pass
+            await projector.release()
+
+    asyncio.run(publish_all())
+
+
 @pytest.fixture
 def used(local: Terminal) -> Terminal:
     """An instance with jobs of which everything is published."""
     local.submit("greet", '"world"', "--id", "first", "--key", "once")
     local.submit("greet", '"later"', "--delay", "1h")
 
-    async def publish() -> None:
-        async with open_instance(Settings.model_validate({}), local.url) as instance:
-            (projector,) = (one for one in instance.services() if isinstance(one, Projector))
-            while (await projector.run_once()).events:
-                pass
-            await projector.release()
-
-    asyncio.run(publish())
+    publish(local.url)
     return local
 
 
@@ -159,6 +169,24 @@ def test_migrate_says_that_the_new_ledger_is_beside_records_of_a_lost_one(used: 
     assert f"{tmp_path / 'objects'} has audit records of one that was lost" in " ".join(migrated.err.split())
     assert used("rebuild", "--from", "objects", "--json").record["jobs"] == 2
     assert "lost" not in used("migrate").err
+
+
+def test_up_refuses_an_empty_ledger_beside_the_records_of_a_lost_one_in_a_bucket(
+    local: Terminal, tmp_path: Path, seaweedfs: SeaweedServer, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TRELLIS_OBJECTS", seaweedfs.url("lost-ledger"))
+    local.submit("greet", '"world"', "--id", "first")
+    publish(local.url)
+    lose_ledger(tmp_path)
+    refused = local("up", "--roles", "sweeper")
+    assert (refused.code, refused.out) == (1, "")
+    assert f"s3://{BUCKET}/lost-ledger has audit records" in refused.err
+    assert "TRELLIS_OBJECTS to another bucket or prefix" in refused.err
+    assert not (tmp_path / "ledger.db").exists()
+    assert f"s3://{BUCKET}/lost-ledger has audit records of one that was lost" in " ".join(local("migrate").err.split())
+    assert local("rebuild", "--from", "objects", "--json").record["jobs"] == 1
 
 
 def test_up_makes_a_ledger_where_the_objects_were_moved_away_or_have_no_records(used: Terminal, tmp_path: Path):

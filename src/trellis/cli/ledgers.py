@@ -35,7 +35,7 @@ from trellis.app.wiring import (
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
-from trellis.cli.lost_ledger import records_of_lost_ledger
+from trellis.cli.lost_ledger import beginning_anew, records_of_lost_ledger
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.cli.problems import remedy_for, without_password
 from trellis.engine.errors import (
@@ -130,7 +130,9 @@ async def migrate(
     file = sqlite_path(cli.url)
     wanted = [] if file is None else [file, development_key_path(cli.url)]
     missing = [path for path in wanted if not path.exists()]
-    lost = await records_of_lost_ledger(cli)
+    lost = None
+    with suppress(TrellisError):  # only a note depends on it: a bucket that does not answer stops no migration
+        lost = await records_of_lost_ledger(cli)
     folder = make_folder(cli.url)
     await migrate_ledger(cli.url, by=cli.person, reason=reason)
     key = make_development_key(cli.url) if file is not None else None
@@ -152,7 +154,7 @@ async def migrate(
     if lost is not None:
         cli.out.note(
             f"this ledger is new, and {lost} has audit records of one that was lost: run"
-            f" `{cli.command('rebuild --from objects')}` before anything is submitted, or move {lost} away"
+            f" `{cli.command('rebuild --from objects')}` before anything is submitted, or {beginning_anew(lost)}"
         )
 
 
