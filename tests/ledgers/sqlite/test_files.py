@@ -306,6 +306,38 @@ async def test_a_damaged_file_fails_the_calls_that_meet_the_damage_and_no_other(
     assert findings["file"] == "error"
 
 
+async def test_a_process_that_met_damage_is_not_ready_until_it_is_restarted(damaged: SqliteLedger):
+    with pytest.raises(LedgerDamaged, match="malformed"):
+        [history async for history in damaged.histories()]
+    with pytest.raises(LedgerDamaged, match="restart this process when the ledger is restored"):
+        await damaged.ping()
+
+
+async def test_a_file_that_is_replaced_while_it_is_used_takes_no_write_and_is_not_ready(
+    ledger: SqliteLedger, path: Path
+):
+    await submit(ledger, 1)
+    used, away = path.parent / path.name, path.parent / "away.db"
+    used.rename(away)
+    await refuses_writes(ledger, "there is no file")
+    used.touch()
+    await refuses_writes(ledger, "was replaced by another file.*restart every process")
+    away.rename(used)
+    await ledger.ping()
+    assert len(await submit(ledger, 1)) == 1
+    assert await ledger.feed_end() == f"{2:016d}"
+
+
+async def refuses_writes(ledger: SqliteLedger, why: str) -> None:
+    assert ledger._file is not None
+    ledger._file._checked_at = float("-inf")  # the time between two checks has passed
+    with pytest.raises(LedgerUnavailable, match=why):
+        await ledger.ping()
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match=why):
+            await submit(ledger, 1)
+
+
 COUNT = "SELECT count(*) FROM trellis_submission NOT INDEXED WHERE length(payload) > 1"
 
 

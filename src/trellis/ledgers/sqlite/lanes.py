@@ -20,6 +20,7 @@ from trellis.engine.errors import LedgerError, OutcomeUnknown, Refused
 from trellis.engine.logs import log_of
 from trellis.ledgers.refusals import ledger_closed
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, HAS_ARRAYS, Database, spoils_transaction, to_ledger_error
+from trellis.ledgers.sqlite.ledger_file import LedgerFile
 from trellis.ledgers.sqlite.names import NameNumbers
 from trellis.ledgers.sqlite.plan import US
 from trellis.ledgers.sqlite.writer_queue import GIVE_WAY_S, POLL_S, WriterQueue
@@ -245,6 +246,7 @@ class SqliteLane:
         room: WriterQueue | None = None,
         on_wake: Callable[[], None] = lambda: None,
         on_events: Callable[[], None] = lambda: None,
+        file: LedgerFile | None = None,
     ) -> None:
         self._connection = connection
         self._db: Database = connection
@@ -254,6 +256,7 @@ class SqliteLane:
         self._names = NameNumbers(connection, node)
         self._on_wake = on_wake
         self._on_events = on_events
+        self._file = file
         self._room = room
         connection.set_busy_handler(self._wait_for_lock)
         if room is not None:
@@ -516,6 +519,11 @@ class SqliteLane:
         return apsw.SQLITE_OK
 
     def _write(self, batch: list[_LaneCall]) -> bool:
+        lost = None if self._file is None else self._file.problem()
+        if lost is not None:
+            for call in batch:
+                call.error = lost
+            return True
         if not self._commit(batch):
             return False
         self._count_commit()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 from trellis.auth.principals import Verb, require
 from trellis.engine.admin_acts import NewAct, checked_act, this_node
 from trellis.engine.disk_room import has_room
-from trellis.engine.errors import LedgerDamaged, LedgerError, LedgerFull, LedgerUnavailable
+from trellis.engine.errors import LedgerDamaged, LedgerError, LedgerFull
 from trellis.engine.jobs import (
     LEAST_URGENT_FIRST_EVERY,
     Actor,
@@ -61,6 +61,7 @@ from trellis.ledgers.sqlite import sweep as sweeps
 from trellis.ledgers.sqlite import turn as turns
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, SqliteTarget, connect, parse_url
 from trellis.ledgers.sqlite.lanes import IN_PLACE_ITEMS_MAX, SharedCall, SqliteLane, Transaction
+from trellis.ledgers.sqlite.ledger_file import LedgerFile
 from trellis.ledgers.sqlite.notifier import CommitWatch, SeenMarks, WorkNotifier
 from trellis.ledgers.sqlite.schema import prepare
 from trellis.ledgers.sqlite.submit import OuterConnection, submit_on
@@ -176,6 +177,7 @@ class SqliteLedger:
         except BaseException:
             connection.close()
             raise
+        self._file = None if target.path is None else LedgerFile(target.path)
         self.writer = SqliteLane(
             connection,
             url=self.url,
@@ -186,6 +188,7 @@ class SqliteLedger:
             room=None if target.path is None else WriterQueue(target.path, BUSY_TIMEOUT_S),
             on_wake=self._notifier.notify,
             on_events=self._events.notify,
+            file=self._file,
         )
         # A database in memory exists only in its one connection: reads use the writer's lane.
         self.reader = (
@@ -409,15 +412,14 @@ class SqliteLedger:
 
     async def ping(self) -> None:
         path = self._target.path
-        if path is None:
+        if self._file is None or path is None:
             return
-        if not path.exists():
-            raise LedgerUnavailable(reason=f"there is no file {path} any more")
+        self._file.check()
         if not has_room(path):
             raise LedgerFull(ledger=path)
         damage = self.reader.damage or self.writer.damage
-        if damage is not None:
-            raise LedgerDamaged(**damage.data)
+        if damage is not None:  # its pages may be in memory, also after the file was restored
+            raise LedgerDamaged(reason=f"{damage.data['reason']}; restart this process when the ledger is restored")
 
     async def now(self) -> datetime:
         return rows.moment(self.writer.now())
