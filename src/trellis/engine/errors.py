@@ -296,7 +296,7 @@ class LedgerNotMigrated(LedgerError):
 
 
 class LedgerNewer(LedgerNotMigrated):
-    """The ledger has schema version {found}, for programs of version {oldest} or later; this one is of {version}. Install a newer program."""
+    """A newer program brought the ledger to schema version {found}, and this program knows schema version {known}. Use the program that migrated the ledger, or any that knows schema version {oldest} or later; this one changed nothing."""
 
 
 class LedgerUpgraded(LedgerNotMigrated):

@@ -14,6 +14,7 @@ from tests.ledgers.sqlite.shell import Shell
 from trellis.engine.errors import (
     LedgerDamaged,
     LedgerFull,
+    LedgerNewer,
     LedgerNotMigrated,
     LedgerReadOnly,
     LedgerTooOld,
@@ -159,10 +160,14 @@ def remount(device: Path, option: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{option}", str(device)], check=True)
 
 
+NEWER = f"schema version {SCHEMA_VERSION + 1}, and this program knows schema version {SCHEMA_VERSION}. Use the program"
+
+
 async def test_a_newer_schema_is_not_touched(path: Path, shell: Shell):
     shell.db.execute("UPDATE trellis_meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION + 1,))
-    with pytest.raises(LedgerNotMigrated, match="newer program"):
-        await open_ledger(f"sqlite:///{path}")
+    for opening in (open_ledger, migrate):
+        with pytest.raises(LedgerNewer, match=NEWER):
+            await opening(f"sqlite:///{path}")
 
 
 @pytest.mark.parametrize("removed", ["DROP INDEX trellis_job_listed", "DROP TABLE trellis_dead_letter"])

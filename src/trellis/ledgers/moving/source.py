@@ -17,11 +17,11 @@ from typing import Any, LiteralString
 
 import apsw
 
-from trellis.engine.errors import LedgerNotMigrated, LedgerUnavailable, Refused
+from trellis.engine.errors import LedgerUnavailable, Refused
 from trellis.engine.private_files import open_beside
 from trellis.ledgers.moving.parts import SOURCE, UNKNOWN_ROLE, LedgerPart, MovedRow
 from trellis.ledgers.sqlite.connection import BUSY_TIMEOUT_S, Database, connect, parse_url, to_ledger_error
-from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
+from trellis.ledgers.sqlite.schema import check_version, stored_version
 
 PAGE_ROWS = 1_000
 PAGE_BYTES = 4 * 1024 * 1024
@@ -147,9 +147,7 @@ class SqliteSource:
 
     def check(self) -> None:
         """Raise unless this program can move the ledger."""
-        version = stored_version(self._database)
-        if version != SCHEMA_VERSION:
-            raise LedgerNotMigrated(found=version, needed=SCHEMA_VERSION, url=self.url)
+        check_version(self._database, self.url)
         if self._execute(SOURCE.rebuilding):
             raise MoveRefused(reason="a rebuild of this ledger is unfinished; let `trellis rebuild` end first")
 

@@ -152,7 +152,7 @@ async def _migrate(
     await connection.execute("set local search_path = trellis, pg_temp")
     before = await stored_version(connection)
     if before > schema_version():
-        raise LedgerNewer(found=before, oldest=before, version=schema_version())
+        raise LedgerNewer(found=before, oldest=before, known=schema_version())
     pending = list(sql_files("migrations"))[before:]
     if before and pending:
         await _lock_tables(connection, locked_tables([text for _, text in pending]))
@@ -225,7 +225,7 @@ async def plan_migration(url: str) -> MigrationPlan:
     try:
         before = await stored_version(connection)
         if before > schema_version():
-            raise LedgerNewer(found=before, oldest=before, version=schema_version())
+            raise LedgerNewer(found=before, oldest=before, known=schema_version())
         files_left = list(sql_files("migrations"))[before:]
         scanned = {name: {str(table) for table in _SCANS.findall(text)} for name, text in files_left}
         rows = await connection.fetch(
@@ -306,7 +306,7 @@ async def check_version(connection: PostgresConnection, url: str) -> None:
     if stored > needed:
         oldest = await connection.fetchval("select value from trellis.meta where name = 'oldest_program'")
         if oldest is None or int(oldest) > needed:
-            raise LedgerNewer(found=stored, oldest=oldest or stored, version=needed)
+            raise LedgerNewer(found=stored, oldest=oldest or stored, known=needed)
 
 
 def _constants() -> LiteralString:

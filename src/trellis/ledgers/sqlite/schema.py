@@ -7,7 +7,7 @@ from importlib import resources
 
 import apsw
 
-from trellis.engine.errors import LedgerNotMigrated
+from trellis.engine.errors import LedgerNewer, LedgerNotMigrated
 from trellis.engine.records import Finding, FindingSeverity
 from trellis.ledgers.migration import OPENED, MigratedBy, migrated_by, migration_act
 from trellis.ledgers.queries import NamedQueries
@@ -168,7 +168,7 @@ def prepare(connection: Database, url: str, *, by: MigratedBy | None = None) -> 
     try:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version = _apply(connection, url)
+            version = _apply(connection)
             load_contract(connection, url)
             connection.execute(_SCHEMA_QUERIES.nothing_is_restored)
             connection.execute(_SCHEMA_QUERIES.nobody_restores)
@@ -196,10 +196,22 @@ def stored_version(connection: Database) -> int:
     return rows[0][0] if rows else 0
 
 
-def _apply(connection: Database, url: str) -> int:
+def check_version(connection: Database, url: str = "URL") -> None:
+    """Raise LedgerNewer or LedgerNotMigrated unless the file has this program's schema."""
     version = stored_version(connection)
+    _refuse_newer(version)
+    if version < SCHEMA_VERSION:
+        raise LedgerNotMigrated(found=version, needed=SCHEMA_VERSION, url=url)
+
+
+def _refuse_newer(version: int) -> None:
     if version > SCHEMA_VERSION:
-        raise LedgerNotMigrated(found=f"{version} (made by a newer program)", needed=SCHEMA_VERSION, url=url)
+        raise LedgerNewer(found=version, oldest=version, known=SCHEMA_VERSION)
+
+
+def _apply(connection: Database) -> int:
+    version = stored_version(connection)
+    _refuse_newer(version)
     for number, sql in sorted(migrations().items()):
         if number > version:
             connection.execute(sql)

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 from trellis.engine.admin_acts import TYPE_OPTIONS, NewAct, this_node
-from trellis.engine.errors import JobNotFound, LedgerNotMigrated, OptionInvalid, QueueFull
+from trellis.engine.errors import JobNotFound, OptionInvalid, QueueFull
 from trellis.engine.jobs import (
     DECLARED,
     DECLARED_MAX,
@@ -57,7 +57,7 @@ from trellis.ledgers.sqlite.plan import (
     lifecycle_code,
     target_place,
 )
-from trellis.ledgers.sqlite.schema import SCHEMA_VERSION, stored_version
+from trellis.ledgers.sqlite.schema import check_version
 from trellis.ledgers.sqlite.steps import StepRuns, array, promote
 from trellis.ledgers.sqlite.unique_jobs import FreedKey, debounced_delay_us, free_key, take_key
 from trellis.lifecycles import BY_CODE, LIFECYCLES, Trigger
@@ -547,9 +547,7 @@ def submit_on(
     refuse_old_library(connection.execute("SELECT sqlite_version()").fetchall()[0][0])
     if not getattr(connection, "in_transaction", True):
         raise OptionInvalid(option="connection", value="not in a transaction", expected="begin one first")
-    version = stored_version(connection)
-    if version != SCHEMA_VERSION:
-        raise LedgerNotMigrated(found=version, needed=SCHEMA_VERSION)
+    check_version(connection)
     connection.execute("SAVEPOINT trellis_submit")
     submitted = False
     try:
