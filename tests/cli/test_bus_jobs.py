@@ -24,6 +24,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.restoration import GIVEN_BACK_PREFIX
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
+from trellis.operations import explain
 from trellis.storage.objects.open import open_objects
 from trellis.testing import FakeClock
 
@@ -497,3 +498,17 @@ def test_settings_of_the_bus_are_checked_and_secrets_not_repeated(local: Termina
         answer = local("jobs")
         assert (answer.code, told in answer.err, "hush" in answer.err) == (2, True, False), answer.err
         monkeypatch.delenv(name)
+
+
+def test_explain_of_a_job_on_a_topic_says_that_the_bus_cannot_be_reached(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(explain, "SERVICE_SLOW_S", -1.0)  # longer than any service takes
+    job_id = local.submit("--topic", "job.echo", "{}")
+    inside = local("job", "explain", job_id).out
+    monkeypatch.setenv("TRELLIS_BUS", "nats://user:hush@127.0.0.1:1")
+    outside = " ".join(local("job", "explain", job_id).out.split())
+    assert "The bus at nats://127.0.0.1:1 does not answer" in outside
+    assert "Start that server, or correct TRELLIS_BUS: until then jobs on topics wait, and none is lost." in outside
+    assert "hush" not in outside
+    assert "The bus at" not in inside

@@ -418,6 +418,10 @@ def test_a_ready_job_on_a_topic_says_that_its_worker_is_missing_before_it_blames
     assert "no worker has been heard on the bus lately, the safety kernel may not answer, no `trellis up`" in story(
         ready
     )
+    down = "The bus at nats://127.0.0.1:1 does not answer: Connection refused"
+    without_bus = story(ready, workers=(bus_worker("w-1", "job.echo"),), bus_problem=down)
+    assert f"{down}.\nStart that server, or correct TRELLIS_BUS" in without_bus
+    assert not any(word in without_bus for word in ("kernel", "no room", "None did"))
     silent = replace(bus_worker("w-1", "job.echo"), seen_at=NOW - timedelta(minutes=5))
     assert "no worker has been heard on the bus lately" in story(ready, workers=(silent, worker()))
     others = story(ready, workers=(bus_worker("w-1", "job.other"), bus_worker("w-2")))

@@ -47,6 +47,8 @@ class ApiContext:
     """Reads what jobs on topics point to. It needs less than an instance."""
     topics: "Callable[[], Topics]"
     """The configuration of topics, pools and tenants. Raises BusConfigInvalid."""
+    bus_problem: Callable[[], Awaitable[str | None]]
+    """Why the server of the bus cannot be reached now; None if it can be, or if there is none."""
     cancel_grace_s: float
     """How long a job may continue after a soft cancel, unless the call says otherwise."""
 

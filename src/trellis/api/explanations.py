@@ -15,11 +15,12 @@ from trellis.engine.jobs import JobId
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter, JobPlace
 from trellis.lifecycles import LIFECYCLES, Trigger
+from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.lifecycles.run import RUN
 from trellis.operations.agent_waits import stopped_agent, with_stopped_agent, with_wait
 from trellis.operations.dead_letters import letter_of
-from trellis.operations.explain import NAMES_MAX, JobExplanation, JobSurroundings, explain, waits_for_jobs
+from trellis.operations.explain import NAMES_MAX, JobExplanation, JobSurroundings, explain, waited_long, waits_for_jobs
 from trellis.runs.waits import open_wait
 from trellis.worker.requests import KEY_NAMESPACE
 
@@ -56,8 +57,11 @@ async def _surroundings(context: ApiContext, job: Job, events: Sequence[Event]) 
     holders = await _holders(ledger, job)
     limit = await ledger.key_limit(key) if key is not None and is_blocked else None
     queues = [queue for queue in await ledger.queues() if queue.type == job.type and queue.lifecycle == job.lifecycle]
+    now = await ledger.now()
+    wants_bus = job.lifecycle == BUS_JOB.name and job.place is not JobPlace.ENDED and waited_long(job, now) is not None
     return JobSurroundings(
-        now=await ledger.now(),
+        now=now,
+        bus_problem=await context.bus_problem() if wants_bus else None,
         queue=queues[0] if queues else None,
         workers=tuple(await ledger.workers()),
         key_holders=holders[:HOLDERS_MAX],

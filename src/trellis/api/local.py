@@ -152,6 +152,11 @@ async def open_local_api(
 
             return topics_of(settings)
 
+        async def unreachable_bus() -> str | None:
+            from trellis.app.fleet import bus_problem
+
+            return await bus_problem(settings)
+
         yield LocalApi(
             ApiContext(
                 ledger=ledger,
@@ -162,6 +167,7 @@ async def open_local_api(
                 instance=instance,
                 pointers=pointers,
                 topics=topics,
+                bus_problem=unreachable_bus,
                 cancel_grace_s=settings.cancel_grace_s,
             )
         )

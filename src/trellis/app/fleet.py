@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from trellis.app.settings import LOCAL_BUS, Settings
+from trellis.app.system import SystemClock, new_id
 from trellis.bus.pointers import Pointers, make_pointers
 from trellis.bus.port import Bus
 from trellis.bus.safety.kernel import PolicyKernel, SafetyKernel, open_kernel
@@ -18,11 +20,15 @@ from trellis.bus.submitter import BacklogLimit, BusSubmitter
 from trellis.bus.topics import FILE_NAME, Topics, read_topics
 from trellis.bus.wire import BusOptions, open_bus
 from trellis.engine.clock import Clock
-from trellis.engine.errors import SettingsInvalid
+from trellis.engine.errors import SettingsInvalid, TrellisError
+from trellis.engine.extras import Extra, extra_needed
 from trellis.storage.memory_place import SharedMemory, shared_prefix
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
 from trellis.storage.objects.store import ObjectStore
+
+if TYPE_CHECKING:  # a server of the bus needs an extra
+    from trellis.bus.wire.connection import NatsConnection
 
 OBJECTS_FOLDER = "objects"
 MEMORY_FOLDER = "memory.git"
@@ -97,6 +103,34 @@ async def open_settings_bus(
         yield bus
     finally:
         await bus.close()
+
+
+@asynccontextmanager
+async def bus_connection(settings: Settings, *, name: str) -> "AsyncGenerator[NatsConnection]":
+    """Connects to the server of the bus, for a look at it. Raises BusUnavailable and SettingsInvalid."""
+    with extra_needed(Extra.BUS, "A bus on NATS"):
+        from trellis.bus.wire.connection import NatsConnection, NatsOptions, servers_of
+    options = NatsOptions(
+        servers=servers_of(settings.bus), name=name, creds_file=settings.bus_creds_file, ca_file=settings.bus_ca_file
+    )
+    connection = NatsConnection(options, clock=SystemClock(), new_id=new_id)
+    try:
+        await connection.open()
+        connection.up()
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def bus_problem(settings: Settings) -> str | None:
+    """Why the server of the bus cannot be reached now; None if it can be, or if the bus is inside the process."""
+    if settings.bus == LOCAL_BUS:
+        return None
+    try:
+        async with bus_connection(settings, name="trellis-explain"):
+            return None
+    except TrellisError as error:
+        return str(error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

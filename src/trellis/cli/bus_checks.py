@@ -3,16 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from trellis.app.fleet import config_file, is_embedded, kernel_of, topics_of
+from trellis.app.fleet import bus_connection, config_file, is_embedded, kernel_of, topics_of
 from trellis.app.settings import LOCAL_BUS, Settings
-from trellis.app.system import SystemClock, elapsed_s, new_id
+from trellis.app.system import elapsed_s
 from trellis.bus.errors import BusUnavailable, KernelUnavailable, PointerGone
 from trellis.bus.pointers import REDIS, make_pointers
 from trellis.bus.safety.kernel import is_kernel_address
 from trellis.bus.safety.policy import read_policy_file
 from trellis.cli.problems import without_password
 from trellis.engine.errors import TrellisError
-from trellis.engine.extras import Extra, extra_needed
 from trellis.engine.records import Finding, FindingSeverity
 from trellis.engine.text import counted
 from trellis.operations.doctor import error_finding
@@ -70,25 +69,13 @@ async def _policy(settings: Settings, url: str) -> Finding:
 
 async def _server(settings: Settings) -> Finding:
     try:
-        with extra_needed(Extra.BUS, "A bus on NATS"):
-            from trellis.bus.wire.connection import NatsConnection, NatsOptions, servers_of
-        options = NatsOptions(
-            servers=servers_of(settings.bus),
-            name="trellis-doctor",
-            creds_file=settings.bus_creds_file,
-            ca_file=settings.bus_ca_file,
-        )
-        connection = NatsConnection(options, clock=SystemClock(), new_id=new_id)
-        try:
-            await connection.open()
+        async with bus_connection(settings, name="trellis-doctor") as connection:
             kept = await _keeps(connection.up().client)
-        finally:
-            await connection.close()
     except BusUnavailable as error:
         return error_finding("bus", str(error), "start the server; until then jobs wait, and none is lost")
     except TrellisError as error:
         return error_finding("bus", str(error), "correct the setting")
-    detail = f"{options.shown} answers, " + ("with JetStream" if kept else "without JetStream")
+    detail = f"{connection.options.shown} answers, " + ("with JetStream" if kept else "without JetStream")
     if kept:
         return Finding(check="bus", severity=FindingSeverity.OK, detail=detail)
     remedy = "start nats-server with -js: without it a packet that comes while no scheduler listens is lost"

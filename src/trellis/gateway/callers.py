@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Security
@@ -10,6 +11,7 @@ from fastapi.responses import Response
 
 from trellis.api.context import ApiContext
 from trellis.api.local import LocalApi
+from trellis.app.fleet import bus_problem
 from trellis.app.instance import Instance
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import within_agent
@@ -170,6 +172,7 @@ def api_for(instance: Instance, caller: Caller) -> LocalApi:
             instance=opened,
             pointers=pointers,
             topics=lambda: instance.topics,
+            bus_problem=partial(bus_problem, instance.settings),
             cancel_grace_s=instance.settings.cancel_grace_s,
         )
     )

@@ -171,6 +171,8 @@ class JobSurroundings:
     key_name: str | None = None
     """The concurrency key as it was given, without what the ledger puts before it."""
     letter: DeadLetter | None = None
+    bus_problem: str | None = None
+    """Why the bus cannot be reached, for a job on a topic that has waited long."""
     open_children: tuple[Job, ...] = ()
     """The first children that have not ended, of a job that waits for children or for its batch."""
 
@@ -195,7 +197,7 @@ def explain(job: Job, events: tuple[Event, ...], around: JobSurroundings) -> Job
     last = events[-1] if events else None
     return JobExplanation(
         where=tuple(_where(job, state, last, around)),
-        why=(*_why(job, state, last, around), *why_sentences(job, events)),
+        why=(*_bus_down(around), *_why(job, state, last, around), *why_sentences(job, events)),
         next=tuple(_next(job, lifecycle, state, last, around)),
         you_can=(*possible_actions(job, events), *_you_can(job, lifecycle, state, last, around)),
         traceback=last_traceback(events),
@@ -531,7 +533,7 @@ def _why_not_moved(job: Job, last: Event | None, now: datetime) -> Iterator[str]
         yield "No timer moves it: a person decides."
     else:
         yield f"The {who} of a `trellis up` moves it on within a moment."
-        if (waited := _waited_long(job, now)) is not None:
+        if (waited := waited_long(job, now)) is not None:
             yield f"None did for {waited}: no `trellis up` with role {who} runs on this ledger."
 
 
@@ -543,10 +545,16 @@ def _open_children(children: Sequence[Job]) -> Iterator[str]:
         yield f"Of its children, {', '.join(named)}{more} {'has' if len(children) == 1 else 'have'} not ended."
 
 
-def _waited_long(job: Job, now: datetime) -> str | None:
+def waited_long(job: Job, now: datetime) -> str | None:
     """Returns how long a job has been in its state, if longer than a running service would take."""
     waited_s = (now - job.updated_at).total_seconds()
     return duration(waited_s) if waited_s > SERVICE_SLOW_S else None
+
+
+def _bus_down(around: JobSurroundings) -> Iterator[str]:
+    if around.bus_problem is not None:
+        yield f"{around.bus_problem.rstrip('.')}."
+        yield "Start that server, or correct TRELLIS_BUS: until then jobs on topics wait, and none is lost."
 
 
 def _dead_letter(letter: DeadLetter, note: str) -> Iterator[str]:
@@ -566,7 +574,7 @@ def _why_not_taken(job: Job, around: JobSurroundings) -> Iterator[str]:
         return
     if (taker := _taker(job)) is not None:
         yield f"The {taker} of a `trellis up` takes it when it has room."
-        if (waited := _waited_long(job, around.now)) is not None:
+        if around.bus_problem is None and (waited := waited_long(job, around.now)) is not None:
             alive = {
                 worker.name: worker_info(worker) for worker in around.workers or () if is_alive(worker, around.now)
             }
