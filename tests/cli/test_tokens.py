@@ -231,6 +231,19 @@ def test_a_token_without_a_right_reads_nothing_of_agents_on_a_ledger(local: Term
         assert (refused.code, f"rule {rule}" in refused.err) == (1, True), (command, refused.err)
 
 
+def test_a_submitter_that_requeues_all_dead_letters_is_told_that_it_may_not(
+    local: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    token = local("token", "issue", "--role", "submitter", "--sub", "ada").out.strip()
+    assert "nothing was requeued" in local("dlq", "requeue", "--all", "--yes").out
+    monkeypatch.setenv("TRELLIS_TOKEN", token)
+    for options in ((), ("--json",)):
+        refused = local("dlq", "requeue", "--all", "--yes", *options)
+        assert (refused.code, refused.out) == (1, "")
+        assert "the token of ada gives submitter" in refused.err
+    assert local("dlq", "requeue", "--all", "--dry-run").code == 0
+
+
 @pytest.mark.requirement("D62", "DJ-12")
 def test_a_submitter_sees_the_ends_of_its_own_jobs_only(
     local: Terminal, work: Callable[[str], None], monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,10 @@ class LocalDeadLetters:
         """The traceback of the job's last failure. Over HTTP it is in the data of the job's events."""
         return last_traceback(await self._context.ledger.events(JobId(job_id)))
 
+    def check_requeue(self) -> None:
+        """Raise NotAllowed unless the caller may requeue. A caller that sees no letters may not be one that may."""
+        self._context.permit("jobs.requeue")
+
     async def requeue(
         self, job_ids: Sequence[str], *, reason: str | None = None, idempotency_key: str | None = None
     ) -> Requeued:

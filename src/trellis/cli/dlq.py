@@ -138,6 +138,8 @@ async def requeue(
         if filtered:
             letters = (await api.dead_letters.list(**where, limit=wanted)).items
             chosen = [letter.job_id for letter in reversed(letters)]
+        if not (dry_run or chosen) and isinstance(api, LocalApi):  # a gateway refuses the list
+            api.dead_letters.check_requeue()
         if not (dry_run or chosen or cli.out.as_json):
             types = [] if type_ is None else [one.type for one in (await api.dead_letters.list(limit=wanted)).items]
             cli.out.line(f"No dead letter is like that: nothing was requeued.{values.other_type(type_ or '', types)}")
