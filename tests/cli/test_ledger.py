@@ -124,6 +124,18 @@ def test_an_address_that_is_none_is_a_mistake_of_the_caller(local: Terminal, add
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.parametrize("password", ["ge@heim", "ge/heim", "ge#heim", "ge?heim", "ge[heim"])
+@pytest.mark.parametrize("arguments", [["jobs"], ["migrate"], ["doctor", "--json"], ["doctor", "--settings"]])
+def test_a_password_that_must_be_encoded_is_named_as_the_mistake_and_not_printed(
+    local: Terminal, password: str, arguments: list[str]
+):
+    answer = local(*arguments, ledger=f"postgresql://ada:{password}@127.0.0.1:1/db")
+    assert "heim" not in answer.out + answer.err
+    assert "Traceback" not in answer.err
+    if "--settings" not in arguments:
+        assert "write @ as %40, : as %3A, / as %2F" in answer.out + answer.err
+
+
 def test_a_file_that_is_no_database_is_left_as_it_is(local: Terminal, tmp_path: Path):
     note = tmp_path / "note.txt"
     note.write_text("a shopping list, and not a short one either\n" * 40)

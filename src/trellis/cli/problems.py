@@ -30,6 +30,7 @@ from trellis.engine.errors import (
     SettingsInvalid,
     TrellisError,
 )
+from trellis.engine.text import masked_url
 from trellis.http.errors import Forbidden, GatewayRefused, GatewayUnavailable, TokenNotTaken
 
 NOT_JSON = "it is not JSON"
@@ -163,6 +164,8 @@ def _example(type_: str) -> str:
 
 def without_password(text: str, url: str | None) -> str:
     """The text with the ledger's password masked, because errors end up in terminals, logs and tickets."""
+    if url:
+        text = text.replace(url, masked_url(url))
     try:
         parts = urlsplit(url or "")
         password, query = parts.password, dict(parse_qsl(parts.query))

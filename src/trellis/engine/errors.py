@@ -59,7 +59,7 @@ import shlex
 from enum import Enum, StrEnum
 from typing import ClassVar
 
-from trellis.engine.text import without_secrets
+from trellis.engine.text import masked_url
 
 
 class TrellisError(Exception):
@@ -252,7 +252,7 @@ class LedgerError(TrellisError):
 
 def _without_password(url: object) -> str:
     """A ledger's address with its password masked: errors are logged."""
-    return without_secrets(str(url))
+    return masked_url(str(url))
 
 
 def _typed(url: object) -> str:

@@ -24,6 +24,14 @@ def without_secrets(text: str) -> str:
     return _NAMED_SECRET.sub(_masked, text)
 
 
+def masked_url(url: str) -> str:
+    """The address with its password masked, also where the password has an @, / or # that should have been encoded."""
+    scheme, _, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    return without_secrets(f"{scheme}://{user}:***@{place}" if at and colon else url)
+
+
 def _masked(match: re.Match[str]) -> str:
     name, _, before_quote, quote, equals, colon = match.groups()
     return f"{name}{before_quote or ''}{quote or ''}{equals or ''}{colon or ''}***"

@@ -210,15 +210,24 @@ DAMAGED_ERRORS: tuple[type[Exception], ...] = (asyncpg.DataCorruptedError, async
 """The server's files are damaged. A repeated call meets that again."""
 
 
+UNENCODED = (
+    "in its user name or password write @ as %40, : as %3A, / as %2F, # as %23, ? as %3F, [ as %5B and % as %25, and its"
+    " port as a number"
+)
+"""Why an address cannot be read. Nobody knows where its password ends, so none of it is quoted."""
+
+
 def check_url(url: str) -> None:
     """Refuse an invalid address before connecting."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:  # it would quote a piece of the password
+        raise LedgerUrlInvalid(url=url, reason=UNENCODED if "@" in url else str(error)) from None
     if parts.scheme not in {"postgresql", "postgres"}:
         raise LedgerUrlInvalid(url=url, reason=f"scheme {parts.scheme!r} is not postgresql")
-    try:
-        _ = parts.port
-    except ValueError as error:
-        raise LedgerUrlInvalid(url=url, reason=str(error)) from error
+    if parts.netloc.count("@") > 1:
+        raise LedgerUrlInvalid(url=url, reason=UNENCODED)
 
 
 async def connect(
