@@ -17,7 +17,7 @@ from trellis.gateway import GatewayOptions, create_app
 from trellis.lifecycles import Role
 
 KEY = symmetric_key(b"for tests of the door: 32 bytes.", issuer="tests")
-QUICK = GatewayOptions(requests_per_second=1e6, burst=1_000_000)
+QUICK = GatewayOptions(requests_per_second=1e6, burst=1_000_000, read_s=60.0)
 
 
 @dataclass(frozen=True, kw_only=True)

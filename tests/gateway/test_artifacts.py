@@ -172,8 +172,9 @@ async def test_an_artifact_of_nearly_ten_mebibytes_is_taken_and_one_byte_more_th
     assert answer.status_code == 201, answer.text
     staged = answer.json()
     assert await complete(gateway.instance.ledger, gateway.instance.artifacts, lease, staged["artifact_id"])
-    document = (await gateway.client("owner").get(f"/artifacts/{staged['artifact_id']}")).json()
-    assert len(document["content"]["sections"]) == 52
+    answer = await gateway.client("owner").get(f"/artifacts/{staged['artifact_id']}")
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["content"]["sections"]) == 52
 
 
 async def test_the_brief_with_the_most_values_that_a_model_allows_passes_the_bounds_of_a_body(gateway: Gateway):
