@@ -264,7 +264,9 @@ def test_sweep_says_what_it_did(trellis: Terminal):
     assert set(record.values()) == {0}
 
 
-def test_sweep_says_that_leases_were_extended(local: Terminal, held, tmp_path: Path):
+def test_sweep_says_and_logs_that_leases_were_extended(
+    local: Terminal, held, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     local.submit("double", "1")
     held(local.url)
     local("sweep")
@@ -275,6 +277,7 @@ def test_sweep_says_that_leases_were_extended(local: Terminal, held, tmp_path: P
     raw.execute("UPDATE trellis_meta SET value = value - 60000000 WHERE key = 'sweep_tick'")
     raw.close()
     assert local("sweep").out == "1 lease extended (nobody swept for a while)\n"
+    assert "leases_extended jobs=1 reason='no sweep had run for more than half a lease'" in caplog.text
 
 
 def test_every_count_of_a_sweep_has_words():

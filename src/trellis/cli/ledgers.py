@@ -52,6 +52,7 @@ from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.private_files import is_open_to_others
 from trellis.engine.records import Finding, FindingSeverity, JobFilter, SubscriberRecord, SweepOptions
+from trellis.engine.service import Sweeper
 from trellis.engine.text import counted, duration
 from trellis.engine.verify import VerifyProgress, VerifyViolation, verify
 from trellis.ledgers import migrate as migrate_ledger
@@ -265,7 +266,9 @@ async def sweep(cli: Cli) -> None:
     cli.require(Role.SWEEPER, Role.CONTROL_PLANE, action="sweep")
     async with cli.open() as ledger:
         options = SweepOptions(elect=False, windows_s=cli.settings.windows_s)
-        report = await ledger.sweep(Actor(role=Role.SWEEPER, name=cli.person), options)
+        report = await Sweeper(
+            ledger=ledger, actor=Actor(role=Role.SWEEPER, name=cli.person), options=options
+        ).run_once()
     record = {name: value for name, value in as_record(report).items() if name not in {"elected", "next_due_s"}}
     if cli.out.as_json:
         cli.out.record(record)
