@@ -91,6 +91,23 @@ def test_submit_warns_at_a_terminal_where_only_a_worker_on_the_bus_serves_the_ty
     assert "no living worker" not in local("submit", "job.echo", "2").err
 
 
+def test_jobs_notes_the_types_that_no_living_worker_serves(trellis: Terminal):
+    async def beat(name: str, info: bytes) -> None:
+        ledger = await open_ledger(trellis.url)
+        await ledger.heartbeat_worker(Actor(role=Role.WORKER, name=name), info)
+        await ledger.close()
+
+    trellis.submit("gret")
+    trellis.submit("greet", "--id", "served")
+    asyncio.run(beat("w-1", b'{"types": ["greet"]}'))
+    assert trellis("jobs").err == "no living worker serves gret; perhaps you mean greet\n"
+    assert trellis("jobs", "--json").err == ""
+    assert trellis("jobs", "--type", "greet").err == ""
+    assert trellis("job", "cancel", "--hard", "served").code == 0
+    asyncio.run(beat("w-1", b'{"types": ["gret"]}'))
+    assert trellis("jobs").err == ""
+
+
 def test_the_payload_comes_from_a_file_or_standard_input(local: Terminal, tmp_path: Path):
     (tmp_path / "body.json").write_text('{"from": "file"}')
     by_file = local.submit("a", "@body.json")

@@ -15,6 +15,7 @@ from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_ev
 from trellis.cli.invocation import Cli, is_local
 from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
 from trellis.cli.places import PROGRAM
+from trellis.cli.unserved import note_unserved_jobs
 from trellis.engine.attempts import attempts_made, has_attempts
 from trellis.engine.dead_letters import OPERATOR_REASON_CODES
 from trellis.engine.errors import InvalidTransition, OptionInvalid, PayloadInvalid
@@ -137,8 +138,9 @@ async def list_jobs(  # noqa: PLR0917 - the options of one command
         hint = ""
         if type_ is not None and not (jobs or ids or cli.out.as_json):
             hint = values.other_type(type_, [job.type for job in (await api.jobs.list(limit=PAGE_MAX)).items])
-    if not ids and not cli.out.as_json:
-        cli.out.listing(jobs, _columns(now, waits), empty=f"No job is like that.{hint}")
+        if not ids and not cli.out.as_json:
+            cli.out.listing(jobs, _columns(now, waits), empty=f"No job is like that.{hint}")
+            await note_unserved_jobs(cli, api, jobs)
     if cursor is not None:
         cli.out.note(f"there are more: --cursor {cursor}")
 

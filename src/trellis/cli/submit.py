@@ -21,10 +21,8 @@ from trellis.cli.queue_jobs import (
     is_queue_job,
     submit_queue_job,
 )
+from trellis.cli.unserved import note_unserved_submit
 from trellis.client import JobHandle, Trellis
-from trellis.engine.ledger import Ledger
-from trellis.lifecycles.bus_job import BUS_JOB
-from trellis.operations.explain import is_alive, types_taken
 from trellis.worker.requests import SubmitSettings
 
 if TYPE_CHECKING:  # HTTP is imported only when it is used
@@ -257,18 +255,6 @@ async def _finish_here(
         job_id=job.job_id, lifecycle=job.lifecycle, status=job.state, created=handle.created, replaced=handle.replaced
     )
     code = await finish(cli, LedgerWatch(cli, trellis), submitted, wait_s)
-    if wait_s is None and handle.created and type_ is not None and cli.out.console.is_terminal:
-        await _warn_if_unserved(cli, trellis.ledger, type_, job.lifecycle)
+    if wait_s is None and handle.created and type_ is not None and cli.out.errors.is_terminal:
+        await note_unserved_submit(cli, trellis.ledger, type_, job.lifecycle)
     return code
-
-
-async def _warn_if_unserved(cli: Cli, ledger: Ledger, type_: str, lifecycle: str) -> None:
-    """Warn if no living worker serves the type: a mistyped type would wait forever."""
-    now = await ledger.now()
-    alive = [worker for worker in await ledger.workers() if is_alive(worker, now)]
-    served = {one for worker in alive for one in types_taken(worker, lifecycle)}
-    if type_ not in served:
-        hint = values.did_you_mean(type_, served) or ": the job waits until one does (`trellis worker MODULE:APP`)"
-        if any(type_ in types_taken(worker, BUS_JOB.name) for worker in alive):
-            hint += f"; on the bus one serves the topic (`trellis submit --topic {type_}`)"
-        cli.out.note(f"no living worker serves {type_}{hint}")
