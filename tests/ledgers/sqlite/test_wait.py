@@ -104,11 +104,11 @@ async def test_a_wait_after_a_claim_that_took_all_reads_nothing(
     other = await reopen()
     await ledger.wait_for_events(ledger.events_mark(), 0.05)
     await submit_elsewhere(ledger, other)
-    reads: list[object] = []
-    monkeypatch.setattr(ledger, "_any_ready", reads.append)
+    looks: list[object] = []
+    monkeypatch.setattr(reads, "any_ready", lambda _, types: looks.append(types))
     assert len(await claim(ledger, 2)) == 1
     await ledger.wait_for_work(("work",), 0.001)
-    assert reads == []
+    assert looks == []
 
 
 async def test_without_work_the_wait_ends_by_itself(ledger: SqliteLedger):
