@@ -15,6 +15,7 @@ import pytest
 from tests.runs.conftest import Stand
 from tests.runs.tampering import ObjectTampering, SqliteTampering, keys
 from tests.runs.test_audit_segments import WORKER, work
+from tests.runs.test_projector import Traced
 from tests.runs.test_rebuild import ADMIN
 from trellis.documents import audit_chain, audit_verification, ids
 from trellis.documents.audit_chain import AuditSealer, ChainBlock, SealedRecord, SealOptions
@@ -28,7 +29,7 @@ from trellis.engine.subscription import PROJECTOR
 from trellis.engine.verify import verify
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role
-from trellis.runs.projector import Projector, ProjectorOptions
+from trellis.runs.projector import NO_JOB, Projector, ProjectorOptions
 from trellis.runs.rebuild import rebuild_ledger, rebuild_objects
 from trellis.storage.objects.canonical_json import encode
 from trellis.storage.objects.open import open_objects
@@ -493,6 +494,34 @@ async def test_a_forged_next_block_is_not_taken_over(world: World):
     report = await audited(stand.ledger, objects)
     detail = f"block {forged.number} differs from what the ledger has not sealed yet"
     assert [(one.key, one.detail) for one in report.violations] == [(ids.block_key("", forged.number), detail)]
+
+
+@pytest.mark.requirement("OBS-1")
+async def test_a_block_in_the_way_raises_an_alert_until_it_is_gone_and_is_looked_at_once_in_a_while(world: World):
+    stand, objects = Stand(await world.ledger(), world.clock), await world.objects()
+    traced = Traced(objects)
+    projector = sealing_projector(stand.ledger, traced, world.clock)  # type: ignore[arg-type]
+    key = ids.block_key("", 2)
+    await work(stand, 2)
+    await publish(projector)
+    await objects.put(key, b"left by a ledger that was set back")
+    await work(stand, 1, type_="more")
+    for _ in range(4):
+        world.clock.advance(10.0)
+        await projector.run_once()
+    alert = ids.alert_key(NO_JOB)
+    stored = await objects.get(alert)
+    assert stored is not None
+    assert json.loads(stored.body)["key"] == key
+    traced.tried.clear()
+    for _ in range(20):
+        await projector.run_once()
+    assert traced.tried.count(key) == 0, "nothing is asked of the store in every pass"
+    await objects.delete(key)
+    world.clock.advance(5.0)
+    await projector.run_once()
+    assert await objects.get(alert) is None
+    assert (await audited(stand.ledger, objects)).ok
 
 
 @pytest.mark.requirement("OBS-1", "D57")

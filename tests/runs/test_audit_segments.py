@@ -5,6 +5,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,78 @@ async def test_an_event_whose_segments_name_is_taken_gets_an_object_of_its_own(p
     await rebuild_objects(press.stand.ledger, press.store, Actor(role=Role.CONTROL_PLANE, name="admin"))
     assert len(await press.folder()) == 2, "its record is not made twice, and no alert is left"
     await recorded_once(press.stand, press.store)
+
+
+@pytest.fixture
+async def either_press(either_url: str, tmp_path: Path) -> AsyncGenerator[Press]:
+    """On a ledger of each kind."""
+    clock = FakeClock()
+    ledger = await open_ledger(either_url)
+    objects = await open_objects(f"file://{tmp_path / 'objects'}")
+    yield Press(Stand(ledger, clock), objects)
+    await objects.close()
+    await ledger.close()
+
+
+async def _write_before_the_ledger_was_set_back(press: Press, *lost: JobId) -> str:
+    """A segment with everything that the ledger has, and then the first events of these jobs. Returns its key."""
+    known = await press.stand.ledger.recorded(await all_events(press.stand))
+    of_lost = [
+        replace(known[0], event=replace(known[0].event, id=f"{job_id}-1", job_id=job_id, cause="lost"))
+        for job_id in lost
+    ]
+    key = ids.segment_key(known[0].event.ts, known[0].event.id)
+    await press.store.put(key, b"".join(audit.to_line(one) + b"\n" for one in (*known, *of_lost)))
+    return key
+
+
+@pytest.mark.requirement("D35", "OBS-1")
+async def test_a_projector_goes_on_and_tells_where_a_segment_has_events_that_its_ledger_lost(
+    either_press: Press, caplog: pytest.LogCaptureFixture
+):
+    """The ledger was set back: a dump was restored, or a standby took over that lacked the last commits."""
+    press = either_press
+    await work(press.stand, 2)
+    key = await _write_before_the_ledger_was_set_back(press, JobId("lost-a"), JobId("lost-b"))
+    projector = press.projector()
+    projector.options = ProjectorOptions(segment_s=0.0)
+    for _ in range(3):
+        await projector.run_once()
+    assert projector._recorder.segments.settled
+    assert projector._stored_up_to == projector._events_up_to, "it does not stay behind"
+    alert = json.loads((await press.folder())[ids.alert_key(JobId("lost-a"))])
+    assert (alert["key"], alert["version"]) == (key, 1)
+    assert [one.getMessage() for one in caplog.records if "segment_of_lost_events" in one.getMessage()]
+    await work(press.stand, 1)
+    await press.all(projector)
+    await projector.release()
+    _, shared = await record(press.store)
+    assert sorted(map(len, shared.values())) == [4, 10]
+    await press.store.delete(key)
+    await rebuild_objects(press.stand.ledger, press.store, Actor(role=Role.CONTROL_PLANE, name="admin"))
+    await recorded_once(press.stand, press.store)
+    assert not [one for one in await press.folder() if one.startswith(ids.ALERT_FOLDER)]
+
+
+@pytest.mark.requirement("D35", "OBS-1")
+async def test_an_event_with_the_id_of_a_lost_one_is_recorded(either_press: Press):
+    """Its id is given out again after the ledger was set back."""
+    press = either_press
+    await work(press.stand, 1)
+    again = JobId("again")
+    key = await _write_before_the_ledger_was_set_back(press, again)
+    await press.stand.ledger.submit(SUBMITTER, [NewJob(job_id=again, type="work")])
+    projector = press.projector()
+    projector.options = ProjectorOptions(segment_s=0.0)
+    for _ in range(3):
+        await projector.run_once()
+    assert projector._recorder.segments.settled
+    (event,) = [one for one in await all_events(press.stand) if one.job_id == again]
+    (known,) = await press.stand.ledger.recorded([event])
+    found = await press.folder()
+    own = [body for name, body in found.items() if name != key and name.endswith(audit_log.SUFFIX)]
+    assert own == [audit.to_line(known) + b"\n"]
+    assert json.loads(found[ids.alert_key(again)])["key"] == key
 
 
 @pytest.mark.requirement("OBS-1")

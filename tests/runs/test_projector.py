@@ -41,6 +41,7 @@ class Traced:
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
+        self.tried: list[str] = []
         self.writes: list[str] = []
         self.bodies: list[bytes] = []
         self.down = 0
@@ -54,6 +55,7 @@ class Traced:
         return await self._objects.get(key)
 
     async def put(self, key: str, body: bytes, *, when: PutCondition = OVERWRITE) -> PutStored | PutRefused:
+        self.tried.append(key)
         if self.down:
             self.down -= 1
             raise StoreUnavailable(verb="put", key=key, reason="503")

@@ -63,7 +63,7 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 from trellis.operations.doctor import (
     FOLLOWER_BEHIND_S,
     QUEUE_STATES,
-    aside_finding,
+    aside_findings,
     behind_s,
     clock_finding,
     driving_findings,
@@ -593,7 +593,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
     finally:
         await objects.close()
     names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]
-    return [store_finding(objects.url, None), aside_finding(names, LETTERS_COUNTED), *memory, *models]
+    return [store_finding(objects.url, None), *aside_findings(names, LETTERS_COUNTED), *memory, *models]
 
 
 async def _shared_memory(settings: Settings, url: str, objects: "ObjectStore") -> list[Finding]:

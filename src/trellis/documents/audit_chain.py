@@ -212,7 +212,11 @@ class AuditSealer:
             self._due_at = self.clock.monotonic() + self.options.seal_s
         if not at_once and self.clock.monotonic() < self._due_at:
             return 0
-        return await self._seal_block(up_to)
+        try:
+            return await self._seal_block(up_to)
+        except DocumentDiffers:
+            self._due_at = self.clock.monotonic() + self.options.seal_s  # looked at again, but not in every pass
+            raise
 
     async def seal_before_end(self, up_to: str | None) -> None:
         """Seal what is published, without waiting for more, for at most `final_s`. The next process seals the rest."""

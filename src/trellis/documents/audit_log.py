@@ -28,6 +28,10 @@ from trellis.storage.objects.store import ObjectStore, StoreError
 # writer that finds the name taken takes over the content of that segment and continues behind it. If the object of that
 # name is something else, the first event gets a separate object.
 #
+# A ledger that was set back (a restored dump, a failover to a standby that lacked the last commits) meets segments with
+# events that it lost. It never reaches those, and may give their ids to other events. So an event counts as recorded
+# only with the same line, and what the end of the feed has not brought is no longer waited for.
+#
 # A feed position may be stored only when the writer is `settled`: everything before the position is in a segment, and
 # no segment reaches beyond it.
 
@@ -48,6 +52,8 @@ class SegmentLine:
 
 OnConflict = Callable[[str, SegmentLine], Awaitable[None]]
 """Called with the key of a conflicting object and the line that should have been first in it."""
+OnForeign = Callable[[str, str], Awaitable[None]]
+"""Called with the key of a segment and the id of the first event in it that the ledger does not have like that."""
 
 
 def line_of(record: RecordedEvent) -> SegmentLine:
@@ -60,11 +66,17 @@ class SegmentWriter:
     `create` writes bytes if the key is free, and returns what is stored there.
     """
 
-    def __init__(self, create: Callable[[str, bytes], Awaitable[bytes]], aside: OnConflict) -> None:
+    def __init__(
+        self, create: Callable[[str, bytes], Awaitable[bytes]], aside: OnConflict, tell_foreign: OnForeign
+    ) -> None:
         self._create = create
         self._aside = aside
+        self._tell_foreign = tell_foreign
         self._days: dict[date, deque[SegmentLine]] = {}
-        self._ahead: set[str] = set()
+        self._ahead: dict[str, tuple[str, bytes]] = {}
+        """By event id the key and the line of events in another writer's segment that the feed has not reached yet."""
+        self._foreign: dict[str, str] = {}
+        """By key of a segment an event in it that the ledger has not, or otherwise. Not told yet."""
         self.waiting = 0
         self.bytes_waiting = 0
 
@@ -78,15 +90,13 @@ class SegmentWriter:
         """Whether enough lines wait for a full segment."""
         return self.waiting >= EVENTS_MAX or self.bytes_waiting >= BYTES_MAX
 
-    def is_recorded(self, event_id: str) -> bool:
-        """Whether another writer's segment has this event. Call it once per event, in feed order."""
-        if event_id not in self._ahead:
-            return False
-        self._ahead.discard(event_id)
-        return True
-
     def add(self, line: SegmentLine) -> None:
-        """Queue a line. Lines are added in feed order."""
+        """Queue a line, unless another writer's segment has it. Lines are added once each, in feed order."""
+        key, there = self._ahead.pop(line.event_id, ("", b""))
+        if _is_record_of(there, line):
+            return
+        if key:
+            self._foreign.setdefault(key, line.event_id)
         self._days.setdefault(line.at.astimezone(UTC).date(), deque()).append(line)
         self.waiting += 1
         self.bytes_waiting += len(line.body)
@@ -101,35 +111,53 @@ class SegmentWriter:
             del self._days[day]
         return written
 
+    async def feed_ended(self) -> None:
+        """The end of the feed was read after the last `write`: what it did not bring is in no ledger any more.
+
+        Whoever wrote those events had read them in the feed, which only grows. Raises StoreUnavailable.
+        """
+        for event_id, (key, _) in self._ahead.items():
+            self._foreign.setdefault(key, event_id)
+        self._ahead.clear()
+        while self._foreign:
+            key = next(iter(self._foreign))
+            await self._tell_foreign(key, self._foreign[key])
+            del self._foreign[key]
+
     async def _write_one(self, lines: deque[SegmentLine]) -> bool:
         piece = _next_segment(lines)
         key = ids.segment_key(piece[0].at, piece[0].event_id)
         body = b"".join(line.body + b"\n" for line in piece)
         there = await self._create(key, body)
-        recorded = [line.event_id for line in piece] if there is body else _ours(key, there, piece[0])
+        recorded = {line.event_id: line.body for line in piece} if there is body else _lines_of(key, there, piece[0])
         if not recorded:
             await self._aside(key, piece[0])
-            recorded = [piece[0].event_id]
-        self._pass_over(lines, set(recorded))
+            recorded = {piece[0].event_id: piece[0].body}
+        self._pass_over(lines, key, recorded)
         return there is body
 
-    def _pass_over(self, lines: deque[SegmentLine], recorded: set[str]) -> None:
+    def _pass_over(self, lines: deque[SegmentLine], key: str, recorded: dict[str, bytes]) -> None:
         """Remove lines that are in a segment. Its further events are remembered until the feed reaches them."""
-        while lines and lines[0].event_id in recorded:
+        while lines and _is_record_of(recorded.get(lines[0].event_id, b""), lines[0]):
             line = lines.popleft()
-            recorded.discard(line.event_id)
+            del recorded[line.event_id]
             self.waiting -= 1
             self.bytes_waiting -= len(line.body)
-        self._ahead |= recorded
+        self._ahead |= {event_id: (key, line) for event_id, line in recorded.items()}
 
 
-def _ours(key: str, there: bytes, first: SegmentLine) -> list[str]:
-    """The event ids in a segment that begins with the right event; empty if it does not, or is no segment."""
+def _is_record_of(there: bytes, line: SegmentLine) -> bool:
+    """Whether these bytes of a segment are the line, perhaps in an older format."""
+    return there == line.body or audit.is_older(there, line.event_id)
+
+
+def _lines_of(key: str, there: bytes, first: SegmentLine) -> dict[str, bytes]:
+    """The lines of a segment by event id; none if the object does not begin with this line."""
     try:
-        stored_ids = event_ids(key, there)
+        stored = dict(zip(event_ids(key, there), filter(None, there.split(b"\n")), strict=True))
     except RecordInvalid:
-        return []
-    return stored_ids if stored_ids[:1] == [first.event_id] else []
+        return {}
+    return stored if _is_record_of(next(iter(stored.values()), b""), first) else {}
 
 
 def _next_segment(lines: deque[SegmentLine]) -> list[SegmentLine]:

@@ -180,8 +180,20 @@ def without_cancelled(jobs: Sequence[Job]) -> list[Job]:
     return [job for job in jobs if job.place is not JobPlace.SCHEDULED or waits_for(job) or job.due_at is not None]
 
 
-def aside_finding(jobs: Sequence[str], limit: int) -> Finding:
-    """Checks whether the projector has set jobs aside. `limit` is how far they were counted."""
+def aside_findings(names: Sequence[str], limit: int) -> list[Finding]:
+    """Checks what the projector has set aside: jobs, and under no name a block of the audit chain.
+
+    `limit` is how far they were counted.
+    """
+    chain = _warning(
+        "audit chain",
+        detail="nothing is sealed, because the object store has a block that the ledger does not have",
+        remedy="`trellis audit verify` names it; docs/how-to/audit.md says what to do",
+    )
+    return [_aside([name for name in names if name], limit), *([] if "" not in names else [chain])]
+
+
+def _aside(jobs: Sequence[str], limit: int) -> Finding:
     if not jobs:
         return _ok("published", "no job is set aside")
     many = f"{limit} or more jobs" if len(jobs) >= limit else counted(len(jobs), "job")

@@ -13,7 +13,7 @@ from itertools import groupby
 from trellis.artifacts.rows import ArtifactRow
 from trellis.documents import audit, ids
 from trellis.documents import run_documents as documents
-from trellis.documents.audit_chain import AuditSealer, SealedRecord, sealed_line
+from trellis.documents.audit_chain import AuditSealer, SealedRecord, is_block_of, sealed_line
 from trellis.documents.audit_log import ActRecorder, SegmentLine, SegmentWriter, line_of
 from trellis.documents.errors import DocumentDiffers
 from trellis.documents.publisher import DocumentPublisher
@@ -110,6 +110,8 @@ EVENTS_TOGETHER = 64
 AWAITED_S = 1.0
 """For how long after a document was published its job's next one is expected soon."""
 NO_PAST = JobPast((), {})
+NO_JOB = JobId("")
+"""The alert about a block of the audit chain is stored under no job."""
 NOTED_MAX = 20_000
 """The most hashes of published records that are remembered for the audit chain."""
 BEGINNING = "-"
@@ -185,7 +187,7 @@ class EventRecorder:
 
     def __init__(self, ledger: Ledger, publisher: DocumentPublisher, alone: frozenset[str]) -> None:
         self.alone = alone
-        self.segments = SegmentWriter(publisher.create, self._record_alone)
+        self.segments = SegmentWriter(publisher.create, self._record_alone, self._tell_foreign)
         self.older = 0
         """Number of existing records in another format."""
         self.differing: dict[str, ProjectorAlert] = {}
@@ -213,8 +215,7 @@ class EventRecorder:
         for record in waiting:
             line = line_of(record)
             self._note(record, line.body)
-            if not self.segments.is_recorded(record.event.id):
-                self.segments.add(line)
+            self.segments.add(line)
         return written
 
     def _note(self, record: RecordedEvent, line: bytes | None = None) -> None:
@@ -389,6 +390,14 @@ class EventRecorder:
             self.differing[str(differs.data["key"])] = alert
             _log.error("set_aside", job_id=job_id, key=differs.data["key"], event_id=line.event_id)
 
+    async def _tell_foreign(self, segment: str, event_id: str) -> None:
+        """Tell that a segment has events of a state that the ledger has lost: it was set back."""
+        job_id, _, version = event_id.rpartition("-")
+        alert = ProjectorAlert(job_id=JobId(job_id), version=int(version), key=segment)
+        self.differing[segment] = alert
+        await raise_alert(self._publisher.objects, alert)
+        _log.error("segment_of_lost_events", key=segment, event_id=event_id, remedy="docs/how-to/rebuild.md")
+
     async def _documents(
         self, record: RecordedEvent, past: JobPast, merged: int | None = 0
     ) -> tuple[list[Publication], list[Publication]]:
@@ -463,6 +472,8 @@ class Projector(FeedSubscriber[ProjectorOptions]):
     """Feed position up to which every document is published. Never before `_events_up_to`."""
     _is_behind: bool = False
     """Whether the last pass read a full page."""
+    _may_have_chain_alert: bool = True
+    """Whether an alert says that sealing has stopped, perhaps one of an earlier process."""
     _waiting_since: float | None = None
     _awaited_until: float = -math.inf
     """Until when further documents are expected soon, by this process's clock."""
@@ -518,6 +529,8 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         self._note_documents(events)
         self._pass_on(page)
         self._is_behind = len(page.events) >= self.options.batch
+        if not self._is_behind:
+            await self._recorder.segments.feed_ended()
         self._events_up_to = page.position
         self._documents_up_to = max(ahead, page.position)
         return replace(done, events=done.events + len(page.events), written=done.written + written)
@@ -549,20 +562,32 @@ class Projector(FeedSubscriber[ProjectorOptions]):
     async def _seal(self, *, ending: bool = False) -> None:
         """Seal what is published up to the stored position.
 
-        A block that is not what the ledger says stops the sealing and nothing else. `trellis audit verify` names it.
+        A block that is not what the ledger says stops the sealing and nothing else. An alert tells it, and
+        `trellis audit verify` names it.
         """
         if self.sealer is None:
             return
         try:
             if ending:
                 await self.sealer.seal_before_end(self._stored_up_to)
-            else:
-                await self.sealer.seal(self._stored_up_to)
+            elif await self.sealer.seal(self._stored_up_to) and self._may_have_chain_alert:
+                await self._withdraw_chain_alert(self.sealer.chain)
+                self._may_have_chain_alert = False
         except DocumentDiffers as differs:
             if differs.data["key"] not in self._recorder.differing:
                 key = str(differs.data["key"])
-                self._recorder.differing[key] = ProjectorAlert(job_id=JobId(""), version=0, key=key)
+                alert = self._recorder.differing[key] = ProjectorAlert(job_id=NO_JOB, version=0, key=key)
+                self._may_have_chain_alert = True
+                await raise_alert(self.publisher.objects, alert)
                 _log.error("audit_block_differs", key=key, remedy="trellis audit verify")
+
+    async def _withdraw_chain_alert(self, chain: str) -> None:
+        """Delete the alert about a block of this chain, if there is one: a bucket may allow no deletes."""
+        stored = await self.publisher.objects.get(ids.alert_key(NO_JOB))
+        alert = None if stored is None else _read(stored.body)
+        if alert is not None and is_block_of(alert.key, chain):
+            await withdraw_alert(self.publisher.objects, NO_JOB)
+            self._recorder.differing.pop(alert.key, None)
 
     async def release(self) -> None:
         """Write the waiting segments, and give up the subscription so that another projector can continue at once."""

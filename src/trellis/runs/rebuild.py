@@ -140,7 +140,14 @@ async def rebuild_objects(
                 detail="Jobs are still being put back: finish that first, with `trellis rebuild --from objects`."
             )
         place, keep = ProjectorPosition.read(following.position, alone), _keeping(ledger, following)
-        recorder = EventRecorder(ledger, DocumentPublisher(objects, act.wrote), alone)
+        segments = set[str]()
+
+        def wrote(key: str) -> None:
+            act.wrote(key)
+            if key.endswith(audit_log.SUFFIX):
+                segments.add(key)
+
+        recorder = EventRecorder(ledger, DocumentPublisher(objects, wrote), alone)
         with closing(RecordSpool()) as recorded:
             await _read_record(objects, recorded, on_progress, keep, bodies=False)
             while (page := await ledger.feed(position, limit=PAGE)).events:
@@ -157,7 +164,7 @@ async def rebuild_objects(
                 on_progress("events published", done.events)
         acts = ActRecorder(ledger, actor, DocumentPublisher(objects, act.wrote))
         written = done.written + await recorder.segments.write() + await acts.publish_all()
-        await _withdraw_alerts(objects, recorder)
+        await _withdraw_alerts(objects, recorder, segments)
         await restart_chain(ledger, objects, actor)
         differing = tuple(sorted({*recorder.differing, *acts.differing}))
         done = replace(done, written=written, older=recorder.older, differing=differing)
@@ -165,13 +172,13 @@ async def rebuild_objects(
         return done
 
 
-async def _withdraw_alerts(objects: ObjectStore, recorder: EventRecorder) -> None:
-    """Delete alerts about objects that are gone.
+async def _withdraw_alerts(objects: ObjectStore, recorder: EventRecorder, made: Container[str]) -> None:
+    """Delete alerts about objects that are gone, or were and are made again.
 
     The recorder withdraws alerts of published jobs itself; alerts about segments are withdrawn only here.
     """
     async for alert in read_alerts(objects):
-        if alert.key not in recorder.differing and await objects.head(alert.key) is None:
+        if alert.key not in recorder.differing and (alert.key in made or await objects.head(alert.key) is None):
             await withdraw_alert(objects, alert.job_id)
 
 

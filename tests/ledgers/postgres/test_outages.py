@@ -233,6 +233,13 @@ async def test_a_login_that_is_taken_away_is_an_outage_for_who_was_let_in_and_an
         await ledger.close()
 
 
+async def test_a_server_without_a_connection_left_is_named_with_where_to_read_how_many_are_needed(postgres_url: str):
+    async with a_fleet_login(postgres_url) as (url, admin):
+        await admin.execute(f"alter role {_login(url)} connection limit 0")
+        with pytest.raises(LedgerUnavailable, match=r"no connection left \(too many connections.*size-a-fleet"):
+            await open_ledger(url)
+
+
 async def until_waiting(admin: asyncpg.Connection, login: str) -> None:
     """Until a session of this login waits for a lock."""
     question = "select count(*) from pg_stat_activity where usename = $1 and wait_event_type = 'Lock'"

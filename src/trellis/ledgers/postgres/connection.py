@@ -400,6 +400,8 @@ def _why_lost(error: Exception, url: str, timeout_s: float) -> str:
             return f"nothing listens at {host}, port {port}"
         case TimeoutError():
             return f"{host}, port {port}, said nothing for {timeout_s:g} s"
+        case asyncpg.TooManyConnectionsError():
+            return f"the server has no connection left ({error}); docs/how-to/size-a-fleet.md says how many are needed"
         case _:
             return f"{type(error).__name__}: {error}"
 
