@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from tests.faults.proxy import proxied
-from tests.ledgers.conformance.rig import SUBMITTER, WORKER
+from tests.ledgers.conformance.rig import ADMIN, SUBMITTER, WORKER
 from tests.servers.postgres import SUPERUSER
 from trellis.app.wiring import SystemClock, new_id
 from trellis.engine import outage_log
@@ -238,6 +238,28 @@ async def test_a_server_without_a_connection_left_is_named_with_where_to_read_ho
         await admin.execute(f"alter role {_login(url)} connection limit 0")
         with pytest.raises(LedgerUnavailable, match=r"no connection left \(too many connections.*size-a-fleet"):
             await open_ledger(url)
+
+
+async def test_a_server_with_too_few_connections_is_logged_once_and_not_with_every_call_that_has_one(
+    postgres_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level(logging.INFO, "trellis")
+    monkeypatch.setattr(outage_log, "LEDGER", Outage("ledger_unavailable"))
+    async with a_fleet_login(postgres_url) as (url, admin):
+        await admin.execute(f"alter role {_login(url)} connection limit 1")
+        ledger = await open_ledger(url, hints=False, options=LaneOptions(outcome_window_s=0.0))
+        for turn in range(3):
+            with pytest.raises(LedgerUnavailable, match="no connection left"):
+                await ledger.now()
+            await ledger.pause(ADMIN, "work", paused=bool(turn % 2))  # on the connection that opened the ledger
+        await admin.execute(f"alter role {_login(url)} connection limit -1")
+        await ledger.now()
+        await ledger.close()
+    events = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert [event for event in events if event in {"ledger_unavailable", "recovered"}] == [
+        "ledger_unavailable",
+        "recovered",
+    ]
 
 
 async def until_waiting(admin: asyncpg.Connection, login: str) -> None:

@@ -96,6 +96,9 @@ class PostgresLane:
         """Calls in progress or queued."""
         self.was_let_in = False
         """Whether the ledger was opened: then this login was let in, and a refusal may pass, as an outage does."""
+        self._has_failed = False
+        """Whether the outage that is logged is this lane's, too. Where connections are left for some lanes only, the
+        success of another lane is not its end."""
 
     async def call(
         self,
@@ -150,7 +153,8 @@ class PostgresLane:
                     stops += isinstance(error, STOPPED_ERRORS)
                     self._note_outage(verb, error, loop.time())
                 else:
-                    if self._failures.count:
+                    if self._has_failed:
+                        self._has_failed = False
                         self._failures.succeeded(now=loop.time())
                     return answer
                 if isinstance(lost, CONNECTION_LOST_ERRORS):
@@ -186,12 +190,15 @@ class PostgresLane:
         if not self.was_let_in:
             return
         if isinstance(error, LedgerUnavailable):
-            self._failures.failed(error, now=now)
+            outage = error
         elif isinstance(error, STOPPED_ERRORS):
-            self._failures.failed(LedgerUnavailable(reason=str(error)), now=now)
+            outage = LedgerUnavailable(reason=str(error))
         elif isinstance(error, TimeoutError):
-            silence_s = self._options.call_timeout_s
-            self._failures.failed(LedgerUnavailable(reason=f"no answer to {verb} for {silence_s:g} s"), now=now)
+            outage = LedgerUnavailable(reason=f"no answer to {verb} for {self._options.call_timeout_s:g} s")
+        else:
+            return
+        self._has_failed = True
+        self._failures.failed(outage, now=now)
 
     def _refused(self, verb: str, request: str, error: Exception, *, sent_before: bool) -> TrellisError:
         """The error for a call that is not repeated."""
