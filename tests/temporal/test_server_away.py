@@ -41,7 +41,9 @@ async def test_a_run_waits_in_the_ledger_while_the_server_is_away(rig: TemporalR
 
 @pytest.mark.prove
 @pytest.mark.requirement("PIPE-2", "PIPE-12", "D32")
-async def test_runs_go_on_when_a_server_that_was_away_or_killed_is_back(rig: TemporalRig, server: TemporalServer):
+async def test_runs_go_on_when_a_server_that_was_away_or_killed_is_back(
+    rig: TemporalRig, server: TemporalServer, capfd: pytest.CaptureFixture[str]
+):
     hold = rig.hold("execute-agent")
     first, second = [await rig.trigger(await rig.agent(slug)) for slug in ("gardener", "archivist")]
     await rig.start()
@@ -58,6 +60,9 @@ async def test_runs_go_on_when_a_server_that_was_away_or_killed_is_back(rig: Tem
         assert status["steps_completed"] == 4
         assert [event.type for event in await rig.ledger.events(run_id)].count("run.step.completed") == 4
     assert rig.steps.done == dict.fromkeys(ids.STEPS, 2)
+    assert "temporalio" not in "".join(capfd.readouterr()), (
+        "the log of a process is written by Trellis, as text or JSON"
+    )
 
 
 @pytest.mark.prove

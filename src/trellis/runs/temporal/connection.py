@@ -1,13 +1,16 @@
 """The connection of one process to its Temporal server: TLS, API key, and what its errors mean."""
 
 import asyncio
+import logging
 import re
 import ssl
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
+from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.service import RPCError, RPCStatusCode, TLSConfig
 
 from trellis.documents.errors import TemporalAway
@@ -39,7 +42,12 @@ async def connect(options: TemporalOptions, *, identity: str = "trellis") -> Cli
     try:
         async with asyncio.timeout(RPC_TIMEOUT_S):
             client = await Client.connect(
-                options.address, namespace=options.namespace, identity=identity, tls=tls, api_key=options.api_key
+                options.address,
+                namespace=options.namespace,
+                identity=identity,
+                tls=tls,
+                api_key=options.api_key,
+                runtime=_runtime(),
             )
             namespace = DescribeNamespaceRequest(namespace=options.namespace)
             await client.workflow_service.describe_namespace(namespace, retry=False, timeout=timeout)
@@ -51,6 +59,18 @@ async def connect(options: TemporalOptions, *, identity: str = "trellis") -> Cli
     except RuntimeError as error:  # the SDK's error for a connection that cannot be made
         raise _away(options, _reason(str(error))) from error
     return client
+
+
+@cache
+def _runtime() -> Runtime:
+    """The SDK's threads in this process, whose errors go to Python's log.
+
+    By default they write coloured text to standard output, several lines a second while the server is away, also where
+    the log is JSON. That the server is away is logged by Trellis.
+    """
+    errors = TelemetryFilter(core_level="ERROR", other_level="ERROR")
+    forwarding = LogForwardingConfig(logger=logging.getLogger("temporalio"))
+    return Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter=errors, forwarding=forwarding)))
 
 
 async def check_health(client: Client, options: TemporalOptions) -> None:
