@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tests.bus.test_signatures import private_file
 from tests.cli.conftest import Terminal
+from tests.servers.nats import running_nats
 from trellis.app.wiring import new_id
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
 from trellis.bus.pointers import make_pointers
@@ -460,6 +461,14 @@ def test_doctor_looks_at_what_is_set_about_the_bus(local: Terminal, tmp_path: Pa
     monkeypatch.delenv("TRELLIS_POLICY")
     found = {one["check"]: one["severity"] for one in local("doctor", "--json").records if "check" in one}
     assert (found["bus config"], found["policy"]) == ("ok", "warning")
+
+
+def test_doctor_says_that_the_bus_refuses_the_credentials(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    with running_nats(settings="authorization { users: [ {user: ann, password: s3cret} ] }") as server:
+        monkeypatch.setenv("TRELLIS_BUS", server.url.replace("//", "//ann:old@"))
+        (found,) = [one for one in local("doctor", "--json").records if one.get("check") == "bus"]
+    assert found["severity"] == "error"
+    assert found["remedy"].startswith("correct the credentials in TRELLIS_BUS or TRELLIS_BUS_CREDS_FILE")
 
 
 def test_doctor_looks_at_the_keys_of_the_bus(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -72,7 +72,9 @@ async def _server(settings: Settings) -> Finding:
         async with bus_connection(settings, name="trellis-doctor") as connection:
             kept = await _keeps(connection.up().client)
     except BusUnavailable as error:
-        return error_finding("bus", str(error), "start the server; until then jobs wait, and none is lost")
+        refused = "correct the credentials in TRELLIS_BUS or TRELLIS_BUS_CREDS_FILE"
+        first = refused if "authorization" in str(error).lower() else "start the server"
+        return error_finding("bus", str(error), f"{first}; until then jobs wait, and none is lost")
     except TrellisError as error:
         return error_finding("bus", str(error), "correct the setting")
     detail = f"{connection.options.shown} answers, " + ("with JetStream" if kept else "without JetStream")
