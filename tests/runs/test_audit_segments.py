@@ -432,6 +432,24 @@ async def test_a_projector_goes_on_and_tells_where_a_segment_has_events_that_its
     assert not [one for one in await press.folder() if one.startswith(ids.ALERT_FOLDER)]
 
 
+@pytest.mark.requirement("D35")
+async def test_a_store_that_does_not_take_the_alert_about_lost_events_makes_no_record_twice(press: Press):
+    await work(press.stand, 2)
+    await _write_before_the_ledger_was_set_back(press, JobId("lost"))
+    projector = press.projector()
+    projector.options = ProjectorOptions(segment_s=0.0)
+    await projector.run_once()
+    await work(press.stand, 1)
+    press.objects.down = 1
+    with pytest.raises(StoreUnavailable):
+        await projector.run_once()
+    for _ in range(2):
+        await projector.run_once()
+    _, shared = await record(press.store)
+    assert sorted(map(len, shared.values())) == [4, 9]
+    assert ids.alert_key(JobId("lost")) in await press.folder()
+
+
 @pytest.mark.requirement("D35", "OBS-1")
 async def test_an_event_with_the_id_of_a_lost_one_is_recorded(either_press: Press):
     """Its id is given out again after the ledger was set back."""

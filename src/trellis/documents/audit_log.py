@@ -147,8 +147,8 @@ class SegmentWriter:
 
 
 def _is_record_of(there: bytes, line: SegmentLine) -> bool:
-    """Whether these bytes of a segment are the line, perhaps in an older format."""
-    return there == line.body or audit.is_older(there, line.event_id)
+    """Whether these bytes of a segment are the line, perhaps in an older format. No bytes are none."""
+    return there == line.body or (bool(there) and audit.is_older(there, line.event_id))
 
 
 def _lines_of(key: str, there: bytes, first: SegmentLine) -> dict[str, bytes]:

@@ -529,10 +529,10 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         self._note_documents(events)
         self._pass_on(page)
         self._is_behind = len(page.events) >= self.options.batch
-        if not self._is_behind:
-            await self._recorder.segments.feed_ended()
         self._events_up_to = page.position
         self._documents_up_to = max(ahead, page.position)
+        if not self._is_behind:
+            await self._recorder.segments.feed_ended()
         return replace(done, events=done.events + len(page.events), written=done.written + written)
 
     def _note_documents(self, published: Sequence[Event]) -> None:
@@ -576,9 +576,10 @@ class Projector(FeedSubscriber[ProjectorOptions]):
         except DocumentDiffers as differs:
             if differs.data["key"] not in self._recorder.differing:
                 key = str(differs.data["key"])
-                alert = self._recorder.differing[key] = ProjectorAlert(job_id=NO_JOB, version=0, key=key)
+                alert = ProjectorAlert(job_id=NO_JOB, version=0, key=key)
                 self._may_have_chain_alert = True
                 await raise_alert(self.publisher.objects, alert)
+                self._recorder.differing[key] = alert
                 _log.error("audit_block_differs", key=key, remedy="trellis audit verify")
 
     async def _withdraw_chain_alert(self, chain: str) -> None:
