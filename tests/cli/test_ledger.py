@@ -37,6 +37,7 @@ from trellis.engine.jobs import (
 from trellis.engine.records import Job, SweepReport
 from trellis.ledgers import open_ledger
 from trellis.lifecycles import Role, Trigger
+from trellis.runs.projector import NO_JOB, ProjectorAlert, raise_alert
 from trellis.storage.objects.open import open_objects
 
 NOBODY = 65534
@@ -581,6 +582,28 @@ def test_doctor_says_whether_the_server_of_agents_models_accepts_the_key(
     assert (heard[0].partition(b" HTTP")[0], b"Bearer geheim" in heard[0]) == (b"GET /v1/models", True), "no tokens"
     assert ("TRELLIS_MODEL_KEY" in told["remedy"], "geheim" in str(told)) == (severity == "error", False)
     assert "NLM provider" not in told["detail"], "agents' models are no NLM provider"
+
+
+def test_doctor_does_not_blame_credentials_for_a_store_that_is_away(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRELLIS_OBJECTS", "s3://bucket/here?endpoint=http://127.0.0.1:1&region=us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    (told,) = [one for one in local("doctor", "--json").records if one.get("check") == "object store"]
+    assert told["severity"] == "error"
+    assert told["remedy"].startswith("see that the store runs, and that TRELLIS_OBJECTS has its address")
+
+
+def test_doctor_says_that_nothing_is_sealed_while_a_block_is_in_the_way(local: Terminal, tmp_path: Path):
+    async def put() -> None:
+        objects = await open_objects(f"file://{tmp_path / 'objects'}")
+        await raise_alert(objects, ProjectorAlert(job_id=NO_JOB, version=0, key="audit/chain/000000000002.json"))
+        await objects.close()
+
+    asyncio.run(put())
+    found = {one["check"]: one for one in local("doctor", "--json").records if "check" in one}
+    assert found["published"]["detail"] == "no job is set aside"
+    assert found["audit chain"]["severity"] == "warning"
+    assert "trellis audit verify" in found["audit chain"]["remedy"]
 
 
 def test_doctor_writes_reads_and_removes_an_object_and_names_a_store_that_cannot(local: Terminal, tmp_path: Path):

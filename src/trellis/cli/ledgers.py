@@ -569,6 +569,7 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
     from trellis.documents import ids
     from trellis.storage.objects.address import read_address, s3_credentials
     from trellis.storage.objects.open import open_objects
+    from trellis.storage.objects.store import StoreUnavailable
 
     try:
         where = storage_locations(settings.model_copy(update={"memory": settings.memory or Path()}), url).objects
@@ -587,9 +588,9 @@ async def _objects(url: str, settings: Settings) -> list[Finding]:
         models = await unset_model_findings(settings, objects)
         memory = await _shared_memory(settings, url, objects)
     except TrellisError as error:
-        return [store_finding(objects.url, str(error))]
+        return [store_finding(objects.url, str(error), is_away=isinstance(error, StoreUnavailable))]
     except TimeoutError:
-        return [store_finding(objects.url, f"it does not answer within {STORE_S:g} s")]
+        return [store_finding(objects.url, f"it does not answer within {STORE_S:g} s", is_away=True)]
     finally:
         await objects.close()
     names = [info.key.rpartition("/")[2].removesuffix(".json") for info in page.items]

@@ -33,6 +33,9 @@ QUEUE_STATES = ("PENDING", "QUEUED", "RETRY_BACKOFF", "FAILED", "DEAD")
 """States of queue jobs that wait or have failed."""
 NAMES_SHOWN_MAX = 3
 STORE_REMEDY = "let this user write there, or correct TRELLIS_OBJECTS and its credentials: until then runs wait"
+STORE_AWAY_REMEDY = (
+    "see that the store runs, and that TRELLIS_OBJECTS has its address: until then runs wait, and none is lost"
+)
 _IN_TROUBLE = ("FAILED", "DEAD")
 
 
@@ -98,11 +101,11 @@ def version_findings(workers: Sequence[WorkerRecord], own: str, now: datetime) -
     ]
 
 
-def store_finding(url: str, problem: str | None) -> Finding:
+def store_finding(url: str, problem: str | None, *, is_away: bool = False) -> Finding:
     """Reports whether the object store takes a small object, returns it, and removes it."""
     if problem is None:
         return _ok("object store", f"{url}: a small object was written, read and removed")
-    return error_finding("object store", f"{url}: {problem}", STORE_REMEDY)
+    return error_finding("object store", f"{url}: {problem}", STORE_AWAY_REMEDY if is_away else STORE_REMEDY)
 
 
 def driving_findings(
