@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -14,9 +15,11 @@ from tests.bus.test_signatures import private_file
 from tests.cli.conftest import Terminal
 from tests.servers.nats import running_nats
 from trellis.app.wiring import new_id
+from trellis.bus.messages import RESULT
 from trellis.bus.outcomes.reconciler import OutcomeReconciler
 from trellis.bus.pointers import make_pointers
 from trellis.bus.topics import Topics
+from trellis.bus.wire.streams import stream_of
 from trellis.cli.invocation import Cli
 from trellis.cli.job_end import RETRY_LOOK_S, EndedJob, last_retry
 from trellis.cli.output import ListingColumn, Output
@@ -469,6 +472,23 @@ def test_doctor_says_that_the_bus_refuses_the_credentials(local: Terminal, monke
         (found,) = [one for one in local("doctor", "--json").records if one.get("check") == "bus"]
     assert found["severity"] == "error"
     assert found["remedy"].startswith("correct the credentials in TRELLIS_BUS or TRELLIS_BUS_CREDS_FILE")
+
+
+def test_doctor_says_that_no_stream_keeps_packets(local: Terminal, monkeypatch: pytest.MonkeyPatch):
+    def found() -> dict[str, str]:
+        return next(one for one in local("doctor", "--json").records if one.get("check") == "bus")
+
+    async def make_stream() -> None:
+        client = await nats.connect(server.url)
+        await stream_of(client, RESULT)
+        await client.close()
+
+    with running_nats(jetstream=True) as server:
+        monkeypatch.setenv("TRELLIS_BUS", server.url)
+        told = found()
+        assert (told["severity"], "stream_unusable" in told["remedy"]) == ("warning", True)
+        asyncio.run(make_stream())
+        assert found()["severity"] == "ok"
 
 
 def test_doctor_looks_at_the_keys_of_the_bus(local: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ from trellis.app.fleet import bus_connection, config_file, is_embedded, kernel_o
 from trellis.app.settings import LOCAL_BUS, Settings
 from trellis.app.system import elapsed_s
 from trellis.bus.errors import BusUnavailable, KernelUnavailable, PointerGone
+from trellis.bus.messages import RESULT
 from trellis.bus.pointers import REDIS, make_pointers
 from trellis.bus.safety.kernel import is_kernel_address
 from trellis.bus.safety.policy import read_policy_file
@@ -70,7 +71,9 @@ async def _policy(settings: Settings, url: str) -> Finding:
 async def _server(settings: Settings) -> Finding:
     try:
         async with bus_connection(settings, name="trellis-doctor") as connection:
-            kept = await _keeps(connection.up().client)
+            client = connection.up().client
+            kept = await _keeps(client)
+            has_stream = kept and await _has_stream(client)
     except BusUnavailable as error:
         refused = "correct the credentials in TRELLIS_BUS or TRELLIS_BUS_CREDS_FILE"
         first = refused if "authorization" in str(error).lower() else "start the server"
@@ -78,9 +81,13 @@ async def _server(settings: Settings) -> Finding:
     except TrellisError as error:
         return error_finding("bus", str(error), "correct the setting")
     detail = f"{connection.options.shown} answers, " + ("with JetStream" if kept else "without JetStream")
-    if kept:
+    if has_stream:
         return Finding(check="bus", severity=FindingSeverity.OK, detail=detail)
-    remedy = "start nats-server with -js: without it a packet that comes while no scheduler listens is lost"
+    lost = "without it a packet that comes while no scheduler listens is lost"
+    remedy = f"start nats-server with -js: {lost}"
+    if kept:
+        detail += f", but no stream keeps {RESULT}"
+        remedy = f"a scheduler makes it when it starts; if one runs, `stream_unusable` in its log says why not: {lost}"
     return Finding(check="bus", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)
 
 
@@ -115,6 +122,17 @@ async def _keeps(client: Any) -> bool:
 
     try:
         await client.jetstream(timeout=2).account_info()
+    except NatsError:
+        return False
+    return True
+
+
+async def _has_stream(client: Any) -> bool:
+    """Whether a stream keeps what arrives while nobody listens."""
+    from nats.errors import Error as NatsError
+
+    try:
+        await client.jetstream(timeout=2).find_stream_name_by_subject(RESULT)
     except NatsError:
         return False
     return True
