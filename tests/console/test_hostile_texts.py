@@ -83,9 +83,12 @@ def hostile_operations(server: ConsoleServer) -> None:
                 client.schedules.add(**{**good, field: SHOWN})
     with connect_sync(server.url, token=server.token(*roles)) as client:
         client.system.pause("x.good", reason=SHOWN)
-        for text, status in ((HOSTILE, "failed"), (REMEMBERED, "auto_applied")):
-            change = [{"file": "facts.md", "operation": "append", "content": f"- {text}"}]
-            assert client.memory.propose(VIOLIN, f"A fact {text}", change).status == status
+        change = {"file": "facts.md", "operation": "append", "content": f"- {REMEMBERED}"}
+        for text, version, status in ((HOSTILE, 0, "failed"), (REMEMBERED, None, "auto_applied")):
+            made = client.memory.propose(VIOLIN, f"A fact {text}", [change], expected_version=version)
+            assert made.status == status
+        with pytest.raises(RequestInvalid):
+            client.memory.propose(VIOLIN, "A fact", [{**change, "content": f"- {HOSTILE}"}])
 
 
 async def look_at(page: Page, path: str) -> None:

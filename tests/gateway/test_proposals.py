@@ -1,5 +1,6 @@
 """Proposals, memory and logic over HTTP: anybody who may proposes, a person decides, the apply engine changes."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from trellis.http.calls import ATTEMPT_S_DEFAULT
 from trellis.lifecycles import Role
 from trellis.proposals import proposal as proposals
 from trellis.runs.orchestration import TriggerKind
+from trellis.storage.memory.layout import ReadMode
 
 FACT = {"file": "facts.md", "operation": "append", "content": "- TB-02 was rehaired in March"}
 
@@ -292,10 +294,39 @@ async def test_a_memory_update_of_high_priority_waits_for_a_person(gateway: Gate
 
 
 @pytest.mark.requirement("D22", "D23")
+async def test_lines_that_many_add_to_a_memory_at_the_same_moment_are_all_kept(gateway: Gateway):
+    clients, files = [gateway.client(role) for role in ("orchestrator", "agent-runtime")], ["facts.md", "snapshot.md"]
+    wishes = [
+        memory_wish(updates=[{**FACT, "file": files[number % 2], "content": f"- Note {number} of many."}])
+        for number in range(8)
+    ]
+    answers = await asyncio.gather(
+        *(clients[number % 2].post(f"/memory/{VIOLIN}/propose", json=wish) for number, wish in enumerate(wishes))
+    )
+    assert [answer.json()["status"] for answer in answers] == ["auto_applied"] * 8
+    memory = gateway.instance.memory.read(VIOLIN, ReadMode.WIDE)
+    text = "".join(memory.content.values())
+    assert [text.count(f"- Note {number} of many.\n") for number in range(8)] == [1] * 8
+    assert memory.version == 9
+
+
+@pytest.mark.requirement("D22", "D23")
+async def test_a_text_that_replaces_another_is_for_the_version_that_was_seen(gateway: Gateway):
+    client, text = gateway.client("orchestrator"), {"file": "snapshot.md", "operation": "replace"}
+    wishes = [memory_wish(updates=[FACT, {**text, "content": f"# Snapshot {number}"}]) for number in range(2)]
+    answers = [client.post(f"/memory/{VIOLIN}/propose", json={**wish, "expected_version": 1}) for wish in wishes]
+    first, second = [(await answer).json() for answer in answers]
+    assert (first["status"], second["status"]) == ("auto_applied", "failed")
+    assert second["error"] == "conflict: the memory was at version 1 when this was proposed and is at 2 now"
+    assert gateway.instance.memory.read(VIOLIN).content["snapshot.md"] == "# Snapshot 0\n"
+
+
+@pytest.mark.requirement("D22", "D23")
 async def test_a_memory_update_for_an_older_version_fails_and_changes_no_memory(gateway: Gateway):
     client = gateway.client("orchestrator")
     answer = await client.post(f"/memory/{VIOLIN}/propose", json=memory_wish(expected_version=0))
     assert answer.json()["status"] == "failed"
+    assert answer.json()["error"] == "conflict: the memory was at version 0 when this was proposed and is at 1 now"
     again = await client.post(f"/memory/{VIOLIN}/propose", json=memory_wish(expected_version=0))
     assert again.json()["proposalId"] != answer.json()["proposalId"]
     assert gateway.instance.memory.read(VIOLIN).version == 1
@@ -328,6 +359,11 @@ REFUSED: list[tuple[str, dict[str, Any], int]] = [
     (f"/memory/{VIOLIN}/propose", memory_wish(updates=[]), 422),
     (f"/memory/{VIOLIN}/propose", memory_wish(updates=[FACT] * 33), 422),
     (f"/memory/{VIOLIN}/propose", memory_wish(autoApprove=True), 422),
+    *(
+        (f"/memory/{VIOLIN}/propose", memory_wish(updates=[{**FACT, **update}], priority=priority), 422)
+        for update in ({"file": "../facts.md"}, {"file": "runs/other.md"}, {"content": "to\u202eht"})
+        for priority in ("normal", "high")
+    ),
     (f"/logic/{VIOLIN}/propose", {"summary": "s", "text": "t", "requiresHumanReview": False}, 422),
 ]
 
@@ -337,6 +373,9 @@ async def test_invalid_proposal_is_refused_and_not_stored(gateway: Gateway):
     for path, wish, status in REFUSED:
         answer = await client.post(path, json=wish)
         assert (path, wish, answer.status_code) == (path, wish, status)
+    wrong = memory_wish(updates=[{**FACT, "file": "../facts.md"}])
+    told = (await client.post(f"/memory/{VIOLIN}/propose", json=wrong)).json()["detail"]
+    assert told.endswith("use snapshot.md, open_loops.md, facts.md, decisions.md, runs/<run>.md")
     assert await everything(gateway) == before
 
 

@@ -160,6 +160,40 @@ async def test_memory_update_already_present_is_not_appended_again(garden: Garde
     assert times == [1, 1, 2], "a line in another section is another line"
 
 
+@pytest.mark.requirement("D22", "D23")
+async def test_what_a_run_adds_to_its_memory_is_kept_when_the_memory_changed_during_the_run(
+    garden: Garden, tmp_path: Path
+):
+    slug = AGENTS[0]
+    file = tmp_path / "objects" / "agents" / slug / "_agent.md"
+    file.write_text(file.read_text().replace("model: offline", "model: scripted:keeper"))
+    draft = {"action": "memory-update", "target": "facts.md", "summary": "a fact", "text": "- The lamp is L-1."}
+    turns, now = script([("create-proposal", draft)], [FINISH]), await garden.stand.ledger.now()
+
+    def keeper(*said: Any) -> Any:
+        garden.memory.commit(
+            slug,
+            [Update(file="snapshot.md", operation=Operation.APPEND, content="A person wrote this.")],
+            expected_version=None,
+            run_id="by-hand",
+            proposal_id=f"by-hand-{garden.memory.read(slug).version}",
+            reason="a person was faster",
+            auto_approved=False,
+            author="owner",
+            at=now,
+        )
+        return turns(*said)
+
+    garden.work = replace(garden.work, models=ModelOptions(scripts={"keeper": keeper}))
+    run_id, _ = await garden.run(slug)
+    (proposal,) = (await garden.document(ids.status_key(slug, run_id)))["proposals_created"]
+    document = await garden.document(ids.proposal_key(slug, proposal))
+    assert (document["status"], document["apply_result"]["error"]) == ("applied", None)
+    content = garden.memory.read(slug, ReadMode.WIDE).content
+    assert "- The lamp is L-1.\n" in content["facts.md"]
+    assert "A person wrote this.\n" in content["snapshot.md"]
+
+
 async def test_a_memory_over_its_limit_is_not_compared_and_the_run_goes_on_and_says_so(
     garden: Garden, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

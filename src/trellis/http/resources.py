@@ -281,7 +281,9 @@ class Memory:
     ) -> MemoryProposed:
         """Propose changes that belong together, each {file, operation, content, …}.
 
-        Of normal priority they are applied at once.
+        Of normal priority they are applied at once, and lines that are added are kept whatever others changed meanwhile.
+        Text that replaces another is for one version: `expected_version`, else the newest. Look at `status` of the
+        answer: with `failed` nothing was changed, and `error` says why.
         """
         body: dict[str, Any] = {"summary": summary, "updates": [dict(update) for update in updates], **backing}
         if expected_version is not None:

@@ -315,10 +315,11 @@ class MemoryChange(pydantic.BaseModel):
 
 
 class MemoryProposed(pydantic.BaseModel):
-    """A proposed change of memory. `failed`: it approved itself and could not be applied; a person can look at it."""
+    """A proposed change of memory. `failed`: it approved itself and could not be applied; `error` says why."""
 
     proposalId: str  # noqa: N815 - the word of the documents
     status: Literal["pending", "auto_applied", "failed"]
+    error: str | None = None
 
 
 class LogicProposed(pydantic.BaseModel):

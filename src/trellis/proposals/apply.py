@@ -456,36 +456,47 @@ class Exclusions:
 
 
 async def exclusions_of(ledger: Ledger, document: Mapping[str, Any]) -> Exclusions:
-    """Which pending proposals the proposal rules out, and which rule it out, of the PENDING_COMPARED_MAX newest.
-
-    A comment or tag is stored beside its target and rules out nothing; a change of the target rules it out.
-    """
+    """Which pending proposals the proposal rules out, and which rule it out, of the PENDING_COMPARED_MAX newest."""
     if document["status"] != PENDING:
         return Exclusions()
-    others = await _others_of_version(ledger, document, PENDING, newest=PENDING_COMPARED_MAX)
-    changing = tuple(body["id"] for body in others if body["action"] not in sources.ANNOTATION_KINDS)
-    if document["action"] in sources.ANNOTATION_KINDS:
-        return Exclusions(ruled_out_by=changing)
-    return Exclusions(rules_out=tuple(body["id"] for body in others), ruled_out_by=changing)
+    others = await _others_of_target(ledger, document, PENDING, newest=PENDING_COMPARED_MAX)
+    return Exclusions(
+        rules_out=tuple(body["id"] for body in others if _rules_out(document, body)),
+        ruled_out_by=tuple(body["id"] for body in others if _rules_out(body, document)),
+    )
 
 
 async def approved_rival(ledger: Ledger, document: Mapping[str, Any]) -> str | None:
     """Why a pending proposal cannot be approved yet: another change of the same version is approved and not applied."""
     for state in APPROVED:
-        for body in await _others_of_version(ledger, document, state):
-            if body["action"] not in sources.ANNOTATION_KINDS:
+        for body in await _others_of_target(ledger, document, state):
+            if _rules_out(body, document):
                 return f"{body['id']} changes the same version, is approved and not applied yet: wait until it is"
     return None
 
 
-async def _others_of_version(
+def _rules_out(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the other proposal of the same target can no longer be applied once the one is.
+
+    A comment or tag is stored beside its target and rules out nothing; a change of the target rules it out. An update
+    of memory that fits every version rules out those that fit one, and is ruled out by nothing.
+    """
+    if one["action"] in sources.ANNOTATION_KINDS:
+        return False
+    if one["action"] != proposals.MEMORY_UPDATE:
+        return one["target_hash"] == other["target_hash"]
+    before, needed = (body["content"].get("expected_version") for body in (one, other))
+    return needed is not None and before in {None, needed}
+
+
+async def _others_of_target(
     ledger: Ledger, document: Mapping[str, Any], state: str, *, newest: int | None = None
 ) -> list[dict[str, Any]]:
-    """The other proposals in this state that change the same version of the same target, newest first.
+    """The other proposals in this state that change the same target, newest first.
 
     `newest` limits how many proposals in this state are read; None reads all.
     """
-    where, cursor, version = JobFilter(lifecycle=PROPOSAL.name, state=state), None, _version_of(document)
+    where, cursor, target = JobFilter(lifecycle=PROPOSAL.name, state=state), None, _target_of(document)
     others: list[dict[str, Any]] = []
     read = 0
     while True:
@@ -495,17 +506,16 @@ async def _others_of_version(
         ids = [job.job_id for job in page.jobs if job.job_id != document["id"]]
         payloads = await ledger.payloads(ids)
         bodies = [json.loads(payloads[job_id]) for job_id in ids if job_id in payloads]
-        others += [body for body in bodies if _version_of(body) == version]
+        others += [body for body in bodies if _target_of(body) == target]
         cursor = page.cursor
         if cursor is None or read == newest:
             return others
 
 
-def _version_of(body: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The version of the target that a proposal changes. All files of a memory have one version."""
+def _target_of(body: Mapping[str, Any]) -> tuple[str, str]:
+    """What a proposal changes: a file, or a memory, whose files have one version."""
     is_memory = body["action"] == proposals.MEMORY_UPDATE
-    target = proposals.MEMORY_UPDATE if is_memory else body["target"]
-    return body["agent_slug"], target, body["target_hash"], body["content"].get("expected_version")
+    return body["agent_slug"], proposals.MEMORY_UPDATE if is_memory else body["target"]
 
 
 def _text(body: bytes) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, cast
@@ -19,6 +19,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, Job, JobFilter
 from trellis.lifecycles import Role
 from trellis.lifecycles.proposal import PROPOSAL
+from trellis.storage.memory.updates import Operation
 from trellis.storage.objects.canonical_json import encode, timestamp
 from trellis.storage.objects.keys import object_key
 
@@ -163,6 +164,16 @@ def body_of(
 def may_auto_approve(body: Mapping[str, Any]) -> bool:
     """Whether the proposal needs no person: only memory updates of normal priority."""
     return body["action"] == MEMORY_UPDATE and body["priority"] == "normal" and not body["requiresHumanReview"]
+
+
+def version_needed(operations: Iterable[str], *, priority: str, seen: int) -> int | None:
+    """The version that a memory must have for an update made when it was at version `seen`; None for any.
+
+    A text that replaces another was written for one version, and a person decides about the change of one version.
+    Lines that approve themselves fit every version, as does the end of a loop: what somebody else changed meanwhile, in
+    whatever file of the memory, is no reason to lose them.
+    """
+    return seen if priority != "normal" or Operation.REPLACE in set(operations) else None
 
 
 # --- equal proposals -------------------------------------------------------------------------------------------------

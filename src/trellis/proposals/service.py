@@ -6,6 +6,7 @@ that waits is refused. One equal to a rejected proposal is accepted, because a c
 random; a repeated idempotency key returns the first proposal.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from trellis.engine.jobs import Actor, JobId, Mismatch, NewJob, Submitted
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import Event, IdempotencyKey
 from trellis.proposals import proposal as proposals
-from trellis.proposals.apply import APPLYING, FAILED, ApplyEngine, apply_until_settled
+from trellis.proposals.apply import APPLYING, FAILED, ApplyEngine, apply_until_settled, update_of
 from trellis.proposals.proposal import ProposalContent, ProposalSource
 from trellis.storage.objects.canonical_json import sha256
 from trellis.storage.objects.keys import object_key
@@ -39,6 +40,8 @@ from trellis.storage.objects.store import ObjectStore
 
 PATIENCE_S = 5.0
 """How long a caller waits for an automatically approved memory update. After that the answer is `pending`."""
+NO_RUN = "RUN"
+"""Stands for the run in the name of a run's note, for a proposal that names no run and so may write none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +58,12 @@ class ProposalOffer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferedProposal:
-    """The proposal, and whether this request created it."""
+    """The proposal, why it failed if it did, and whether this request created it."""
 
     id: JobId
     status: str
     created: bool
+    error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +81,12 @@ class ProposalService:
     async def make(self, offer: ProposalOffer) -> OfferedProposal:
         """Store the proposal, and wait for it to be applied if it needs no person.
 
-        Raises AgentNotFound, OutputRefused, IdempotencyMismatch, and DuplicateProposal while an equal proposal waits.
+        Raises AgentNotFound, OutputRefused, UpdatesRefused, IdempotencyMismatch, and DuplicateProposal while an equal
+        proposal waits.
         """
         await self.check(offer)
         proposal = await self._store(offer)
-        return OfferedProposal(id=proposal.job_id, status=await self._status(proposal.job_id), created=proposal.created)
+        return await self._offered(proposal.job_id, created=proposal.created)
 
     async def make_first(self, offer: ProposalOffer, proposal: JobId) -> OfferedProposal:
         """Like `make`, under the given id.
@@ -95,14 +100,17 @@ class ProposalService:
             return await self.again(proposal)
         await self.check(offer)
         answer = await self._submit(offer, proposal, id_is_given=True)
-        return OfferedProposal(id=proposal, status=await self._status(proposal), created=answer.created)
+        return await self._offered(proposal, created=answer.created)
 
     async def again(self, proposal: JobId) -> OfferedProposal:
         """The answer to a repeated request; raises ProposalNotFound."""
-        return OfferedProposal(id=proposal, status=await self._status(proposal), created=False)
+        return await self._offered(proposal, created=False)
 
     async def check(self, offer: ProposalOffer) -> None:
-        """Raise what `make` would raise if this cannot be proposed now."""
+        """Raise what `make` would raise if this cannot be proposed now.
+
+        Updates that the memory cannot take are refused with UpdatesRefused, before a person is asked about them.
+        """
         definition = await self.agent(offer.agent_slug)
         if offer.draft.action not in {output.value for output in definition.safe_outputs}:
             raise OutputRefused(slug=offer.agent_slug, action=offer.draft.action)
@@ -110,6 +118,8 @@ class ProposalService:
             proposals.checked_target(offer.draft.action, offer.draft.target)
         if offer.source.run_id is not None:
             await self._check_run(offer.agent_slug, offer.source.run_id)
+        if offer.draft.action == proposals.MEMORY_UPDATE:
+            await self._check_updates(offer)
 
     async def agent(self, slug: str) -> AgentDefinition:
         """The agent; raises SlugInvalid, AgentNotFound, DefinitionMalformed."""
@@ -150,6 +160,12 @@ class ProposalService:
         agent = RunRequest.read(job.payload).agent_slug
         if agent != slug:
             raise RunOfAnother(run_id=run_id, found=agent, slug=slug)
+
+    async def _check_updates(self, offer: ProposalOffer) -> None:
+        updates = [update_of(one) for one in offer.draft.content["updates"]]
+        memory, now = self.apply_engine.memory, await self.ledger.now()
+        run_id = offer.source.run_id or NO_RUN
+        await asyncio.to_thread(memory.preview, offer.agent_slug, updates, run_id=run_id, at=now)
 
     async def _store(self, offer: ProposalOffer) -> Submitted:
         proposal = ids.make_proposal_id(await self.ledger.now(), self.random_text())
@@ -204,22 +220,26 @@ class ProposalService:
     def _body(self, offer: ProposalOffer, proposal: JobId) -> bytes:
         return proposals.body_of(proposal, offer.agent_slug, offer.source, offer.draft, priority=offer.priority)
 
-    async def _status(self, proposal: JobId) -> str:
-        """`auto_applied`, `pending`, or `failed` if it was approved automatically and could not be applied.
+    async def _offered(self, proposal: JobId, *, created: bool) -> OfferedProposal:
+        """The proposal after the first try to apply it, if it needs no person. Repeated calls return the same."""
+        status, error = await self._outcome(proposal)
+        return OfferedProposal(id=proposal, status=status, error=error, created=created)
 
-        Repeated calls return the outcome of the first try.
-        """
+    async def _outcome(self, proposal: JobId) -> tuple[str, str | None]:
+        """`auto_applied`, `pending`, or `failed` and why if it was approved automatically and could not be applied."""
         body: dict[str, Any] = json.loads((await proposals.get_proposal_job(self.ledger, proposal)).payload or b"{}")
         if not proposals.may_auto_approve(body):
-            return "pending"
+            return "pending", None
         await proposals.auto_approve(self.ledger, self.gateway, proposal, body)
         await apply_until_settled(self.ledger, self.apply_engine, self.clock, proposal, PATIENCE_S)
         return first_apply_outcome(await self.ledger.events(proposal))
 
 
-def first_apply_outcome(events: Sequence[Event]) -> str:
-    """The outcome of the first try to apply an automatically approved proposal."""
-    tries = [event.target for event in events if event.source == APPLYING and event.data is not None]
+def first_apply_outcome(events: Sequence[Event]) -> tuple[str, str | None]:
+    """The outcome of the first try to apply an automatically approved proposal, and the error if it failed."""
+    tries = [event for event in events if event.source == APPLYING and event.data is not None]
     if not tries or all(event.target != "auto_approved" for event in events):
-        return "pending"
-    return FAILED if tries[0] == FAILED else "auto_applied"
+        return "pending", None
+    if tries[0].target != FAILED:
+        return "auto_applied", None
+    return FAILED, json.loads(tries[0].data or b"{}").get("error")

@@ -416,7 +416,9 @@ def _memory_draft(drafts: Sequence[AgentDraft], version: int) -> proposal.Propos
     content = {
         "summary": summary,
         "updates": updates,
-        "expected_version": version,
+        "expected_version": proposal.version_needed(
+            [update["operation"] for update in updates], priority=PRIORITY, seen=version
+        ),
         "grounds": [_grounds(draft) for draft in drafts],
     }
     files = "+".join(sorted({update["file"] for update in updates if update["file"]}))

@@ -28,6 +28,7 @@ from trellis.proposals.proposal import (
     TEXT_BYTES_MAX,
     ProposalContent,
     ProposalSource,
+    version_needed,
 )
 from trellis.proposals.service import OfferedProposal, ProposalOffer, ProposalService
 from trellis.storage.memory.layout import DeepPart, ReadMode
@@ -99,7 +100,10 @@ class MemoryProposal(pydantic.BaseModel):
     )
     updates: list[MemoryUpdate] = pydantic.Field(min_length=1, max_length=UPDATES_MAX)
     expected_version: int | None = pydantic.Field(
-        None, ge=0, description="The version it was made for; else the newest."
+        None,
+        ge=0,
+        description="The version it was made for: of another one nothing is changed. Else it is the newest, or any "
+        "if the updates have normal priority and replace nothing.",
     )
     run_id: str | None = pydantic.Field(None, max_length=100)
     reasoning: str = pydantic.Field("", max_length=REASONING_CHARS_MAX)
@@ -175,7 +179,13 @@ async def diff(
     return await api_for(instance, caller).memory.diff(agent_id, from_version, to_version)
 
 
-@router.post("/memory/{agent_id}/propose", status_code=202, response_model=MemoryProposed, responses=PROBLEMS)
+@router.post(
+    "/memory/{agent_id}/propose",
+    status_code=202,
+    response_model=MemoryProposed,
+    response_model_exclude_none=True,
+    responses=PROBLEMS,
+)
 async def propose(
     agent_id: AgentId,
     body: MemoryProposal,
@@ -190,7 +200,7 @@ async def propose(
     proposal = await _proposal_made_once(
         offering, request_key, response, lambda: _memory_offer(instance, caller, request_key, agent_id, body)
     )
-    return {"proposalId": proposal.id, "status": proposal.status}
+    return {"proposalId": proposal.id, "status": proposal.status, "error": proposal.error}
 
 
 @router.post("/logic/{agent_id}/propose", status_code=202, response_model=LogicProposed, responses=PROBLEMS)
@@ -242,7 +252,8 @@ async def _memory_offer(
 ) -> ProposalOffer:
     version = body.expected_version
     if version is None:
-        version = (await asyncio.to_thread(instance.memory.read, agent_id)).version
+        seen = (await asyncio.to_thread(instance.memory.read, agent_id)).version
+        version = version_needed([update.operation for update in body.updates], priority=body.priority, seen=seen)
     content: dict[str, Any] = {
         "summary": body.summary or _summary(body.updates),
         "updates": [update.model_dump(mode="json") for update in body.updates],

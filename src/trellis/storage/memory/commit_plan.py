@@ -162,7 +162,7 @@ def preview(folder: AgentFolder, updates: Sequence[Update], run_id: str, at: dat
     before = {name: folder.text(name) for name in {*LAYER_1, *_touched(updates)}}
     outcome = apply_updates(before, updates, at, run_id=run_id, counter=counter)
     if isinstance(outcome, RejectedUpdates):
-        raise _refused(folder.agent_id, "a preview", outcome)
+        raise _refused(folder.agent_id, "this proposal", outcome)
     changed = ((name, before[name], outcome.files[name]) for name in outcome.changed)
     return "".join(markdown.unified_diff(old, new, name if old else None, name) for name, old, new in changed)
 

@@ -255,7 +255,9 @@ class MemoryRepository:
         with self._folder(agent_id) as folder:
             return commit_plan.preview(folder, updates, run_id, at, self._counter)
 
-    def version_conflict(self, agent_id: str, *, expected_version: int, proposal_id: str) -> VersionConflict | None:
+    def version_conflict(
+        self, agent_id: str, *, expected_version: int | None, proposal_id: str
+    ) -> VersionConflict | None:
         """The conflict for which `commit` would refuse a proposal now; None if its version fits or it was applied.
 
         Raises MemoryMissing: a repository that is away must not look like one without a version.
@@ -263,16 +265,17 @@ class MemoryRepository:
         self._bare.check()
         with self._folder(agent_id) as folder:
             current = commit_plan.version_of(folder)
-            if current == expected_version or commit_plan.marker_of(folder, proposal_id) is not None:
+            if expected_version is None or current == expected_version:
                 return None
-        return VersionConflict(expected=expected_version, current=current)
+            was_applied = commit_plan.marker_of(folder, proposal_id) is not None
+        return None if was_applied else VersionConflict(expected=expected_version, current=current)
 
     def commit(
         self,
         agent_id: str,
         updates: Sequence[Update],
         *,
-        expected_version: int,
+        expected_version: int | None,
         run_id: str,
         proposal_id: str,
         reason: str,
@@ -282,6 +285,7 @@ class MemoryRepository:
     ) -> Committed | VersionConflict | AlreadyApplied:
         """Apply an approved proposal as exactly one commit. Only the apply engine calls this (AUTH-6).
 
+        Without an expected version it is applied to whatever version there is.
         Raises UpdatesRefused if the updates do not fit the memory, and ProposalReused if the proposal was applied with
         other updates. After MemoryUnavailable or a crash, call again: a proposal is never applied twice.
         """
@@ -303,7 +307,7 @@ class MemoryRepository:
         raise MemoryBusy(reason=f"the branch moved {self._bare.attempts_max} times while this commit was made")
 
     def _attempt(
-        self, order: MemoryCommitOrder, expected_version: int
+        self, order: MemoryCommitOrder, expected_version: int | None
     ) -> Committed | VersionConflict | AlreadyApplied | None:
         """One try under the lock; None if the branch moved meanwhile."""
         with self._folder(order.agent_id) as folder:
@@ -315,7 +319,7 @@ class MemoryRepository:
                 self._bare.sync_branch()
                 return AlreadyApplied(commit=CommitId(earlier.decode()), version=marker.version)
             current = commit_plan.version_of(folder)
-            if current != expected_version:
+            if expected_version is not None and current != expected_version:
                 return VersionConflict(expected=expected_version, current=current)
             planned = commit_plan.plan(folder, order, self._counter)
         if not self._bare.publish(planned.objects, folder.commit, planned.commit):
