@@ -41,6 +41,7 @@ from trellis.agents.errors import (
     TokensExceeded,
     ToolCallsExceeded,
 )
+from trellis.agents.models import OPENAI
 from trellis.agents.refusals import RefusalCode, ToolRefusal
 from trellis.agents.run_io import BASE_URL_SETTING, ModelOptions, TokenUsage, canonical_json
 from trellis.agents.tools import DESCRIPTIONS, MALFORMED, Reply, Toolbox
@@ -218,6 +219,10 @@ class JournalledModel(WrapperModel):
             raise ModelGarbage(model=self.model_name, reason=NO_COMPLETION) from None
         except UserError as error:
             raise ModelGarbage(model=self.model_name, reason=type(error).__name__) from None
+        except _UNREADABLE:
+            if self.wrapped.system != OPENAI:
+                raise  # a defect of a model of our own
+            raise ModelGarbage(model=self.model_name, reason=NO_COMPLETION) from None
 
     def _unavailable(self, reason: str) -> ModelUnavailable:
         """That the model does not answer, with the address that was asked and what to do about it."""
@@ -307,6 +312,8 @@ class JournalledModel(WrapperModel):
 
 
 CIRCLES = "its instructions let it run in circles"
+_UNREADABLE = (AttributeError, LookupError, RuntimeError, ValueError)
+"""What pydantic-ai raises about a reply that is JSON of another form, such as one without choices: it does not look first."""
 NO_COMPLETION = "it answered, but not with a chat completion in JSON; check that the address is that of its API"
 _BROKEN = "ModelConnectionError"
 

@@ -131,6 +131,27 @@ async def test_a_model_server_that_is_silent_or_answers_with_a_web_page_is_repor
     assert not pydantic_ai.BANNER_ENABLED, "its advertisement would stand in the middle of the progress bar"
 
 
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}
+CUSTOM = {"id": "call_1", "type": "custom", "custom": {"name": "finish", "input": "Done."}}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"choices": []},
+        {"choices": [None]},
+        {"choices": [CHOICE], "created": 10**15},
+        {"choices": [{**CHOICE, "message": {"role": "assistant", "content": None, "tool_calls": [CUSTOM]}}]},
+    ],
+    ids=["no choice", "an empty choice", "a time without a date", "a custom call"],
+)
+async def test_a_reply_of_another_form_is_reported_as_such(endpoint, reply: dict[str, Any]):
+    body = {"id": "1", "object": "chat.completion", "created": 0, "model": "test-1", **reply}
+    endpoint.raw(200, json.dumps(body).encode(), Content_Type="application/json")
+    with pytest.raises(ModelGarbage, match="answered, but not with a chat completion in JSON"):
+        await stage_at(endpoint).run(agent(model="openai:test-1"))
+
+
 async def test_a_missing_model_server_is_unavailable():
     stage = Stage(base_url="http://anna:planted@127.0.0.1:9/v1", key=KEY)
     with pytest.raises(ModelUnavailable) as caught:
