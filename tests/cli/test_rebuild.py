@@ -15,7 +15,15 @@ from tests.servers.seaweedfs import ACCESS_KEY, BUCKET, SECRET_KEY, SeaweedServe
 from tests.storage.conftest import seaweedfs
 from trellis.app.instance import open_instance
 from trellis.app.settings import Settings, read_settings
+from trellis.app.wiring import SystemClock
+from trellis.documents.audit_chain import NLM_CHAIN, AuditSealer
+from trellis.documents.publisher import DocumentPublisher
+from trellis.engine.jobs import Actor, JobId, NewJob
+from trellis.ledgers import open_ledger
+from trellis.lifecycles import Role
+from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.runs.projector import Projector
+from trellis.storage.objects.open import open_objects
 
 __all__ = ["seaweedfs"]
 VIOLIN = "archivist-violin"
@@ -95,6 +103,38 @@ def test_a_lost_ledger_comes_back_and_then_a_lost_bucket(planted: Terminal, tmp_
     assert f"{len(jobs)} jobs" in answer.out
     assert files(tmp_path / "objects") == before
     assert used("rebuild", "--from", "ledger", "--json").record["written"] == 0
+
+
+async def publish_of_nlm_backend(url: str, place: Path) -> None:
+    """Give the NLM backend's own ledger one job, and publish and seal its events as the backend does."""
+    ledger, objects = await open_ledger(url), await open_objects(f"file://{place}")
+    job = NewJob(job_id=JobId("asked@1"), type="nlm.process", lifecycle=NLM_JOB.name, payload=b"{}")
+    await ledger.submit(Actor(role=Role.NLM_BACKEND, name="backend@test"), [job])
+    actor, clock = Actor(role=Role.PROJECTOR, name="projector@test"), SystemClock()
+    sealer = AuditSealer(ledger=ledger, actor=actor, objects=objects, clock=clock, chain=NLM_CHAIN)
+    publisher = DocumentPublisher(objects)
+    projector = Projector(ledger=ledger, actor=actor, publisher=publisher, sealer=sealer, clock=clock)
+    while (await projector.run_once()).events:
+        pass
+    await projector.release()
+    await objects.close()
+    await ledger.close()
+
+
+@pytest.mark.requirement("OBS-1", "D14")
+def test_records_of_the_nlm_backend_come_back_with_a_lost_bucket(used: Terminal, tmp_path: Path):
+    """The backend has a ledger and an audit chain of its own: without them every later audit would find violations."""
+    asyncio.run(publish_of_nlm_backend(f"sqlite:///{tmp_path / 'nlm.db'}", tmp_path / "objects"))
+    assert "of the NLM backend with 1 record" in used("audit", "verify").out
+    before = files(tmp_path / "objects")
+    shutil.rmtree(tmp_path / "objects" / "audit")
+    answer = used("rebuild", "--from", "ledger")
+    assert (answer.code, "NLM backend: 1 job, 1 event: 1 object written" in answer.out) == (0, True), answer.out
+    assert files(tmp_path / "objects").keys() == before.keys()
+    audited = used("audit", "verify")
+    assert (audited.code, "no violation" in audited.out) == (0, True), audited.out
+    record = used("rebuild", "--from", "ledger", "--json").record
+    assert (record["written"], record["nlm_backend"]["written"]) == (0, 0)
 
 
 def test_objects_that_differ_are_named_and_left(planted: Terminal, tmp_path: Path):

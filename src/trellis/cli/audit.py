@@ -1,8 +1,6 @@
 """`trellis audit`: checks the sealed audit records, and prints the newest block so that it can be kept elsewhere."""
 
 import re
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Annotated
 
 import typer
@@ -12,14 +10,12 @@ from trellis.app.wiring import token_key
 from trellis.auth.tokens import signed_statement
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command, group
-from trellis.cli.invocation import Cli, sqlite_path
+from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.documents.audit_chain import INSTANCE_CHAIN, NLM_CHAIN
 from trellis.documents.audit_verification import AuditedLedger, AuditReport, AuditViolation, verify_audit
 from trellis.engine.errors import OptionInvalid, Refused
-from trellis.engine.ledger import Ledger
 from trellis.engine.text import counted
-from trellis.ledgers import open_ledger
 from trellis.storage.objects.canonical_json import timestamp
 
 NOTHING_SEALED = "Nothing is sealed yet: `trellis up` seals what it publishes, every ten seconds."
@@ -62,7 +58,7 @@ async def verify(
             expected = f"64 hexadecimal digits, as `{command_}` prints"
             raise OptionInvalid(option=option, value=value[:70], expected=expected)
     with counting(cli.out) as progress:
-        async with cli.open() as ledger, cli.objects() as objects, _nlm_ledger(cli) as of_backend:
+        async with cli.open() as ledger, cli.objects() as objects, cli.nlm_ledger() as of_backend:
             ledgers = [
                 AuditedLedger(chain=INSTANCE_CHAIN, ledger=ledger),
                 AuditedLedger(chain=NLM_CHAIN, ledger=of_backend),
@@ -70,21 +66,6 @@ async def verify(
             report = await verify_audit(ledgers, objects, anchor=anchor, unproven=unproven, on_progress=progress)
     _print(cli, report, wanted)
     return 0 if report.ok else 1
-
-
-@asynccontextmanager
-async def _nlm_ledger(cli: Cli) -> AsyncGenerator[Ledger | None]:
-    """The NLM backend's own ledger; None if it is not on this machine."""
-    url = cli.settings.nlm_ledger_of(cli.url)
-    path = sqlite_path(url)
-    if path is not None and not path.exists():
-        yield None
-        return
-    ledger = await open_ledger(url)
-    try:
-        yield ledger
-    finally:
-        await ledger.close()
 
 
 def _print(cli: Cli, report: AuditReport, limit: int) -> None:

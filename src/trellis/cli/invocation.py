@@ -317,6 +317,22 @@ class Cli:
         finally:
             await objects.close()
 
+    @asynccontextmanager
+    async def nlm_ledger(self) -> "AsyncGenerator[Ledger | None]":
+        """The NLM backend's own ledger; None if it is not on this machine."""
+        from trellis.ledgers import open_ledger
+
+        url = self.settings.nlm_ledger_of(self.url)
+        path = sqlite_path(url)
+        if path is not None and not path.exists():
+            yield None
+            return
+        ledger = await open_ledger(url)
+        try:
+            yield ledger
+        finally:
+            await ledger.close()
+
     def owner(self, action: str) -> Principal:
         """The local owner as a principal, with the restrictions of the token. Raises NotAllowed."""
         principal = self._acting(operator=True)

@@ -10,13 +10,16 @@ from trellis.cli.commands import ReasonOption, command
 from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.output import ListingColumn, counting
 from trellis.documents import ids
+from trellis.documents.audit_chain import NLM_CHAIN
 from trellis.documents.errors import RebuildError
 from trellis.engine.errors import OptionInvalid
+from trellis.engine.jobs import Actor
 from trellis.engine.text import counted
 from trellis.ledgers import open_ledger
 from trellis.runs.rebuild import (
     LedgerRebuildReport,
     ObjectsRebuildReport,
+    Progress,
     RestoreRefusal,
     rebuild_ledger,
     rebuild_objects,
@@ -41,7 +44,7 @@ async def rebuild(
 ) -> int:
     """Rebuild a lost ledger or object store from the other one.
 
-    --from ledger publishes what the object store lacks: documents and audit records, byte for byte. --from objects puts every job back that the
+    --from ledger publishes what the object store lacks: documents and audit records, byte for byte, also those of the NLM backend's own ledger if it is on this machine. --from objects puts every job back that the
     audit records know, into a ledger that was lost; a missing SQLite file is made. Stop `trellis up` first. A rebuild that was interrupted goes on when
     it is begun again. Exit code 1 when a job could not be put back, or an object is not what the ledger recorded. On PostgreSQL --from objects needs a member of trellis_owner, as `migrate` does.
     """
@@ -59,16 +62,31 @@ async def _from_ledger(cli: Cli, objects: ObjectStore, reason: str | None) -> in
     try:
         with counting(cli.out) as progress:
             done = await rebuild_objects(ledger, objects, actor, alone=alone, cause=reason, on_progress=progress)
+            of_backend = await _from_nlm_ledger(cli, objects, actor, reason, progress)
     finally:
         await ledger.close()
+    both = [one for one in (done, of_backend) if one is not None]
     if cli.out.as_json:
-        cli.out.record(asdict(done))
-    else:
-        cli.out.line(
-            f"{counted(done.jobs, 'job')}, {counted(done.events, 'event')}: {counted(done.written, 'object')} written"
-        )
-        _print_differing(cli, done)
-    return 1 if done.differing else 0
+        cli.out.record({**asdict(done), "nlm_backend": None if of_backend is None else asdict(of_backend)})
+        return 1 if any(one.differing for one in both) else 0
+    for one in both:
+        whose = "" if one is done else "NLM backend: "
+        counts = f"{counted(one.jobs, 'job')}, {counted(one.events, 'event')}: {counted(one.written, 'object')} written"
+        cli.out.line(whose + counts)
+        _print_differing(cli, one)
+    return 1 if any(one.differing for one in both) else 0
+
+
+async def _from_nlm_ledger(
+    cli: Cli, objects: ObjectStore, actor: Actor, reason: str | None, progress: Progress
+) -> ObjectsRebuildReport | None:
+    """Publish the records of the NLM backend's jobs, which are in a ledger of its own; None if that is not here."""
+    if cli.settings.nlm_ledger_of(cli.url) == cli.url:
+        return None
+    async with cli.nlm_ledger() as ledger:
+        if ledger is None:
+            return None
+        return await rebuild_objects(ledger, objects, actor, chain=NLM_CHAIN, cause=reason, on_progress=progress)
 
 
 def _print_differing(cli: Cli, done: ObjectsRebuildReport) -> None:

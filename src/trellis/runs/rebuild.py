@@ -123,12 +123,13 @@ async def rebuild_objects(
     actor: Actor,
     *,
     alone: frozenset[str] = frozenset(),
+    chain: str = INSTANCE_CHAIN,
     cause: str | None = None,
     on_progress: Progress = lambda _what, _count: None,
 ) -> ObjectsRebuildReport:
     """Publish every object that the store lacks, and record the rebuild as an administrative act.
 
-    Raises NotAllowed, before anything is written, when the actor may not record acts. Raises RebuildError while a
+    `chain` is the audit chain of this ledger: the NLM backend's ledger has one of its own. Raises NotAllowed, before anything is written, when the actor may not record acts. Raises RebuildError while a
     ledger rebuild is unfinished, RecordInUse and StoreUnavailable.
     """
     require(actor, "record_act")
@@ -165,7 +166,7 @@ async def rebuild_objects(
         acts = ActRecorder(ledger, actor, DocumentPublisher(objects, act.wrote))
         written = done.written + await recorder.segments.write() + await acts.publish_all()
         await _withdraw_alerts(objects, recorder, segments)
-        await restart_chain(ledger, objects, actor)
+        await restart_chain(ledger, objects, actor, chain)
         differing = tuple(sorted({*recorder.differing, *acts.differing}))
         done = replace(done, written=written, older=recorder.older, differing=differing)
         act.facts = {**asdict(done), "differing": listed_keys(list(done.differing))}
