@@ -17,6 +17,7 @@ from trellis.agents.garden import AGENTS, memory_seed, plant
 from trellis.agents.refusals import RefusalCode, ToolRefusal
 from trellis.agents.run_io import AgentOutput, DraftChange, ModelOptions, RunLimits
 from trellis.agents.run_io import ProposalDraft as AgentDraft
+from trellis.agents.sources import read_annotations
 from trellis.documents import ids
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.documents.run_documents import RunRequest
@@ -160,6 +161,36 @@ async def test_memory_update_already_present_is_not_appended_again(garden: Garde
     assert times == [1, 1, 2], "a line in another section is another line"
 
 
+@pytest.mark.requirement("D22", "D63")
+@pytest.mark.parametrize("name", ["листи.md", "the letters of 1926.md", "🎻 letters.md"])
+async def test_source_of_any_name_is_commented_on_or_the_model_is_told_why_not(
+    garden: Garden, tmp_path: Path, name: str
+):
+    slug = AGENTS[0]
+    folder = tmp_path / "objects" / "agents" / slug
+    file = folder / "_agent.md"
+    file.write_text(file.read_text().replace("model: offline", "model: scripted:reader"))
+    (folder / "sources" / name).write_text("The lamp is L-1.\n")
+    draft = {"action": "propose-comment", "target": f"sources/{name}", "summary": "Which?", "text": "Which lamp?"}
+    reader = script([("create-proposal", draft)], [FINISH])
+    garden.work = replace(garden.work, models=ModelOptions(scripts={"reader": reader}))
+    run_id, outcome = await garden.run(slug)
+    assert outcome.state == "completed"
+    made = (await garden.document(ids.status_key(slug, run_id)))["proposals_created"]
+    if name.startswith("🎻"):
+        output = await garden.document(ids.step_key(slug, run_id, 2))
+        assert made == []
+        assert "begin with a letter" in output["result"]["refused"][0]["detail"], output["result"]["refused"]
+        return
+    owner = Actor(role=Role.OWNER, name="anna")
+    await proposals.decide_proposal(
+        garden.stand.ledger, owner, JobId(made[0]), approve=True, note=None, request_id=RequestId("yes"), version=1
+    )
+    assert (await garden.engine.run_once()).applied == 1
+    annotations = await read_annotations(garden.objects, slug)
+    assert [(one.target, one.text) for one in annotations] == [(f"sources/{name}", "Which lamp?")]
+
+
 @pytest.mark.requirement("D22", "D23")
 async def test_what_a_run_adds_to_its_memory_is_kept_when_the_memory_changed_during_the_run(
     garden: Garden, tmp_path: Path
@@ -250,6 +281,7 @@ async def test_only_approved_proposals_are_applied(garden: Garden):
     assert waiting
     chosen, others = waiting[0], waiting[1:]
     owner = Actor(role=Role.OWNER, name="anna")
+    owner = Actor(role=Role.OWNER, name="anna")
     await proposals.decide_proposal(
         garden.stand.ledger, owner, chosen["id"], approve=True, note=None, request_id=RequestId("yes")
     )
@@ -291,6 +323,7 @@ async def test_a_second_run_names_what_is_proposed_already_and_proposes_it_again
         if first not in body["target"]  # a summary is a file of its run
     ]
     no, owner = waiting[0]["id"], Actor(role=Role.OWNER, name="anna")
+    owner = Actor(role=Role.OWNER, name="anna")
     await proposals.decide_proposal(
         garden.stand.ledger, owner, no, approve=False, note="nobody needs it", request_id=RequestId("no")
     )
@@ -336,6 +369,7 @@ async def test_text_that_a_memory_file_already_has_is_not_proposed_again(
     (made,) = status["proposals_created"]
     assert (status["refused_actions"], "already_proposed" in status) == (1, False)
     owner = Actor(role=Role.OWNER, name="anna")
+    owner = Actor(role=Role.OWNER, name="anna")
     await proposals.decide_proposal(
         garden.stand.ledger, owner, made, approve=True, note=None, request_id=RequestId("yes")
     )
@@ -347,6 +381,7 @@ async def test_text_that_a_memory_file_already_has_is_not_proposed_again(
 
 
 async def apply(garden: Garden, proposal: JobId) -> None:
+    owner = Actor(role=Role.OWNER, name="anna")
     owner = Actor(role=Role.OWNER, name="anna")
     await proposals.decide_proposal(
         garden.stand.ledger, owner, proposal, approve=True, note=None, request_id=RequestId(proposal)
@@ -396,6 +431,7 @@ async def test_an_approved_comment_on_a_disagreement_leaves_the_disagreement_in_
     run_id, _ = await garden.run(VIOLIN)
     first = await garden.document(ids.output_key(VIOLIN, run_id))
     comment, *_ = [body for body in first["proposals"] if body["action"] == "propose-comment"]
+    owner = Actor(role=Role.OWNER, name="anna")
     owner = Actor(role=Role.OWNER, name="anna")
     await proposals.decide_proposal(
         garden.stand.ledger, owner, comment["id"], approve=True, note=None, request_id=RequestId("yes")
@@ -474,6 +510,7 @@ async def test_an_approved_logic_update_becomes_part_of_the_instructions_of_the_
     assert (body["target"], body["requiresHumanReview"]) == ("pseudocode.md", True)
     assert not await proposals.auto_approve(garden.stand.ledger, GATEWAY, proposal.id, body)
     before = await garden.text(f"agents/{VIOLIN}/_agent.md")
+    owner = Actor(role=Role.OWNER, name="anna")
     owner = Actor(role=Role.OWNER, name="anna")
     await proposals.decide_proposal(
         garden.stand.ledger, owner, proposal.id, approve=True, note=None, request_id=RequestId("yes")

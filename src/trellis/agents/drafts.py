@@ -13,7 +13,7 @@ from typing import Any, cast
 from trellis.agents.definition import SafeOutput, Tool
 from trellis.agents.refusals import CallRefused, RefusalCode, ToolRefusal
 from trellis.agents.run_io import DraftChange, ProposalDraft
-from trellis.agents.sources import ANNOTATION_KINDS, Annotation
+from trellis.agents.sources import ANNOTATION_KINDS, CHANGEABLE_EXPECTED, Annotation, is_changeable
 from trellis.engine.text import is_storable
 from trellis.nlm.citations import CITATIONS_MAX, EXCERPT_CHARS_MAX, FLAG_REF_CHARS_MAX, verify
 from trellis.nlm.provider import Citation, NlmAnswer, NlmSource
@@ -182,7 +182,7 @@ def _target(target: str, action: SafeOutput, rule: _ActionRule, context: Draftin
             raise CallRefused(
                 RefusalCode.TARGET_NOT_ALLOWED, f"there is no source {target!r}; use one of {', '.join(refs)}"
             )
-        return target
+        return _changeable(target)
     try:
         checked_key(target)
     except KeyInvalid as invalid:
@@ -197,6 +197,13 @@ def _target(target: str, action: SafeOutput, rule: _ActionRule, context: Draftin
         )
     if target in refs:
         raise CallRefused(RefusalCode.TARGET_NOT_ALLOWED, f"{target!r} is there already; choose another name")
+    return _changeable(target)
+
+
+def _changeable(target: str) -> str:
+    if not is_changeable(target):
+        detail = f"no proposal may be about {target!r}, only about {CHANGEABLE_EXPECTED}"
+        raise CallRefused(RefusalCode.TARGET_NOT_ALLOWED, detail)
     return target
 
 

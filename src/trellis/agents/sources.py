@@ -25,6 +25,29 @@ SOURCE_BYTES_MAX = 256 * 1024
 """A larger file is not fetched."""
 LISTED_MAX = 1_000
 TEXT_SUFFIXES = (".md", ".txt", ".json")
+CHANGEABLE_FOLDERS = ("sources", "notes", "artifacts", "comments")
+CHANGEABLE_DEPTH_MAX = 5
+CHANGEABLE_NAME_CHARS_MAX = 100
+CHANGEABLE_NAME_BYTES_MAX = 200
+"""Below the limit of file systems, which have 255."""
+CHANGEABLE_EXPECTED = (
+    f"files below {', '.join(f'{folder}/' for folder in CHANGEABLE_FOLDERS)} at most {CHANGEABLE_DEPTH_MAX} levels deep,"
+    f" with names of at most {CHANGEABLE_NAME_CHARS_MAX} visible characters that begin with a letter, a digit or `_`"
+)
+
+
+def is_changeable(target: str) -> bool:
+    """Whether a proposal may be about this file of its agent: never its definition, a run or another proposal."""
+    folder, *names = target.split("/")
+    within = folder in CHANGEABLE_FOLDERS and 1 <= len(names) <= CHANGEABLE_DEPTH_MAX
+    return within and all(map(_is_changeable_name, names))
+
+
+def _is_changeable_name(name: str) -> bool:
+    begins_well = name[:1].isalnum() or name.startswith("_")
+    if not begins_well or not name.isprintable() or name != name.strip() or "\\" in name:
+        return False
+    return len(name) <= CHANGEABLE_NAME_CHARS_MAX and len(name.encode()) <= CHANGEABLE_NAME_BYTES_MAX
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -131,7 +131,7 @@ class NoteTooShort(RunError):
 
 
 class TargetRefused(RunError):
-    """{action} may not touch {target!r}, or does not say what to do with it."""
+    """{action} of {target!r} is refused: {detail}."""
 
     code = "VALIDATION_FAILED"
 

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, cast
 
+from trellis.agents.sources import CHANGEABLE_EXPECTED, is_changeable
 from trellis.documents import ids
 from trellis.documents.errors import DuplicateProposal, NoteTooShort, ProposalConflict, ProposalNotFound, TargetRefused
 from trellis.documents.run_documents import Publication
@@ -446,13 +446,13 @@ def _applied(events: Sequence[Event]) -> dict[str, Any] | None:
 
 LOGIC_FILE = "pseudocode.md"
 TEXT_BYTES_MAX = 1024 * 1024
-CONTENT_FILE = re.compile(r"(sources|notes|artifacts|comments)(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}){1,5}")
 CONTENT_ACTIONS = frozenset(
     {"propose-edit", "propose-summary", "propose-tag", "propose-artifact", "propose-note", "propose-comment"}
 )
 NEWLINES_MAX = 100
 """A text that ended in more newlines than this is not recognized as the beginning of an appended file."""
 CHANGES = frozenset({"create", "append", "replace"})
+CHANGE_EXPECTED = f"say what to do: `change` with a `type` ({', '.join(sorted(CHANGES))}) and a `text` of at most {TEXT_BYTES_MAX} bytes"
 _EMPTY = hashlib.sha256().hexdigest()
 
 
@@ -470,11 +470,11 @@ def checked_target(action: str, target: str) -> str:
     if action == MEMORY_UPDATE:
         return target
     if action == LOGIC_UPDATE:
-        fits = target == LOGIC_FILE
+        fits, allowed = target == LOGIC_FILE, LOGIC_FILE
     else:
-        fits = action in CONTENT_ACTIONS and CONTENT_FILE.fullmatch(target) is not None
+        fits, allowed = action in CONTENT_ACTIONS and is_changeable(target), CHANGEABLE_EXPECTED
     if not fits:
-        raise TargetRefused(action=action, target=target)
+        raise TargetRefused(action=action, target=target, detail=f"it may change {allowed}")
     return target
 
 
@@ -484,7 +484,7 @@ def file_change(slug: str, body: Mapping[str, Any]) -> AgentFileChange:
     change: dict[str, Any] = body["content"].get("change") or {}
     kind, text = change.get("type"), change.get("text")
     if kind not in CHANGES or not isinstance(text, str) or len(text.encode()) > TEXT_BYTES_MAX:
-        raise TargetRefused(action=body["action"], target=target)
+        raise TargetRefused(action=body["action"], target=target, detail=CHANGE_EXPECTED)
     return AgentFileChange(object_key("agents", slug, *target.split("/")), kind, text)
 
 

@@ -141,7 +141,8 @@ class ProposalService:
         there = await self.objects.get(object_key("agents", slug, *target.split("/")))
         needs_text = change.kind != "create" or action in sources.ANNOTATION_KINDS
         if action != proposals.LOGIC_UPDATE and (there is not None) is not needs_text:
-            raise TargetRefused(action=f"{action} ({change.kind})", target=target)
+            detail = "there is no such file" if there is None else "the file exists; use append or replace"
+            raise TargetRefused(action=f"{action} ({change.kind})", target=target, detail=detail)
         known = None if there is None else sha256(there.body)
         return ProposalContent(action=action, target=target, content=content, target_hash=known)
 
