@@ -129,8 +129,9 @@ async def rebuild_objects(
 ) -> ObjectsRebuildReport:
     """Publish every object that the store lacks, and record the rebuild as an administrative act.
 
-    `chain` is the audit chain of this ledger: the NLM backend's ledger has one of its own. Raises NotAllowed, before anything is written, when the actor may not record acts. Raises RebuildError while a
-    ledger rebuild is unfinished, RecordInUse and StoreUnavailable.
+    `chain` is the audit chain of this ledger: the NLM backend's ledger has one of its own. Raises NotAllowed, before
+    anything is written, when the actor may not record acts. Raises RebuildError while a ledger rebuild is unfinished,
+    RecordInUse and StoreUnavailable.
     """
     require(actor, "record_act")
     done, position = ObjectsRebuildReport(), None
