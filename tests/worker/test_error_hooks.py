@@ -9,6 +9,7 @@ from tests.worker.conftest import Stand
 from trellis import App, Context, PermanentError, Snooze, SyncContext, TransientError
 from trellis.testing import sandbox
 from trellis.worker import handlers
+from trellis.worker.options import WorkerOptions
 
 
 async def test_every_failed_attempt_is_reported_with_its_context_and_error():
@@ -62,6 +63,57 @@ async def test_a_hook_that_fails_or_hangs_is_logged_and_changes_nothing(
     assert [record.message.split()[0] for record in caplog.records if "error_hook_failed" in record.message] == [
         "error_hook_failed"
     ] * 2
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, SystemExit, KeyboardInterrupt])
+async def test_a_hook_that_raises_what_means_something_to_the_loop_changes_nothing(
+    kind: str, error: type[BaseException], caplog: pytest.LogCaptureFixture
+):
+    app, reports = App(), list[str]()
+
+    async def waits(ctx: Context, problem: BaseException) -> None:
+        raise error
+
+    def blocks(ctx: SyncContext, problem: BaseException) -> None:
+        raise error
+
+    app.on_error(waits if kind == "async" else blocks)
+
+    @app.on_error
+    async def works(ctx: Context, problem: BaseException) -> None:
+        reports.append(str(problem))
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        raise PermanentError("broken for good")
+
+    async with sandbox(app) as box:
+        job = await box.submit("t")
+        await box.run_until_idle()
+        assert (await job.status()).state == "failed"
+    assert reports == ["broken for good"]
+    assert "error_hook_failed" in caplog.text
+
+
+async def test_a_hook_that_cancels_its_own_task_leaves_no_job_behind():
+    app = App()
+
+    @app.on_error
+    async def report(ctx: Context, error: BaseException) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.Event().wait()
+
+    @app.job("t")
+    async def handler(ctx: Context) -> None:
+        raise PermanentError("broken for good")
+
+    async with sandbox(app) as box:
+        jobs = [await box.submit("t") for _ in range(3)]
+        await box.run_until_idle(options=WorkerOptions(concurrency=1))
+        assert [(await job.status()).state for job in jobs] == ["failed"] * 3
 
 
 async def test_a_timeout_and_a_result_that_cannot_be_stored_are_failed_attempts(stand: Stand):

@@ -141,7 +141,7 @@ class SpeechlessExit(SystemExit):
 
 
 @pytest.mark.parametrize("kind", ["async", "sync", "batch"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Panic, SpeechlessExit])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, Panic, SpeechlessExit])
 async def test_any_error_of_a_handler_ends_its_attempt_and_not_the_worker(
     stand: Stand, kind: str, error: type[BaseException]
 ):

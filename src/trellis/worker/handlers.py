@@ -21,7 +21,7 @@ from trellis.worker.middleware import BatchCall, BoundMiddleware, through
 from trellis.worker.parameters import name_of, parameters_of
 from trellis.worker.processes import Processes, check_importable
 from trellis.worker.resources import OpenResources
-from trellis.worker.threads import Threads
+from trellis.worker.threads import Threads, is_closed
 
 ERROR_HOOK_S_MAX = 10.0
 """How long one error hook may take. The attempt ends without it then."""
@@ -87,11 +87,14 @@ class Handlers:
 
     async def report_error(self, spec: JobSpec, context: AttemptContext, error: BaseException) -> None:
         """Calls the error hooks of a failed attempt. What a hook raises is logged."""
+        task = asyncio.current_task()
         for hook in self._bound[spec.type].on_error:
             try:
                 async with asyncio.timeout(ERROR_HOOK_S_MAX):
                     await self._call_hook(hook, context, error)
-            except Exception as problem:  # noqa: BLE001 - a hook must not change the outcome of a job
+            except BaseException as problem:  # a hook must not change the outcome of a job
+                if is_closed(task) or (isinstance(problem, asyncio.CancelledError) and task and task.cancelling()):
+                    raise  # the worker ends
                 name = name_of(cast("partial[Any]", hook).func)
                 _log.warning("error_hook_failed", hook=name, error=error_text(problem), exc_info=problem)
 

@@ -31,6 +31,7 @@ from trellis.worker.outcomes import (
     suspend_advance,
 )
 from trellis.worker.payloads import UnreadablePayload
+from trellis.worker.threads import is_closed
 
 # Progress and log lines of held jobs. They are no transitions: losing one affects nothing else.
 
@@ -217,11 +218,11 @@ class Runners:
                     value = await (handler(context, held.payload) if held.spec.takes_payload else handler(context))
                 if context.calls is not None or context.durable is not None:
                     await context.finish()
-            except GeneratorExit:
-                raise
             # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
             # handler.
-            except BaseException as problem:  # noqa: BLE001
+            except BaseException as problem:
+                if isinstance(problem, GeneratorExit) and is_closed(task):
+                    raise
                 error = error_of_step(problem)
                 _describe_failure(span, error)
         self._handler_ended(held, error)
@@ -264,11 +265,11 @@ class Runners:
                 await (
                     first.spec.handler(items) if first.spec.is_plain else self._handlers.call_batch(first.spec, items)
                 )
-            except GeneratorExit:
-                raise
             # Whatever ends a handler is the outcome of the job, not of the worker. `sys.exit()` too ends only the
             # handler.
-            except BaseException as problem:  # noqa: BLE001
+            except BaseException as problem:
+                if isinstance(problem, GeneratorExit) and is_closed(task):
+                    raise
                 error = problem
                 _describe_failure(span, problem)
         for held in batch:  # of all, before the first wait: a time-out of one must not cancel what ends the others
@@ -320,11 +321,13 @@ class Runners:
         step = self._step(held, value, error)
         if step is None:
             return
-        if held.spec.on_error and (failure := failure_of(held, error, step)) is not None:
-            await self._handlers.report_error(held.spec, context, failure)
-            await self._flush(held)
-        if not held.finished:  # else released meanwhile, by a drain that could not wait
-            self._held_jobs.settle(held, step)
+        try:
+            if held.spec.on_error and (failure := failure_of(held, error, step)) is not None:
+                await self._handlers.report_error(held.spec, context, failure)
+                await self._flush(held)
+        finally:  # also for a hook that cancelled its own task
+            if not held.finished:  # else released meanwhile, by a drain that could not wait
+                self._held_jobs.settle(held, step)
 
     def _step(self, held: HeldJob, value: Any, error: BaseException | None) -> Advance | None:
         """The next transition of a job whose handler ended; None if this worker has no say in it any more."""

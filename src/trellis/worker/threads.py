@@ -66,8 +66,19 @@ def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | No
         future.set_exception(ordinary(error))
 
 
+def is_closed(task: "asyncio.Task[Any] | None") -> bool:
+    """Whether the coroutine of this task is closed from outside, as when its event loop has ended: it must not wait again.
+
+    A GeneratorExit that user code raises looks the same, but the task runs then.
+    """
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:  # no event loop runs
+        return True
+
+
 def ordinary(error: BaseException) -> BaseException:
     """The error itself, or an ordinary one instead of those that mean something to the event loop."""
-    if isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | asyncio.CancelledError):
+    if isinstance(error, StopIteration | KeyboardInterrupt | SystemExit | GeneratorExit | asyncio.CancelledError):
         return RuntimeError(f"the handler raised {type(error).__name__}: {error_message(error)}")
     return error
