@@ -89,9 +89,19 @@ def raises(ctx: ProcessContext, what: str) -> None:
         "snooze": Snooze(3600),
         "strange": Strange(),
         "exit": SystemExit(4),
+        "long": ValueError("x" * 3_000_000),
     }[what]
 
 
 @app.job("halve", runner="process", serializer=Fractions())
 def halve(ctx: ProcessContext, n: Fraction) -> Fraction:
     return n / 2
+
+
+@app.job("fork", runner="process", timeout_s=20)
+def fork(ctx: ProcessContext) -> str:
+    """Its fork comes out of the handler, as it does when the fork raises. Such a process must not act for the handler."""
+    if not (other := os.fork()):
+        return "the fork"
+    os.waitpid(other, 0)
+    return "the handler"

@@ -125,7 +125,8 @@ async def test_a_drain_ends_the_process_and_gives_the_job_back(stand: Stand, fil
 @one_turn
 async def test_errors_of_another_process_keep_their_class_data_and_traceback(stand: Stand):
     jobs = {
-        what: await stand.submit("raise", what, max_attempts=1) for what in ("permanent", "snooze", "strange", "exit")
+        what: await stand.submit("raise", what, max_attempts=1)
+        for what in ("permanent", "snooze", "strange", "exit", "long")
     }
     await stand.run_until_idle(app)
     letter = await stand.ledger.dead_letter(jobs["permanent"].id)
@@ -133,10 +134,19 @@ async def test_errors_of_another_process_keep_their_class_data_and_traceback(sta
     assert letter.reason_code == "policy_violation"
     assert "process_jobs.py" in (last_traceback(await jobs["permanent"].events()) or "")
     assert (await stand.events(jobs["snooze"]))[-1] == "job_snoozed"
-    for what, text in (("strange", "RuntimeError: Strange"), ("exit", "RuntimeError: SystemExit: 4")):
+    texts = {"strange": "RuntimeError: Strange", "exit": "RuntimeError: SystemExit: 4", "long": "ValueError: xxx"}
+    for what, text in texts.items():
         lost = await stand.ledger.dead_letter(JobId(jobs[what].id))
         assert lost is not None
         assert text in lost.last_error
+
+
+async def test_a_fork_that_comes_out_of_the_handler_does_not_act_for_it(tmp_path: Path):
+    async with sandbox(app) as box:
+        jobs = [await box.submit("fork"), await box.submit("square", {"file": str(tmp_path), "n": 3})]
+        await box.run_until_idle(options=WorkerOptions(processes=1))
+        assert await jobs[0].result(timeout_s=0) == "the handler"
+        assert (await jobs[1].result(timeout_s=0)).value == 9
 
 
 async def test_a_process_is_replaced_after_its_last_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -23,6 +23,8 @@ from trellis.engine.jobs import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, JobId
 from trellis.engine.retry_policy import error_text
 from trellis.worker.payloads import Codec, Serializer, UnreadablePayload, any_json_bytes, codec_for
 
+TEXT_CHARS_MAX = 64 * 1024
+"""How much of a traceback goes to the worker: more than it stores. An error may say anything, such as a whole document."""
 FRAME_BYTES_MAX = max(PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX) + 1024 * 1024
 LENGTH = struct.Struct(">I")
 TRACEBACK_FRAMES_MAX = 8
@@ -102,6 +104,7 @@ class ProcessLine:
         self._current: ProcessContext | None = None
         self._stopped = 0
         self._codecs: dict[tuple[str, str, str], tuple[Callable[..., Any], Codec]] = {}
+        self._process = os.getpid()
 
     def serve(self) -> None:
         """Runs orders until the worker is gone."""
@@ -149,6 +152,8 @@ class ProcessLine:
             reply = ProcessReply(result=self._result(order, handler, codec, context), heard=context.heard)
         except BaseException as error:  # noqa: BLE001 - whatever the handler raises is the outcome of its job
             reply = _failed(error, context)
+        if os.getpid() != self._process:
+            os._exit(0)  # a process that the handler forked has come out of the handler: the handler itself answers
         self._current = None
         self._send(("reply", order.number, reply))
 
@@ -181,7 +186,7 @@ class ProcessLine:
 
 
 def _failed(error: BaseException, context: ProcessContext) -> ProcessReply:
-    text = "".join(traceback.format_exception(error, limit=-TRACEBACK_FRAMES_MAX))
+    text = "".join(traceback.format_exception(error, limit=-TRACEBACK_FRAMES_MAX))[-TEXT_CHARS_MAX:]
     return ProcessReply(error=_pickled(error), text=error_text(error), traceback=text, heard=context.heard)
 
 
