@@ -12,7 +12,8 @@ import pytest
 
 from tests.worker.conftest import Stand
 from trellis.engine.errors import OptionInvalid, PermanentError, TransientError
-from trellis.engine.jobs import Actor, JobId, RequestId
+from trellis.engine.jobs import Actor, JobId, ReasonCode, RequestId
+from trellis.engine.records import JobFilter
 from trellis.engine.retry_policy import RetryPolicy
 from trellis.lifecycles import Role
 from trellis.worker.app import App
@@ -467,6 +468,29 @@ async def test_an_uncaught_error_of_a_step_is_that_of_the_attempt(stand: Stand, 
     await stand.run_until_idle(shop.app)
     job = await stand.job(handle)
     assert (job.state, shop.effects["call"]) == ("failed", 2), "transient, then permanent"
+
+
+@pytest.mark.parametrize("result,says", [("x" * 2_000_000, "2000002 bytes"), ({"at": object()}, "unknown type")])
+async def test_a_step_whose_result_cannot_be_stored_is_not_made_again(
+    stand: Stand, shop: Shop, result: object, says: str
+):
+    """It has happened, and another attempt would make it happen once more."""
+
+    @shop.app.job("pay", retry=AT_ONCE, max_attempts=3)
+    async def pay(ctx: Context) -> None:
+        def charge() -> object:
+            shop.effects["charge"] += 1
+            return result
+
+        await ctx.step("charge", charge)
+
+    handle = await stand.submit("pay")
+    await stand.run_until_idle(shop.app)
+    assert shop.effects == {"charge": 1}
+    (letter,) = await stand.ledger.dead_letters(JobFilter(), limit=10)
+    assert (letter.job_id, letter.reason_code) == (handle.id, ReasonCode.VALIDATION_FAILED)
+    assert "the step 'charge' has run, and its result cannot be stored: " in letter.last_error
+    assert says in letter.last_error
 
 
 async def test_a_call_without_await_fails_the_job_and_is_named(stand: Stand, shop: Shop):

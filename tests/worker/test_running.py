@@ -479,6 +479,20 @@ async def test_a_journal_takes_any_callable_returns_json_and_refuses_a_name_used
     assert calls == [0, 0, 1], "a call that raised may be made again; the name used twice calls nothing"
 
 
+async def test_a_journaled_result_that_cannot_be_stored_is_not_made_again(stand: Stand):
+    app, charged = App(), list[str]()
+
+    @app.job("pay", max_attempts=3, retry=NOW)
+    async def pay(ctx: Context) -> None:
+        await ctx.journal("charge", lambda: charged.append("ada") or object())
+
+    job = await stand.submit("pay")
+    await stand.run_until_idle(app)
+    with pytest.raises(JobDeadLettered, match="the step 'charge' has run, and its result cannot be stored"):
+        await job.result(timeout_s=0)
+    assert charged == ["ada"]
+
+
 @pytest.mark.requirement("DJ-21")
 async def test_a_later_attempt_gets_the_same_key_the_last_checkpoint_and_the_journal(stand: Stand):
     app = App()

@@ -13,8 +13,6 @@ from functools import partial, wraps
 from inspect import CORO_CREATED, getcoroutinestate, isawaitable
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack
 
-import pydantic_core
-
 from trellis.engine import tracing
 from trellis.engine.clock import Clock, sleep_or_stop
 from trellis.engine.errors import LeaseConflictError, PermanentError
@@ -24,7 +22,7 @@ from trellis.worker.app import HandlerKind
 from trellis.worker.batches import BatchOutcome
 from trellis.worker.durable import ChildHandle, DurableCalls, DurableServices, FirstChild, Suspended
 from trellis.worker.held import AttemptState, HeldJob, JobLogger, LogBuffer, StopCause
-from trellis.worker.payloads import any_json_bytes, within_payload_limit
+from trellis.worker.payloads import any_json_bytes, step_result_bytes
 from trellis.worker.requests import SubmitSettings, check_moment
 
 PayloadT = TypeVar("PayloadT")
@@ -265,7 +263,7 @@ class Context(AttemptContext):
             self._journal = {} if self.epoch == 1 else await self._worker.ledger.read_journal(self.job_id)
         if name not in self._journal:
             value = call()
-            body = within_payload_limit(pydantic_core.to_json(await value if isawaitable(value) else value))
+            body = step_result_bytes(await value if isawaitable(value) else value, name)
             self._journal[name] = self._fenced(await self._worker.ledger.journal(self._held.lease, name, body))
         return self._journal[name]
 

@@ -48,7 +48,7 @@ from trellis.worker.batches import (
     short_outcome,
 )
 from trellis.worker.outcomes import Snooze
-from trellis.worker.payloads import within_payload_limit
+from trellis.worker.payloads import step_result_bytes
 from trellis.worker.requests import SubmitSettings
 
 ResultT = TypeVar("ResultT")
@@ -382,7 +382,7 @@ class DurableCalls:
         """The result of a step as JSON. Its error is noted: if the handler catches it, the next call journals it."""
         try:
             value = call()
-            return within_payload_limit(pydantic_core.to_json(await value if isawaitable(value) else value))
+            return step_result_bytes(await value if isawaitable(value) else value, name)
         except (Snooze, LeaseConflictError):
             raise
         except Exception as error:

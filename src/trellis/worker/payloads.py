@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, get_args, ge
 import pydantic
 import pydantic_core
 
-from trellis.engine.errors import PayloadInvalid, PayloadTooLarge, ResultInvalid
+from trellis.engine.errors import PayloadInvalid, PayloadTooLarge, PermanentError, ResultInvalid
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, JobId, ReasonCode
 from trellis.engine.retry_policy import error_text
 from trellis.engine.text import nearest, no_such_field
@@ -244,6 +244,15 @@ def all_json_bytes(payloads: Iterable[Any], type_: str) -> list[bytes]:
     if bodies and (longest := max(map(len, bodies))) > PAYLOAD_BYTES_MAX:
         raise PayloadTooLarge(size=longest, limit=PAYLOAD_BYTES_MAX)
     return bodies
+
+
+def step_result_bytes(value: Any, step: str) -> bytes:
+    """Encodes the result of a step. Raises PermanentError: the step has run, and another attempt would run it again."""
+    try:
+        return within_payload_limit(pydantic_core.to_json(value))
+    except (PayloadTooLarge, pydantic_core.PydanticSerializationError, ValueError) as error:
+        detail = f"the step {step!r} has run, and its result cannot be stored: {_explain(error)}"
+        raise PermanentError(detail, reason_code=ReasonCode.VALIDATION_FAILED) from error
 
 
 def read_as(adapter: "pydantic.TypeAdapter[Any]", body: bytes, type_: str) -> Any:
