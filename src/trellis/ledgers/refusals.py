@@ -1,5 +1,6 @@
 """What every ledger refuses: calls without a bound, invalid values, and steps that the lifecycle forbids."""
 
+import json
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -126,6 +127,14 @@ def check_job_signal(name: str, body: bytes, key: str | None) -> None:
     if key is not None and not 1 <= len(key) <= REQUEST_KEY_CHARS_MAX["key"]:
         expected = f"1 to {REQUEST_KEY_CHARS_MAX['key']} characters"
         raise OptionInvalid(option="key", value=key[:50], expected=expected)
+    try:
+        json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise OptionInvalid(option="signal", value=body[:50], expected="JSON in UTF-8") from error
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def check_children_of(lease: Lease, jobs: Sequence[NewJob]) -> None:

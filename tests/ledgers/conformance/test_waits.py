@@ -232,6 +232,9 @@ async def test_signals_are_refused_clearly(rig: Rig):
     with pytest.raises(JobNotFound):
         await rig.ledger.send_signal(SUBMITTER, JobId("nobody"), "go", b"1")
     job_id = await rig.submit_one()
+    for body in (b"{", b"NaN", b'{"a":-Infinity}', b"\xff", b"[" * 100_000):
+        with pytest.raises(OptionInvalid, match="JSON in UTF-8"):
+            await rig.ledger.send_signal(SUBMITTER, job_id, "go", body)
     with pytest.raises(OptionInvalid, match="signal"):
         await rig.ledger.send_signal(SUBMITTER, job_id, "", b"1")
     with pytest.raises(NotAllowed, match="send a signal"):
