@@ -21,7 +21,7 @@ from trellis.engine.jobs import PAYLOAD_BYTES_MAX, Priority, ReasonCode
 from trellis.engine.schedules import SCHEDULE_SCOPE, Misfire, Overlap, ScheduleSpec
 from trellis.worker.app import App, HandlerKind
 from trellis.worker.context import Context, Item
-from trellis.worker.payloads import Undo, UnreadablePayload, codec_for
+from trellis.worker.payloads import Undo, UnreadablePayload, codec_for, read_as
 from trellis.worker.requests import fingerprint, new_job
 
 
@@ -29,6 +29,11 @@ from trellis.worker.requests import fingerprint, new_job
 class Document:
     title: str
     pages: int = 1
+
+
+@dataclass
+class Sized:
+    pages: list[float] | None = None
 
 
 class Model(pydantic.BaseModel):
@@ -326,6 +331,61 @@ def test_a_payload_that_does_not_fit_is_refused_before_anything_is_written():
         made(app, payload={"pages": 1})
     with pytest.raises(PayloadInvalid, match="takes no payload"):
         made(app, "none", payload=1)
+
+
+class Fancy(pydantic.BaseModel):
+    """A field that JSON from elsewhere knows by another name."""
+
+    foo: int = pydantic.Field(alias="fooBar")
+
+
+@pytest.mark.parametrize("given", [Fancy(fooBar=3), {"fooBar": 3}])
+def test_a_model_with_aliases_comes_to_the_handler_however_its_fields_are_named(given: Any):
+    codec = codec_of(Fancy)
+    value, body = codec.accept(given)
+    assert value == Fancy(fooBar=3)
+    for stored in (body, b'{"foo":3}', b'{"fooBar":3}'):
+        assert codec.read_payload(stored) == Fancy(fooBar=3)
+        assert pydantic.TypeAdapter(Fancy).dump_python(read_as(pydantic.TypeAdapter(Fancy), stored, "t")) == {"foo": 3}
+
+
+class Login(pydantic.BaseModel):
+    user: str
+    password: pydantic.SecretStr
+
+
+class Hidden(pydantic.BaseModel):
+    needed: int = pydantic.Field(exclude=True)
+
+
+@pytest.mark.parametrize(
+    "kind, payload, says",
+    [
+        (float, float("nan"), "payload: NaN and infinity are no JSON numbers"),
+        (Sized, Sized(pages=[1.0, float("inf")]), r"pages\.1: NaN and infinity"),
+        (Any, {"a": None, "b": {"c": float("nan")}}, r"b\.c: NaN and infinity"),
+        (dict[tuple[int, int], str], {(1, 2): "x"}, "its worker could not read what would be stored"),
+        (Hidden, Hidden(needed=1), "its worker could not read what would be stored .needed: Field required"),
+        (Login, {"user": "ada", "password": "sesame"}, "a SecretStr would be stored as asterisks"),
+    ],
+)
+def test_a_payload_that_its_worker_would_not_get_back_is_refused_at_submit(kind: Any, payload: Any, says: str):
+    with pytest.raises(PayloadInvalid, match=says):
+        codec_of(kind).accept(payload)
+
+
+@pytest.mark.parametrize("payload, place", [(float("nan"), "payload"), ({"a": [1, float("-inf")]}, r"a\.1")])
+def test_a_number_that_json_does_not_have_is_refused_without_an_application(payload: Any, place: str):
+    with pytest.raises(PayloadInvalid, match=f"does not fit: {place}: NaN and infinity are no JSON numbers"):
+        made(None, payload=payload)
+    assert made(None, payload="NaN and Infinity").payload == b'"NaN and Infinity"'
+
+
+def test_a_payload_that_only_looks_like_one_that_changes_is_accepted():
+    for kind, payload in ((str, "*" * 10), (dict[str, float | None], {"null": None, "b": 1.5}), (Sized, Sized())):
+        codec = codec_of(kind)
+        value, body = codec.accept(payload)
+        assert codec.read_payload(body) == value == payload
 
 
 class Shelf(pydantic.BaseModel):

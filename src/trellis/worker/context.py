@@ -22,7 +22,7 @@ from trellis.worker.app import HandlerKind
 from trellis.worker.batches import BatchOutcome
 from trellis.worker.durable import ChildHandle, DurableCalls, DurableServices, FirstChild, Suspended
 from trellis.worker.held import AttemptState, HeldJob, JobLogger, LogBuffer, StopCause
-from trellis.worker.payloads import any_json_bytes, step_result_bytes
+from trellis.worker.payloads import state_json_bytes, step_result_bytes
 from trellis.worker.requests import SubmitSettings, check_moment
 
 PayloadT = TypeVar("PayloadT")
@@ -207,14 +207,14 @@ class Context(AttemptContext):
     @_awaited_call
     async def checkpoint(self, value: Any) -> None:
         """Store a value for later attempts. It is durable when this returns, and replaces the last one."""
-        body = any_json_bytes(value, f"the checkpoint of {self.type}")
+        body = state_json_bytes(value, f"the checkpoint of {self.type}")
         self._fenced(await self._worker.ledger.save_checkpoint(self._held.lease, body))
         self._checkpoint = body
 
     def progress(self, value: Any) -> None:
         """Report the job's progress. Does not block; written to the ledger about once a second."""
         self._refuse_if_lost()
-        self._held.progress = any_json_bytes(value, f"the progress of {self.type}")
+        self._held.progress = state_json_bytes(value, f"the progress of {self.type}")
 
     def artifact(
         self, pointer: str, *, name: str | None = None, sha256: str | None = None, size: int | None = None

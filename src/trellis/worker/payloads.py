@@ -5,10 +5,12 @@ submit) or before the handler runs (in the worker).
 """
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, get_args, get_origin
 
 import pydantic
@@ -27,6 +29,11 @@ NULL = b"null"
 PROBLEMS_SHOWN = 5
 _UNFIT = re.compile(r"Expected `([^`]+)`.*?\[(?:field_name='([^']*)', )?input_value=.*?, input_type=(\w+)\]", re.DOTALL)
 """A value that does not have the declared type, in the message of pydantic's serializer."""
+_MAY_HAVE_FLOATS = re.compile(r"'type': '(?:float|any)'|'extra_fields_behavior': 'allow'")
+"""In the schema of a type of which some value may be NaN."""
+MASKED = b'"**********"'
+"""What pydantic writes instead of a secret."""
+_NAN_OR_INFINITY = re.compile(rb"NaN|Infinity")
 _EXTRA = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 
@@ -61,7 +68,13 @@ class Codec:
         self._takes_payload = takes_payload
         self._payload = pydantic.TypeAdapter[Any](payload)
         self._result = pydantic.TypeAdapter[Any](result)
+        schema = repr(self._payload.core_schema)
         self._validate = self._payload.validator.validate_json
+        if "alias" in schema:
+            # What is stored names the fields of a model; what comes from elsewhere may name their aliases.
+            self._validate = partial(self._validate, by_alias=True, by_name=True)
+        self._may_have_floats = _MAY_HAVE_FLOATS.search(schema) is not None
+        self._was_read_back = False
 
     def accept(self, payload: Any) -> tuple[Any, bytes]:
         """Returns a caller's payload as the handler's type, and encoded. Raises PayloadInvalid or PayloadTooLarge."""
@@ -72,7 +85,30 @@ class Codec:
             body = self._payload.dump_json(value, warnings="error")
         except (pydantic.ValidationError, pydantic_core.PydanticSerializationError) as error:
             raise PayloadInvalid(type=self._type, detail=_explain(error)) from error
-        return value, within_payload_limit(body)
+        self._refuse_changed(value, within_payload_limit(body))
+        return value, body
+
+    def _refuse_changed(self, value: Any, body: bytes) -> None:
+        """Refuses a payload that its worker could not read, or would read as another. Raises PayloadInvalid.
+
+        A type that cannot be read back is found with its first payload. Every payload is searched for what pydantic writes
+        as something else: numbers that JSON does not have, and secrets.
+        """
+        if self._may_have_floats and b"null" in body:
+            place = _not_finite(self._payload.serializer.to_python(value, warnings=False))
+            if place is not None:
+                raise PayloadInvalid(type=self._type, detail=_no_json_number(place))
+        is_masked = MASKED in body
+        if self._was_read_back and not is_masked:
+            return
+        try:
+            again = self._validate(body)
+        except pydantic.ValidationError as error:
+            detail = f"its worker could not read what would be stored ({_explain(error)})"
+            raise PayloadInvalid(type=self._type, detail=detail) from error
+        if is_masked and again != value:
+            raise PayloadInvalid(type=self._type, detail="a SecretStr would be stored as asterisks; pass a reference")
+        self._was_read_back = True
 
     def payload_bytes(self, payload: Any) -> bytes:
         """Encodes a payload that is in the handler's type already."""
@@ -235,8 +271,21 @@ def any_json_bytes(payload: Any, type_: str) -> bytes:
     return all_json_bytes((payload,), type_)[0]
 
 
+def state_json_bytes(value: Any, what: str) -> bytes:
+    """Encodes a checkpoint or progress of a job: as a payload, but NaN and infinity may be what there is to report."""
+    return _encoded((value,), what)[0]
+
+
 def all_json_bytes(payloads: Iterable[Any], type_: str) -> list[bytes]:
     """Encodes payloads as `any_json_bytes` does one. A call for each would take longer than the encoding."""
+    bodies = _encoded(payloads, type_)
+    for body in filter(_NAN_OR_INFINITY.search, bodies):
+        if (place := _not_finite(pydantic_core.from_json(body))) is not None:
+            raise PayloadInvalid(type=type_, detail=_no_json_number(place))
+    return bodies
+
+
+def _encoded(payloads: Iterable[Any], type_: str) -> list[bytes]:
     try:
         bodies = list(map(pydantic_core.to_json, payloads))
     except (pydantic_core.PydanticSerializationError, ValueError) as error:
@@ -258,7 +307,7 @@ def step_result_bytes(value: Any, step: str) -> bytes:
 def read_as(adapter: "pydantic.TypeAdapter[Any]", body: bytes, type_: str) -> Any:
     """Decodes stored bytes as a type. Raises ResultInvalid."""
     try:
-        return adapter.validate_json(body)
+        return adapter.validate_json(body, by_alias=True, by_name=True)
     except pydantic.ValidationError as error:
         raise ResultInvalid(type=type_, detail=_explain(error)) from error
 
@@ -268,6 +317,23 @@ def within_payload_limit(body: bytes) -> bytes:
     if len(body) > PAYLOAD_BYTES_MAX:
         raise PayloadTooLarge(size=len(body), limit=PAYLOAD_BYTES_MAX)
     return body
+
+
+def _not_finite(value: Any) -> tuple[str, ...] | None:
+    """Where a payload has a float that JSON does not have; None if it has none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ()
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inner = cast("dict[Any, Any]", value).items()
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = enumerate(cast("Iterable[Any]", value))
+    places = ((str(key), _not_finite(one)) for key, one in inner)
+    return next(((key, *place) for key, place in places if place is not None), None)
+
+
+def _no_json_number(place: tuple[str, ...]) -> str:
+    return f"{'.'.join(place) or 'payload'}: NaN and infinity are no JSON numbers; give None or text instead"
 
 
 def _owners(value: Any, loc: tuple[int | str, ...]) -> list[Any]:

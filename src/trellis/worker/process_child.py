@@ -21,7 +21,7 @@ from typing import Any
 
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, JobId
 from trellis.engine.retry_policy import error_text
-from trellis.worker.payloads import Codec, Serializer, UnreadablePayload, any_json_bytes, codec_for
+from trellis.worker.payloads import Codec, Serializer, UnreadablePayload, codec_for, state_json_bytes
 
 TEXT_CHARS_MAX = 64 * 1024
 """How much of a traceback goes to the worker: more than it stores. An error may say anything, such as a whole document."""
@@ -91,7 +91,7 @@ class ProcessContext:
 
     def progress(self, value: Any) -> None:
         """Report the job's progress: anything with a JSON form."""
-        self._report(("progress", self._number, any_json_bytes(value, f"the progress of {self.type}")))
+        self._report(("progress", self._number, state_json_bytes(value, f"the progress of {self.type}")))
 
 
 class ProcessLine:

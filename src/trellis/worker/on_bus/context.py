@@ -15,7 +15,7 @@ from trellis.engine.jobs import Epoch, JobId
 from trellis.worker.context import AttemptContext
 from trellis.worker.held import JobLogger, LogBuffer
 from trellis.worker.on_bus.attempt import OrderAttempt
-from trellis.worker.payloads import any_json_bytes
+from trellis.worker.payloads import state_json_bytes
 
 
 class NeedsLedger(PermanentError):
@@ -123,7 +123,7 @@ class BusContext(AttemptContext):
 
         A number is a percentage. The keys of `{"percent", "step", "message"}` fill the fields of the same name.
         """
-        body = any_json_bytes(value, f"the progress of {self.type}")
+        body = state_json_bytes(value, f"the progress of {self.type}")
         self._attempt.note_progress(value, body.decode())
 
     def artifact(
