@@ -1,8 +1,10 @@
 """Registering job types: bounds, handlers, payload types."""
 
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pydantic
@@ -247,6 +249,21 @@ def test_a_handler_that_cannot_be_called_is_refused():
         App().job("t", batch=2)(batch)
     with pytest.raises(OptionInvalid, match="ctx, payload"):
         App().job("t")(three)
+
+
+def test_a_handler_that_is_no_function_or_yields_is_refused():
+    async def add(base: int, ctx: Context, number: int) -> int:
+        return base + number
+
+    async def rows(ctx: Context, number: int) -> AsyncIterator[int]:
+        yield number
+
+    app = App()
+    app.job("partial")(partial(add, 3))
+    with pytest.raises(OptionInvalid, match="write it as a function"):
+        app.check()
+    with pytest.raises(OptionInvalid, match="has a `yield`"):
+        App().job("rows")(rows)
 
 
 def test_a_decorator_without_parentheses_is_refused_instead_of_losing_the_handler():

@@ -507,6 +507,10 @@ def _kind(handler: Callable[..., Any], options: JobOptions) -> HandlerKind:
             handler, f"a handler takes (ctx) or (ctx, payload), and resources by their annotations; {ONE_PAYLOAD}"
         )
     check_context_first(handler)
+    if inspect.isasyncgenfunction(handler):
+        raise unusable(
+            handler, "it has a `yield`, so it returns an async generator and never begins; return the result"
+        )
     if options.runner is HandlerRunner.PROCESS:
         return HandlerKind.PROCESS
     return HandlerKind.ASYNC if is_async else HandlerKind.SYNC

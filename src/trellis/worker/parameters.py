@@ -54,6 +54,10 @@ def annotations_of(function: Callable[..., Any]) -> Mapping[str, Any]:
         return get_type_hints(function.__init__ if isinstance(function, type) else function, include_extras=True)
     except NameError as error:
         raise unreadable_annotations(function, error) from error
+    except TypeError as error:  # a partial, or an object that can be called
+        raise unusable(
+            function, "write it as a function (`def` or `async def`), whose annotations can be read"
+        ) from error
 
 
 def unreadable_annotations(function: Callable[..., Any], error: Exception) -> OptionInvalid:
