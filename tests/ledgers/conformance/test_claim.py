@@ -264,6 +264,18 @@ async def test_a_rate_limit_bounds_claims_over_all_claimers(rig: Rig):
     assert next(queue.rate_limit for queue in await rig.ledger.queues()) == 2.0
 
 
+async def test_a_rate_limit_that_is_declared_again_keeps_its_used_tokens(rig: Rig):
+    """Each worker declares it when it starts: a fleet that restarts must not exceed the rate."""
+    await rig.submit(20)
+    for _ in range(3):
+        await rig.ledger.limit_rate(ADMIN, "work", 2.0, burst=3)
+        claimed = await rig.claim(10)
+    assert claimed == []
+    await rig.advance(1.0)
+    await rig.ledger.limit_rate(ADMIN, "work", 2.0, burst=3)
+    assert len(await rig.claim(10)) == 2
+
+
 async def test_a_rate_limit_can_be_taken_away(rig: Rig):
     await rig.submit(10)
     await rig.ledger.limit_rate(ADMIN, "work", 1.0)

@@ -10,8 +10,9 @@ ON CONFLICT (name) DO UPDATE SET paused = excluded.paused, changed_by = excluded
 -- name: limit_rate
 INSERT INTO trellis_type_control (name, rate, burst, tokens, filled_at, changed_by)
 VALUES (:name, :rate, :burst, :burst, :now, :by)
-ON CONFLICT (name) DO UPDATE SET rate = excluded.rate, burst = excluded.burst, tokens = excluded.tokens,
-  filled_at = excluded.filled_at, changed_by = excluded.changed_by;
+ON CONFLICT (name) DO UPDATE SET rate = excluded.rate, burst = excluded.burst,
+  tokens = iif(rate IS excluded.rate AND burst IS excluded.burst, tokens, excluded.tokens),
+  filled_at = iif(rate IS excluded.rate AND burst IS excluded.burst, filled_at, excluded.filled_at), changed_by = excluded.changed_by;
 
 -- name: limit_held
 INSERT INTO trellis_type_control (name, held_max, changed_by) VALUES (?, ?, ?)
