@@ -56,6 +56,8 @@ class Caller:
 
     principal: Principal
     identity: Identity
+    instance: Instance
+    """The instance that the application of the request serves."""
     actor: Actor
     """The principal in the role that the rule allows."""
     correlation_id: str
@@ -74,6 +76,35 @@ class Caller:
     def permit(self, rule: str, *, own: bool | None = None) -> Actor:
         """Check another rule, or the same one again with `own` now known."""
         return permit(self.principal, rule, own=own)
+
+    @property
+    def api(self) -> LocalApi:
+        """The application for this caller."""
+        instance = self.instance
+
+        async def opened() -> Instance:
+            return instance
+
+        async def pointers() -> Pointers:
+            return instance.pointers
+
+        def acting(*, operator: bool) -> Principal:  # noqa: ARG001 - the token says who is an operator
+            return self.principal
+
+        return LocalApi(
+            ApiContext(
+                ledger=instance.ledger,
+                changes=instance.ledger,
+                reader=self.principal,
+                acting=acting,
+                permit=self.permit,
+                instance=opened,
+                pointers=pointers,
+                topics=lambda: instance.topics,
+                bus_problem=partial(bus_problem, instance.settings),
+                cancel_grace_s=instance.settings.cancel_grace_s,
+            )
+        )
 
 
 def gateway_of(request: Request) -> GatewayState:
@@ -113,6 +144,7 @@ class RequiresRule:
         caller = Caller(
             principal=principal,
             identity=identity,
+            instance=gateway_of(request).instance,
             actor=actor,
             correlation_id=correlation_id,
             given_correlation_id=correlation_id if request.scope.get("trellis.correlation_given") else None,
@@ -150,49 +182,21 @@ InstanceOf = Annotated[Instance, Depends(FromState("gateway.instance"))]
 """The instance that this app serves."""
 
 
-def api_for(instance: Instance, caller: Caller) -> LocalApi:
-    """The application for this caller."""
-
-    async def opened() -> Instance:
-        return instance
-
-    async def pointers() -> Pointers:
-        return instance.pointers
-
-    def acting(*, operator: bool) -> Principal:  # noqa: ARG001 - the token says who is an operator
-        return caller.principal
-
-    return LocalApi(
-        ApiContext(
-            ledger=instance.ledger,
-            changes=instance.ledger,
-            reader=caller.principal,
-            acting=acting,
-            permit=caller.permit,
-            instance=opened,
-            pointers=pointers,
-            topics=lambda: instance.topics,
-            bus_problem=partial(bus_problem, instance.settings),
-            cancel_grace_s=instance.settings.cancel_grace_s,
-        )
-    )
-
-
 # Which agent a caller may reach; the rule itself is in `runs.memory_access` (D62, AUTH-3).
 
 
-async def within_job_agent(instance: Instance, caller: Caller, rule: str, job_id: str) -> None:
+async def within_job_agent(caller: Caller, rule: str, job_id: str) -> None:
     """Raise NotAllowed if the token is bound to an agent and this job works for another agent, or for none."""
     if caller.principal.agent is not None:
-        within_agent(caller.principal, rule, await agent_of(instance.ledger, job_id) or "")
+        within_agent(caller.principal, rule, await agent_of(caller.instance.ledger, job_id) or "")
 
 
-async def within_reach(instance: Instance, caller: Caller, rule: str, agent: str | None) -> None:
+async def within_reach(caller: Caller, rule: str, agent: str | None) -> None:
     """Raise NotAllowed for an agent that this caller may not reach.
 
     `agent` is None for a thing that does not exist.
     """
-    await check_reach(instance.ledger, caller.principal, rule, agent)
+    await check_reach(caller.instance.ledger, caller.principal, rule, agent)
 
 
 # Refusals: each is answered with the rule that refused, logged, and recorded as one act in the ledger (OBS-1).

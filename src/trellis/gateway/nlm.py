@@ -213,14 +213,12 @@ CURSOR = "nlm:"
 """Prefix of list cursors that belong to the backend."""
 
 
-async def list_nlm_jobs(
-    instance: Instance, caller: Caller, *, limit: int, cursor: str | None, **where: str | None
-) -> dict[str, Any]:
+async def list_nlm_jobs(caller: Caller, *, limit: int, cursor: str | None, **where: str | None) -> dict[str, Any]:
     """A page of NLM jobs, newest first; raises Problem, NotAllowed."""
     caller.permit(RULE)
     query = {**where, "limit": str(limit), "cursor": None if cursor is None else cursor.removeprefix(CURSOR)}
     given = {name: value for name, value in query.items() if value is not None}
-    page: Any = await _nlm_jobs_read(instance, caller, f"/jobs?{urlencode(given)}") or {
+    page: Any = await _nlm_jobs_read(caller, f"/jobs?{urlencode(given)}") or {
         "items": [],
         "next_cursor": None,
     }
@@ -228,21 +226,17 @@ async def list_nlm_jobs(
     return {"items": page["items"], "next_cursor": None if following is None else f"{CURSOR}{following}"}
 
 
-async def show_nlm_job(instance: Instance, caller: Caller, job_id: str) -> dict[str, Any] | None:
+async def show_nlm_job(caller: Caller, job_id: str) -> dict[str, Any] | None:
     """One NLM job; None if the backend has no such job. Raises Problem."""
-    return (
-        await _nlm_jobs_read(instance, caller, f"/jobs/{quote(job_id, safe='')}") if _may_be(caller, job_id) else None
-    )
+    return await _nlm_jobs_read(caller, f"/jobs/{quote(job_id, safe='')}") if _may_be(caller, job_id) else None
 
 
-async def nlm_job_events(
-    instance: Instance, caller: Caller, job_id: str, *, limit: int, cursor: int | None
-) -> dict[str, Any] | None:
+async def nlm_job_events(caller: Caller, job_id: str, *, limit: int, cursor: int | None) -> dict[str, Any] | None:
     """A page of the job's events, oldest first; None if the backend has no such job. Raises Problem."""
     if not _may_be(caller, job_id):
         return None
     given = {"limit": str(limit), **({} if cursor is None else {"cursor": str(cursor)})}
-    return await _nlm_jobs_read(instance, caller, f"/jobs/{quote(job_id, safe='')}/events?{urlencode(given)}")
+    return await _nlm_jobs_read(caller, f"/jobs/{quote(job_id, safe='')}/events?{urlencode(given)}")
 
 
 def _may_be(caller: Caller, job_id: str) -> bool:
@@ -250,9 +244,9 @@ def _may_be(caller: Caller, job_id: str) -> bool:
     return _ID.fullmatch(job_id) is not None and caller.may(RULE)
 
 
-async def _nlm_jobs_read(instance: Instance, caller: Caller, path: str) -> Any:
+async def _nlm_jobs_read(caller: Caller, path: str) -> Any:
     try:
-        return await instance.nlm_reader.read(path, correlation_id=caller.correlation_id)
+        return await caller.instance.nlm_reader.read(path, correlation_id=caller.correlation_id)
     except StageHopeless as error:
         raise Problem("VALIDATION_FAILED", str(error)) from error
     except StageError as error:

@@ -6,7 +6,7 @@ import pydantic
 from fastapi import APIRouter, Path
 
 from trellis.agents.definition import AgentStatus
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page
 from trellis.http.agent_shapes import AgentDetail, AgentSourcesShape
 from trellis.http.shapes import AgentShape
@@ -32,34 +32,29 @@ class StatusChange(pydantic.BaseModel):
 
 @router.get("/agents", responses=PROBLEMS)
 async def listing(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("agents.read")],
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[AgentShape]:
     """List the agents, by name."""
-    return await api_for(instance, caller).agents.list(limit=limit, cursor=cursor)
+    return await caller.api.agents.list(limit=limit, cursor=cursor)
 
 
 @router.get("/agents/{slug}", responses=PROBLEMS)
-async def one(slug: Slug, instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]) -> AgentDetail:
+async def one(slug: Slug, caller: Annotated[Caller, requires("agents.read")]) -> AgentDetail:
     """Get an agent with its whole definition, and the next instants of its schedule."""
-    return await api_for(instance, caller).agents.get(slug)
+    return await caller.api.agents.get(slug)
 
 
 @router.get("/agents/{slug}/sources", responses=PROBLEMS)
-async def sources(
-    slug: Slug, instance: InstanceOf, caller: Annotated[Caller, requires("agents.read")]
-) -> AgentSourcesShape:
+async def sources(slug: Slug, caller: Annotated[Caller, requires("agents.read")]) -> AgentSourcesShape:
     """Get the texts that an agent would read if it ran now, and the files that it leaves out with the reasons."""
-    return await api_for(instance, caller).agents.sources(slug)
+    return await caller.api.agents.sources(slug)
 
 
 @router.patch("/agents/{slug}/status", responses=PROBLEMS)
-async def change(
-    slug: Slug, body: StatusChange, instance: InstanceOf, caller: Annotated[Caller, requires("agents.status")]
-) -> AgentShape:
+async def change(slug: Slug, body: StatusChange, caller: Annotated[Caller, requires("agents.status")]) -> AgentShape:
     """Activate or pause an agent. A paused agent begins no run. The status that it has already changes nothing."""
-    return await api_for(instance, caller).agents.change(
+    return await caller.api.agents.change(
         slug, AgentStatus(body.status), reason=body.reason, correlation_id=caller.correlation_id
     )

@@ -15,7 +15,7 @@ from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.auth.ownership import within_scope
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import JOB_ID_PATTERN, JobId
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_job_agent
+from trellis.gateway.callers import Caller, requires, within_job_agent
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page
 from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
@@ -81,29 +81,27 @@ class CleanupAsked(pydantic.BaseModel):
 )
 async def stage(
     body: ArtifactAsked,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires(WRITE)],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Stage the artifact of a job that waits for one. If the job already has an artifact, that artifact is returned."""
     within_scope(caller.principal, WRITE, body.job_id)
-    await within_job_agent(instance, caller, WRITE, body.job_id)
-    job = await instance.ledger.job(JobId(body.job_id))
+    await within_job_agent(caller, WRITE, body.job_id)
+    job = await caller.instance.ledger.job(JobId(body.job_id))
     if job is None:
         raise JobNotFound(job_id=body.job_id)
-    await request_key.changed_before(instance.ledger)
+    await request_key.changed_before(caller.instance.ledger)
     key = request_key.change(body.job_id)
-    staged = await instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch, request=key)
+    staged = await caller.instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch, request=key)
     response.status_code = 201 if staged.created else 200
     response.headers["Location"] = f"/artifacts/{staged.artifact_id}"
     mark_replayed(response, replayed=not staged.created)
-    return {**instance.artifacts.fields(staged.row), "sha256": staged.sha256, "size": staged.size}
+    return {**caller.instance.artifacts.fields(staged.row), "sha256": staged.sha256, "size": staged.size}
 
 
 @router.get("/artifacts", responses=PROBLEMS)
 async def listing(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.read")],
     type: Annotated[ArtifactType | None, Query()] = None,  # noqa: A002 - the word of the interface
     job_id: Annotated[str | None, Query(max_length=200)] = None,
@@ -115,20 +113,19 @@ async def listing(
     A token for one agent or one job lists those of its agent.
     """
     kind = None if type is None else type.value
-    return await api_for(instance, caller).artifacts.page(type_=kind, job_id=job_id, limit=limit, cursor=cursor)
+    return await caller.api.artifacts.page(type_=kind, job_id=job_id, limit=limit, cursor=cursor)
 
 
 @router.get("/artifacts/{artifact_id}", response_model=Artifact, responses=PROBLEMS)
 async def one(
     artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.read")],
 ) -> Response:
     """Get a finalized artifact.
 
     An artifact that is not final is 404. One outside the reach of the token is 403, also if it does not exist.
     """
-    document = await api_for(instance, caller).artifacts.document(artifact_id)
+    document = await caller.api.artifacts.document(artifact_id)
     # It was validated when it was staged and never changes, so it is returned as stored, and encoded in a thread.
     return Response(await asyncio.to_thread(encode, document), media_type="application/json")
 
@@ -136,18 +133,16 @@ async def one(
 @router.get("/artifacts/{artifact_id}/content", responses={200: {"content": {"application/json": {}}}, **PROBLEMS})
 async def content(
     artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.read")],
 ) -> Response:
     """Get the stored bytes of a finalized artifact, unchanged. Their SHA-256 and size are in the result of its job."""
-    body = await api_for(instance, caller).artifacts.content(artifact_id)
+    body = await caller.api.artifacts.content(artifact_id)
     return Response(body, media_type="application/json", headers={"X-Content-Type-Options": "nosniff"})
 
 
 @router.post("/artifacts/{artifact_id}/discard", responses=PROBLEMS)
 async def discard(
     artifact_id: Annotated[str, Path(max_length=200, examples=[EXAMPLE_ARTIFACT])],
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.registry")],
     body: DiscardAsked | None = None,
 ) -> ArtifactListed:
@@ -158,12 +153,11 @@ async def discard(
     A final one is 409, and so is one that its job may still complete with. Asked again it answers the same.
     """
     reason = None if body is None else body.reason
-    return await api_for(instance, caller).artifacts.discard(artifact_id, reason=reason)
+    return await caller.api.artifacts.discard(artifact_id, reason=reason)
 
 
 @router.post("/artifacts/cleanup", response_model=CleanedUpShape, responses=PROBLEMS)
 async def cleanup(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("artifacts.cleanup")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -174,7 +168,7 @@ async def cleanup(
     Nobody can read them from then on. Their bytes are deleted right after that record is written, and not before.
     """
     wish = body or CleanupAsked(older_than_days=None, limit=CLEANUP_DEFAULT)
-    done = await api_for(instance, caller).artifacts.cleanup_once(
+    done = await caller.api.artifacts.cleanup_once(
         request_key, older_than_days=wish.older_than_days, dry_run=wish.dry_run, limit=wish.limit
     )
     mark_replayed(response, replayed=done.replayed)

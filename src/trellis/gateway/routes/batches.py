@@ -10,7 +10,7 @@ from trellis.auth.ownership import acting_or_gateway
 from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.job_batches import BATCH_MAX, checked_batch
-from trellis.gateway.callers import Caller, InstanceOf, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.http.operation_shapes import BatchShape
 from trellis.http_server.bodies import LargeBodyRoute
@@ -44,7 +44,6 @@ class BatchRequest(pydantic.BaseModel):
 @router.post("/batches", status_code=202, response_model=BatchShape, responses=PROBLEMS)
 async def submit_batch(
     body: BatchRequest,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.create")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -56,7 +55,7 @@ async def submit_batch(
     """
     about = {"trellis.type": body.on_complete.type or "", "trellis.jobs": len(body.jobs)}
     with tracing.span("job.submit_batch", about, kind=tracing.PRODUCER) as span:
-        factory = instance.job_factory(caller.principal, correlation_id=caller.given_correlation_id)
+        factory = caller.instance.job_factory(caller.principal, correlation_id=caller.given_correlation_id)
         trace = tracing.here()
         first, *members = [
             replace(job, trace=trace or job.trace)
@@ -71,7 +70,7 @@ async def submit_batch(
             )
             batch = replace(batch, completion=completion)
         try:
-            answer = await instance.ledger.submit_batch(acting_or_gateway(caller.actor, LEASED_JOB.name), batch)
+            answer = await caller.instance.ledger.submit_batch(acting_or_gateway(caller.actor, LEASED_JOB.name), batch)
         except IdempotencyMismatch as error:
             by_key = key is not None and error.data.get("key") == key.key
             raise IdempotencyMismatch(**{**error.data, **({"key": request_key.given} if by_key else {})}) from error

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from trellis.engine.jobs import ReasonCode
 from trellis.engine.records import JobFilter
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page
 from trellis.http.shapes import DeadLetterShape, Requeued
@@ -65,7 +65,6 @@ class DeadLetterRequeue(pydantic.BaseModel):
 
 @router.get("/dlq", responses=PROBLEMS)
 async def listing(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("dead-letters.read")],
     type: Annotated[str | None, Query(max_length=200)] = None,  # noqa: A002 - the word of the interface
     lifecycle: Annotated[WithLetters | None, Query(description="Only jobs of this lifecycle.")] = None,
@@ -76,23 +75,21 @@ async def listing(
 ) -> Page[DeadLetterShape]:
     """List dead letters that were not requeued, newest first: of dead-lettered leased-jobs and of DEAD queue-jobs."""
     where = JobFilter(lifecycle=lifecycle, type=type, reason_code=reason_code, correlation_id=correlation_id)
-    return await api_for(instance, caller).dead_letters.page(where, limit=limit, cursor=cursor)
+    return await caller.api.dead_letters.page(where, limit=limit, cursor=cursor)
 
 
 @router.get("/dlq/{job_id}", responses=PROBLEMS)
 async def one(
     job_id: Annotated[str, Path(max_length=200)],
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("dead-letters.read")],
 ) -> DeadLetterShape:
     """Get the dead letter of a job."""
-    return await api_for(instance, caller).dead_letters.get(job_id)
+    return await caller.api.dead_letters.get(job_id)
 
 
 @router.post("/dlq/requeue", responses=PROBLEMS)
 async def requeue(
     body: DeadLetterRequeue,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.requeue")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -101,7 +98,7 @@ async def requeue(
 
     The jobs of one lifecycle are requeued in one transaction.
     """
-    done = await api_for(instance, caller).dead_letters.requeue_once(
+    done = await caller.api.dead_letters.requeue_once(
         request_key,
         job_ids=body.job_ids or (),
         where=None if body.filter is None else body.filter.to_filter(),

@@ -15,7 +15,7 @@ from trellis.auth.ownership import within_agent
 from trellis.documents import ids
 from trellis.engine.jobs import CORRELATION_PATTERN, Actor, JobId
 from trellis.engine.records import JobFilter
-from trellis.gateway.callers import Caller, InstanceOf, gateway_of, requires
+from trellis.gateway.callers import Caller, gateway_of, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, fingerprint_of, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken
@@ -106,7 +106,6 @@ class EntryAsked(pydantic.BaseModel):
 async def submit(
     body: EntryAsked,
     request: Request,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("inbox.submit")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -118,26 +117,26 @@ async def submit(
     if body.intent.action in RULES:
         caller.permit(RULES[body.intent.action])
     within_agent(caller.principal, "inbox.submit", _agent(body.intent))
-    inbox = instance.inbox(_gateway(caller))
-    earlier = await request_key.earlier(instance.ledger)
+    inbox = caller.instance.inbox(_gateway(caller))
+    earlier = await request_key.earlier(caller.instance.ledger)
     if earlier is not None:
         mark_replayed(response, replayed=True)
         return _inbox_answer(await inbox.settle(earlier))
     gateway_of(request).inbox_limits.take(request, caller.principal)
-    entry = _entry(body, caller, await instance.ledger.now())
+    entry = _entry(body, caller, await caller.instance.ledger.now())
     fingerprint = request_key.fingerprint or await fingerprint_of(request, caller.principal)  # an id is a key, too
     stored = await inbox.submit(entry, key=request_key.key, fingerprint=fingerprint, given=body.id is not None)
     mark_replayed(response, replayed=not stored.created)
     settled = await inbox.settle(stored.job_id)
     if body.intent.action == "job":
-        instance.wake_bus()
+        caller.instance.wake_bus()
     return _inbox_answer(settled)
 
 
 @router.get("/inbox/stats", response_model=InboxStats, responses=PROBLEMS)
-async def stats(instance: InstanceOf, caller: Annotated[Caller, requires("inbox.read")]) -> dict[str, Any]:
+async def stats(caller: Annotated[Caller, requires("inbox.read")]) -> dict[str, Any]:
     """Count the entries that wait, and today's entries by outcome."""
-    counts = await instance.inbox(_gateway(caller)).stats()
+    counts = await caller.instance.inbox(_gateway(caller)).stats()
     return {
         "pending": counts.pending,
         "processed_today": counts.processed_today,
@@ -148,7 +147,6 @@ async def stats(instance: InstanceOf, caller: Annotated[Caller, requires("inbox.
 
 @router.get("/inbox/entries", response_model=Page[InboxEntry], responses=PROBLEMS)
 async def entries(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("inbox.read")],
     status: Annotated[Literal["pending", "processed", "rejected", "expired"] | None, Query()] = None,
     limit: Limit = LIMIT_DEFAULT,
@@ -156,8 +154,8 @@ async def entries(
 ) -> dict[str, Any]:
     """List entries, newest first."""
     where = JobFilter(lifecycle=INBOX_ENTRY.name, state=status)
-    jobs = await instance.ledger.jobs(where, limit=limit, cursor=cursor)
-    inbox = instance.inbox(_gateway(caller))
+    jobs = await caller.instance.ledger.jobs(where, limit=limit, cursor=cursor)
+    inbox = caller.instance.inbox(_gateway(caller))
     return page_document([_document(one) for one in await inbox.entry_states(jobs.jobs)], jobs.cursor)
 
 

@@ -8,10 +8,9 @@ from typing import Annotated, Literal, Self
 import pydantic
 from fastapi import APIRouter, Response
 
-from trellis.app.instance import Instance
 from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import CancelMode, ReasonCode
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.http.jobs import JobChangeFilter
 from trellis.http.operation_shapes import JobsChanged, JobsPreview
@@ -103,7 +102,6 @@ class JobsPrioritizeRequest(JobsChangeRequest):
 @router.post("/jobs/cancel", responses=PROBLEMS)
 async def cancel_many(
     body: JobsCancelRequest,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.cancel")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -113,49 +111,45 @@ async def cancel_many(
     Repeat the request with the answer's `next_cursor` until that is null. A caller that may cancel only its own jobs
     cancels those. A job that changed meanwhile is skipped.
     """
-    return await _change(JobChange.CANCEL, body, instance, caller, request_key, response, mode=body.mode)
+    return await _change(JobChange.CANCEL, body, caller, request_key, response, mode=body.mode)
 
 
 @router.post("/jobs/discard", responses=PROBLEMS)
 async def discard_many(
     body: JobsChangeRequest,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.discard")],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> JobsChanged | JobsPreview:
     """Discard failed and dead-lettered jobs: their dead letters are no longer listed. Only an operator may."""
-    return await _change(JobChange.DISCARD, body, instance, caller, request_key, response)
+    return await _change(JobChange.DISCARD, body, caller, request_key, response)
 
 
 @router.post("/jobs/run-now", responses=PROBLEMS)
 async def run_now_many(
     body: JobsChangeRequest,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.run-now")],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> JobsChanged | JobsPreview:
     """End the delay of leased-jobs that wait for their time, or for their next attempt. Only an operator may."""
-    return await _change(JobChange.RUN_NOW, body, instance, caller, request_key, response)
+    return await _change(JobChange.RUN_NOW, body, caller, request_key, response)
 
 
 @router.post("/jobs/prioritize", responses=PROBLEMS)
 async def prioritize_many(
     body: JobsPrioritizeRequest,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.prioritize")],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> JobsChanged | JobsPreview:
     """Give waiting leased-jobs another priority. Among jobs of that priority they come last. Only an operator may."""
-    return await _change(JobChange.PRIORITIZE, body, instance, caller, request_key, response, to_priority=body.priority)
+    return await _change(JobChange.PRIORITIZE, body, caller, request_key, response, to_priority=body.priority)
 
 
 async def _change(
     change: JobChange,
     body: JobsChangeRequest,
-    instance: Instance,
     caller: Caller,
     request_key: IdempotentRequest,
     response: Response,
@@ -163,7 +157,7 @@ async def _change(
     mode: str = CancelMode.SOFT,
     to_priority: str | None = None,
 ) -> JobsChanged | JobsPreview:
-    many = api_for(instance, caller).jobs.many()
+    many = caller.api.jobs.many()
     wish = many.wish(change, mode=mode, to_priority=to_priority, reason=body.reason)
     where = JobChangeFilter() if body.filter is None else body.filter.to_options()
     if body.dry_run:

@@ -33,7 +33,7 @@ from trellis.engine.ledger import Ledger
 from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.engine.text import nearest
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_job_agent
+from trellis.gateway.callers import Caller, requires, within_job_agent
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
@@ -140,7 +140,6 @@ class Approval(pydantic.BaseModel):
 @router.post("/jobs", status_code=202, response_model=JobShape, responses=PROBLEMS)
 async def submit(
     body: JobRequestBody,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.create")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -153,18 +152,20 @@ async def submit(
     """
     with tracing.span("job.submit", kind=tracing.PRODUCER) as span:
         asked_as = None if request_key.key is None else (request_key.key.scope, request_key.key.key)
-        making = instance.job_factory(caller.principal, asked_as=asked_as, correlation_id=caller.given_correlation_id)
+        making = caller.instance.job_factory(
+            caller.principal, asked_as=asked_as, correlation_id=caller.given_correlation_id
+        )
         job = _keyed(await make_job(body, making), request_key)
         job = job.traced(correlation_id=job.correlation_id or caller.correlation_id, trace=tracing.here() or job.trace)
         actor = acting_or_gateway(caller.actor, job.lifecycle)
-        (answer,) = await instance.ledger.submit(actor, [job])
+        (answer,) = await caller.instance.ledger.submit(actor, [job])
         about = {"trellis.job_id": answer.job_id, "trellis.type": job.type, "trellis.lifecycle": job.lifecycle}
         span.note({**about, "trellis.correlation_id": job.correlation_id or ""})
     if isinstance(answer, Mismatch):
         by_id = answer.key == answer.job_id  # the id is taken, whatever the key
         raise IdempotencyMismatch(key=answer.key if by_id else request_key.given or answer.key, job_id=answer.job_id)
     if answer.created and job.lifecycle == BUS_JOB.name:
-        instance.wake_bus()
+        caller.instance.wake_bus()
     mark_replayed(response, replayed=not answer.created)
     response.headers["Location"] = f"/jobs/{answer.job_id}"
     response.headers[OUTCOME] = answer.outcome
@@ -196,7 +197,6 @@ def _keyed(job: NewJob, request_key: IdempotentRequest) -> NewJob:
 
 @router.get("/jobs", response_model=Page[JobListed], responses=PROBLEMS)
 async def listing(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.read")],
     *,
     lifecycle: Literal["leased-job", "queue-job", "bus-job", "nlm-job"] | None = None,
@@ -214,9 +214,9 @@ async def listing(
     With lifecycle=nlm-job, for operators, those of the NLM backend, wherever it keeps them; nobody else finds them here.
     """
     filters = {"status": _state(status), "correlation_id": correlation_id, "parent_id": parent_id}
-    if lifecycle == NLM_JOB.name and not await _has_nlm_jobs(instance.ledger):
-        return await list_nlm_jobs(instance, caller, limit=limit, cursor=cursor, type=type, **filters)
-    jobs = _jobs(instance, caller)
+    if lifecycle == NLM_JOB.name and not await _has_nlm_jobs(caller.instance.ledger):
+        return await list_nlm_jobs(caller, limit=limit, cursor=cursor, type=type, **filters)
+    jobs = _jobs(caller)
     page = await jobs.list(lifecycle=lifecycle, type_=type, limit=limit, cursor=cursor, **filters)
     waits = await jobs.waits(page.items)
     attempts = await jobs.attempts_made(page.items)
@@ -227,9 +227,9 @@ async def listing(
     return page_document(documents, page.next_cursor)
 
 
-def _jobs(instance: Instance, caller: Caller) -> LocalJobs:
+def _jobs(caller: Caller) -> LocalJobs:
     """The jobs that these routes serve, as this caller may read them."""
-    return api_for(instance, caller).jobs.only(WORK)
+    return caller.api.jobs.only(WORK)
 
 
 async def _has_nlm_jobs(ledger: Ledger) -> bool:
@@ -248,26 +248,24 @@ def _state(status: str | None) -> str | None:
 
 
 @router.get("/jobs/{job_id}", response_model=QueueJob | BusJob | JobWhole, responses=PROBLEMS)
-async def one(
-    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
-) -> dict[str, Any]:
+async def one(job_id: JobIdPath, caller: Annotated[Caller, requires("jobs.read")]) -> dict[str, Any]:
     """Get a job with its payload, its progress and its result.
 
     A queue job and a job on a topic have the further fields of their documents.
     """
-    if await instance.ledger.job(JobId(job_id)) is None and (there := await show_nlm_job(instance, caller, job_id)):
+    if await caller.instance.ledger.job(JobId(job_id)) is None and (there := await show_nlm_job(caller, job_id)):
         return there
-    jobs = _jobs(instance, caller)
+    jobs = _jobs(caller)
     job = await jobs.find(job_id)
-    whole = whole_document(job, await instance.ledger.result(job.job_id))
+    whole = whole_document(job, await caller.instance.ledger.result(job.job_id))
     whole |= {"attempts_made": (await jobs.attempts_made([job]))[job.job_id]}
     if job.lifecycle == LEASED_JOB.name and (job.place is JobPlace.ENDED or job.attempt):
-        events = await instance.ledger.events(job.job_id)
+        events = await caller.instance.ledger.events(job.job_id)
         whole["artifacts"] = [asdict(one) for one in artifacts_of(events)]
         whole["traceback"] = last_traceback(events)
     if job.lifecycle == BUS_JOB.name:
-        return {**whole, **await _bus_job(instance, jobs, job)}
-    return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(instance, job)}
+        return {**whole, **await _bus_job(caller.instance, jobs, job)}
+    return whole if job.lifecycle != QUEUE_JOB.name else {**whole, **await _queue_job(caller.instance, job)}
 
 
 async def _bus_job(instance: Instance, jobs: LocalJobs, job: Job) -> dict[str, Any]:
@@ -304,19 +302,18 @@ async def _queue_job(instance: Instance, job: Job) -> dict[str, Any]:
 async def context(
     job_id: JobIdPath,
     epoch: Annotated[int, Path(ge=0, lt=2**53, examples=[1])],
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.read")],
 ) -> Response:
     """Get the context of one attempt of a queue job: memory, entities and sources, as they were when it began."""
     within_scope(caller.principal, "memory.read", job_id)
-    job = await instance.ledger.job(JobId(job_id))
-    await within_job_agent(instance, caller, "memory.read", job_id)
+    job = await caller.instance.ledger.job(JobId(job_id))
+    await within_job_agent(caller, "memory.read", job_id)
     stored = None
     if job is not None and job.lifecycle == QUEUE_JOB.name:
-        stored = await instance.objects.get(snapshot_key(instance.artifacts.cid, job_id, epoch))
+        stored = await caller.instance.objects.get(snapshot_key(caller.instance.artifacts.cid, job_id, epoch))
     if stored is None:
         raise Problem("NOT_FOUND", f"There is no context of job {job_id[:200]} in epoch {epoch}.")
-    recorded = snapshot_digest(await instance.ledger.events(JobId(job_id)), epoch)
+    recorded = snapshot_digest(await caller.instance.ledger.events(JobId(job_id)), epoch)
     if recorded is not None and sha256(stored.body) != recorded:
         _log.error("content_changed", job_id=job_id, key=stored.key, recorded=recorded)
         raise Problem(
@@ -326,75 +323,67 @@ async def context(
 
 
 @router.get("/jobs/{job_id}/result", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
-async def result(job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]) -> Response:
+async def result(job_id: JobIdPath, caller: Annotated[Caller, requires("jobs.read")]) -> Response:
     """Get the result of a job: the bytes at `result_ptr` for a job on a topic, else the result as JSON."""
-    body, media_type = await _jobs(instance, caller).typed_result(job_id)
+    body, media_type = await _jobs(caller).typed_result(job_id)
     return Response(body, media_type=media_type, headers={"X-Content-Type-Options": "nosniff"})
 
 
 @router.get("/jobs/{job_id}/context", responses={200: {"content": {"application/octet-stream": {}}}, **PROBLEMS})
-async def payload(
-    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
-) -> Response:
+async def payload(job_id: JobIdPath, caller: Annotated[Caller, requires("jobs.read")]) -> Response:
     """Get the payload that the worker of a job on a topic gets: the bytes at `context_ptr`, or at the redacted pointer.
 
     A payload that came with the request may be read by all who may read the job. A payload at a pointer that the
     submitter chose may belong to somebody else, so only those who decide about held jobs may read it.
     """
-    body = await _jobs(instance, caller).context(job_id)
+    body = await _jobs(caller).context(job_id)
     return Response(body, media_type="application/octet-stream", headers={"X-Content-Type-Options": "nosniff"})
 
 
 @router.get("/jobs/{job_id}/events", response_model=Page[EventShape], responses=PROBLEMS)
 async def events(
     job_id: JobIdPath,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.read")],
     limit: Limit = LIMIT_DEFAULT,
     cursor: Annotated[int | None, Query(ge=0, description="The `next_cursor` of the page_document before.")] = None,
 ) -> dict[str, Any]:
     """List the events of a job, oldest first. `payload.from` and `payload.to` are its states."""
-    if await instance.ledger.job(JobId(job_id)) is None:
-        there = await nlm_job_events(instance, caller, job_id, limit=limit, cursor=cursor)
+    if await caller.instance.ledger.job(JobId(job_id)) is None:
+        there = await nlm_job_events(caller, job_id, limit=limit, cursor=cursor)
         if there is not None:
             return there
-    job = await _jobs(instance, caller).find(job_id)
-    later = [event for event in await instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
+    job = await _jobs(caller).find(job_id)
+    later = [event for event in await caller.instance.ledger.events(job.job_id) if event.version > (cursor or 0)]
     more = len(later) > limit
     documents = [event_document(event, tracing.trace_id(job.trace)) for event in later[:limit]]
     return page_document(documents, str(later[limit - 1].version) if more else None)
 
 
 @router.get("/jobs/{job_id}/explanation", responses=PROBLEMS)
-async def explanation(
-    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
-) -> JobExplained:
+async def explanation(job_id: JobIdPath, caller: Annotated[Caller, requires("jobs.read")]) -> JobExplained:
     """Explain why a job has its status and what happens next. `you_can` lists commands that help.
 
     A caller that may read only its own jobs is not told about workers and other jobs.
     """
-    return await _jobs(instance, caller).explain(job_id)
+    return await _jobs(caller).explain(job_id)
 
 
 @router.get("/jobs/{job_id}/signals", response_model=Page[SignalShape], responses=PROBLEMS)
-async def signals(
-    job_id: JobIdPath, instance: InstanceOf, caller: Annotated[Caller, requires("jobs.read")]
-) -> dict[str, Any]:
+async def signals(job_id: JobIdPath, caller: Annotated[Caller, requires("jobs.read")]) -> dict[str, Any]:
     """List the last log lines and progress signals of a job, oldest first: at most 20, while they are kept."""
-    return page_document([signal_document(one) for one in await _jobs(instance, caller).signals(job_id)], None)
+    return page_document([signal_document(one) for one in await _jobs(caller).signals(job_id)], None)
 
 
 @router.post("/jobs/{job_id}/signals", responses=PROBLEMS)
 async def send_signal(
     job_id: JobIdPath,
     body: JobSignalRequest,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.signal")],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> SignalReceipt:
     """Send a signal to a job that has not ended. A job that waits for it goes on at once."""
-    sent = await _jobs(instance, caller).signal_once(job_id, body.name, body.payload, request_key)
+    sent = await _jobs(caller).signal_once(job_id, body.name, body.payload, request_key)
     mark_replayed(response, replayed=not sent.created)
     return sent
 
@@ -402,7 +391,6 @@ async def send_signal(
 @router.post("/jobs/{job_id}/cancel", responses=PROBLEMS)
 async def cancel(
     job_id: JobIdPath,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.cancel")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -413,7 +401,7 @@ async def cancel(
     A job that has ended stays as it is: 409 with its status, and with the job that retries it if there is one.
     """
     stop = body or JobCancelRequest(mode=CancelMode.SOFT, reason=None)
-    done = await _jobs(instance, caller).cancel_once(job_id, request_key, mode=stop.mode, reason=stop.reason)
+    done = await _jobs(caller).cancel_once(job_id, request_key, mode=stop.mode, reason=stop.reason)
     mark_replayed(response, replayed=done.replayed)
     return done.answer
 
@@ -421,7 +409,6 @@ async def cancel(
 @router.post("/jobs/{job_id}/requeue", responses=PROBLEMS)
 async def requeue(
     job_id: JobIdPath,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.requeue")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -432,10 +419,10 @@ async def requeue(
     Only an operator may.
     """
     cause = None if body is None else body.reason
-    done = await api_for(instance, caller).jobs.requeue_once(job_id, request_key, reason=cause)
+    done = await caller.api.jobs.requeue_once(job_id, request_key, reason=cause)
     mark_replayed(response, replayed=done.replayed)
     if done.answer.lifecycle == BUS_JOB.name:
-        instance.wake_bus()
+        caller.instance.wake_bus()
         response.headers["Location"] = f"/jobs/{done.answer.job_id}"
     return done.answer
 
@@ -444,15 +431,12 @@ async def requeue(
 async def bury(
     job_id: JobIdPath,
     body: JobDeadLetter,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.dead-letter")],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> JobShape:
     """End a job that has not ended with a dead letter, without a retry. Only an operator may."""
-    done = await _jobs(instance, caller).dead_letter_once(
-        job_id, request_key, reason=body.reason, reason_code=body.reason_code
-    )
+    done = await _jobs(caller).dead_letter_once(job_id, request_key, reason=body.reason, reason_code=body.reason_code)
     mark_replayed(response, replayed=done.replayed)
     return done.answer
 
@@ -461,7 +445,6 @@ async def bury(
 async def approval(
     job_id: JobIdPath,
     body: Approval,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("jobs.approve")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -473,9 +456,9 @@ async def approval(
     An approval is good for this job under the policy that held it: when the policy changes before the job goes, the job
     is held again.
     """
-    done = await api_for(instance, caller).jobs.decide_once(
+    done = await caller.api.jobs.decide_once(
         job_id, request_key, approve=body.decision == "approve", note=body.note, policy_hash=body.policy_hash
     )
-    instance.wake_bus()
+    caller.instance.wake_bus()
     mark_replayed(response, replayed=done.replayed)
     return done.answer

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
-from trellis.app.instance import Instance
 from trellis.engine.jobs import Actor
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires, within_reach
+from trellis.gateway.callers import Caller, requires, within_reach
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.agent_shapes import MemoryDiff
@@ -130,27 +129,25 @@ class LogicProposal(pydantic.BaseModel):
 @router.get("/memory/{agent_id}/read", responses=PROBLEMS)
 async def read(
     agent_id: AgentId,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.read")],
     mode: ReadMode = ReadMode.BASIC,
 ) -> MemoryRead:
     """Get Layer 1 of a memory: snapshot and open loops; wide adds the facts. Layer 2 is never part of it."""
-    return await api_for(instance, caller).memory.read(agent_id, mode=mode.value)
+    return await caller.api.memory.read(agent_id, mode=mode.value)
 
 
 @router.get("/memory/{agent_id}/deep", response_model=Page[DeepPiece], responses=PROBLEMS)
 async def deep(
     agent_id: AgentId,
     part: DeepPart,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.read-deep")],
     limit: Annotated[int, Query(ge=1, le=DEEP_LIMIT_MAX)] = DEEP_LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> dict[str, Any]:
     """Get one part of Layer 2 of a memory: whole entries, newest first."""
-    await within_reach(instance, caller, "memory.read-deep", agent_id)
-    await _there(instance, caller, agent_id)
-    view = await asyncio.to_thread(instance.memory.read_deep, agent_id, part, before=cursor, limit=limit)
+    await within_reach(caller, "memory.read-deep", agent_id)
+    await caller.instance.proposal_service(_gateway(caller)).agent(agent_id)  # which exists, or it raises
+    view = await asyncio.to_thread(caller.instance.memory.read_deep, agent_id, part, before=cursor, limit=limit)
     items = [{"name": item.name, "text": item.text, "token_count": item.token_count} for item in view.items]
     return page_document(items, view.more)
 
@@ -158,25 +155,23 @@ async def deep(
 @router.get("/memory/{agent_id}/history", responses=PROBLEMS)
 async def history(
     agent_id: AgentId,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.read")],
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[MemoryChange]:
     """List the changes of a memory, newest first. A page may be empty and have a next one."""
-    return await api_for(instance, caller).memory.history_page(agent_id, limit=limit, cursor=cursor)
+    return await caller.api.memory.history_page(agent_id, limit=limit, cursor=cursor)
 
 
 @router.get("/memory/{agent_id}/diff", responses=PROBLEMS)
 async def diff(
     agent_id: AgentId,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.read")],
     from_version: Annotated[int, Query(ge=0, le=VERSION_MAX, examples=[0])],
     to_version: Annotated[int | None, Query(ge=0, le=VERSION_MAX, description="Without one, the newest.")] = None,
 ) -> MemoryDiff:
     """Get what changed in layer 1 of a memory between two versions, as a unified diff. Version 0 is the empty memory."""
-    return await api_for(instance, caller).memory.diff(agent_id, from_version, to_version)
+    return await caller.api.memory.diff(agent_id, from_version, to_version)
 
 
 @router.post(
@@ -189,16 +184,15 @@ async def diff(
 async def propose(
     agent_id: AgentId,
     body: MemoryProposal,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.propose")],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Propose a change of memory. With normal priority it is approved at once and applied before the answer is sent."""
-    await within_reach(instance, caller, "memory.propose", agent_id)
-    offering = instance.proposal_service(_gateway(caller))
+    await within_reach(caller, "memory.propose", agent_id)
+    offering = caller.instance.proposal_service(_gateway(caller))
     proposal = await _proposal_made_once(
-        offering, request_key, response, lambda: _memory_offer(instance, caller, request_key, agent_id, body)
+        offering, request_key, response, lambda: _memory_offer(caller, request_key, agent_id, body)
     )
     return {"proposalId": proposal.id, "status": proposal.status, "error": proposal.error}
 
@@ -207,14 +201,13 @@ async def propose(
 async def propose_logic(
     agent_id: AgentId,
     body: LogicProposal,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("memory.propose")],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> dict[str, Any]:
     """Propose a new logic of the agent. A person decides, whatever the priority."""
-    await within_reach(instance, caller, "memory.propose", agent_id)
-    offering = instance.proposal_service(_gateway(caller))
+    await within_reach(caller, "memory.propose", agent_id)
+    offering = caller.instance.proposal_service(_gateway(caller))
     proposal = await _proposal_made_once(
         offering, request_key, response, lambda: _logic_offer(offering, caller, request_key, agent_id, body)
     )
@@ -226,11 +219,6 @@ async def propose_logic(
 
 def _gateway(caller: Caller) -> Actor:
     return Actor(role=Role.GATEWAY, name=caller.principal.name)
-
-
-async def _there(instance: Instance, caller: Caller, agent_id: str) -> None:
-    """Check that the agent exists; raises SlugInvalid, AgentNotFound, DefinitionMalformed."""
-    await instance.proposal_service(_gateway(caller)).agent(agent_id)
 
 
 async def _proposal_made_once(
@@ -248,11 +236,11 @@ async def _proposal_made_once(
 
 
 async def _memory_offer(
-    instance: Instance, caller: Caller, request_key: IdempotentRequest, agent_id: str, body: MemoryProposal
+    caller: Caller, request_key: IdempotentRequest, agent_id: str, body: MemoryProposal
 ) -> ProposalOffer:
     version = body.expected_version
     if version is None:
-        seen = (await asyncio.to_thread(instance.memory.read, agent_id)).version
+        seen = (await asyncio.to_thread(caller.instance.memory.read, agent_id)).version
         version = version_needed([update.operation for update in body.updates], priority=body.priority, seen=seen)
     content: dict[str, Any] = {
         "summary": body.summary or _summary(body.updates),

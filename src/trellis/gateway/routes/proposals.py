@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 
 from trellis.api.proposals import OPEN, ProposalHasOtherVersion, proposal_document
 from trellis.bus.topics import HELD_ACTION
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, expected, is_known
 from trellis.http.shapes import ProposalDiff, ProposalShape
@@ -38,7 +38,6 @@ class ProposalDecision(pydantic.BaseModel):
 
 @router.get("/proposals", responses=PROBLEMS)
 async def listing(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("proposals.read")],
     status: Annotated[State | None, Query()] = None,
     conflicts: Annotated[bool, Query(description="Say of each that can no longer be applied why.")] = False,  # noqa: FBT002 - of the address
@@ -49,20 +48,17 @@ async def listing(
 
     Held jobs that wait for a person come before them, unless `status` asks for another status.
     """
-    return await api_for(instance, caller).proposals.page(
-        status=status, limit=limit, cursor=cursor, conflicts=conflicts
-    )
+    return await caller.api.proposals.page(status=status, limit=limit, cursor=cursor, conflicts=conflicts)
 
 
 @router.get("/proposals/pending", responses=PROBLEMS)
 async def pending(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("proposals.read")],
     limit: Limit = LIMIT_DEFAULT,
     cursor: Cursor = None,
 ) -> Page[ProposalShape]:
     """List what waits for a person: jobs that the safety kernel held, then proposals, each newest first."""
-    return await api_for(instance, caller).proposals.page(status="pending", limit=limit, cursor=cursor)
+    return await caller.api.proposals.page(status="pending", limit=limit, cursor=cursor)
 
 
 @router.get(
@@ -72,12 +68,11 @@ async def pending(
 )
 async def one(
     proposal_id: ProposalId,
-    instance: InstanceOf,
-    _: Annotated[Caller, requires("proposals.read")],
+    caller: Annotated[Caller, requires("proposals.read")],
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Get a proposal with its text, its citations and its outcome."""
-    document = await proposal_document(instance.ledger, proposal_id)
+    document = await proposal_document(caller.instance.ledger, proposal_id)
     headers = {"ETag": etag(document["version"]), "Cache-Control": "no-cache"}
     if is_known(if_none_match, document["version"]):
         return Response(status_code=304, headers=headers)
@@ -85,14 +80,12 @@ async def one(
 
 
 @router.get("/proposals/{proposal_id}/diff", responses=PROBLEMS)
-async def difference(
-    proposal_id: ProposalId, instance: InstanceOf, caller: Annotated[Caller, requires("proposals.read")]
-) -> ProposalDiff:
+async def difference(proposal_id: ProposalId, caller: Annotated[Caller, requires("proposals.read")]) -> ProposalDiff:
     """Show as a unified diff what applying the proposal would change now.
 
     The diff of a change of memory contains the present memory: it also needs the rule `memory.read`, else 403.
     """
-    return await api_for(instance, caller).proposals.diff(proposal_id)
+    return await caller.api.proposals.diff(proposal_id)
 
 
 @router.patch(
@@ -102,7 +95,6 @@ async def difference(
 async def decide(
     proposal_id: ProposalId,
     body: ProposalDecision,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("proposals.decide")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -113,12 +105,12 @@ async def decide(
     The answer is the proposal right after this decision, also when the request is repeated after it has been applied.
     """
     try:
-        done = await api_for(instance, caller).proposals.decide_once(
+        done = await caller.api.proposals.decide_once(
             proposal_id, request_key, approve=body.decision == "approve", note=body.note, version=expected(if_match)
         )
     except ProposalHasOtherVersion as error:
         raise Problem(error.code, str(error), headers={"ETag": etag(int(str(error.data["version"])))}) from error
-    instance.wake_bus()
+    caller.instance.wake_bus()
     mark_replayed(response, replayed=done.replayed)
     response.headers["ETag"] = etag(done.answer.version)
     return done.answer
@@ -130,7 +122,6 @@ async def decide(
 )
 async def apply(
     proposal_id: ProposalId,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("proposals.apply")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -140,7 +131,7 @@ async def apply(
     The answer is its current status. While another process applies it for longer than a few seconds, that is
     `applying`: ask again after `Retry-After`. An approved job goes by itself: there the answer is its current status.
     """
-    done = await api_for(instance, caller).proposals.apply_once(proposal_id, request_key)
+    done = await caller.api.proposals.apply_once(proposal_id, request_key)
     mark_replayed(response, replayed=done.replayed)
     response.headers["ETag"] = etag(done.answer.version)
     if done.answer.status in OPEN and done.answer.action != HELD_ACTION:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pydantic
 from fastapi import APIRouter, Path
 
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.gateway.pages import Page, page_document
 from trellis.http.operation_shapes import RuleShape
 from trellis.http_server.bodies import StrictRoute
@@ -68,6 +68,6 @@ def _lifecycle(one: Lifecycle) -> dict[str, Any]:
 
 
 @router.get("/authority", responses=PROBLEMS)
-async def authority(instance: InstanceOf, caller: Annotated[Caller, requires("rules.read")]) -> Page[RuleShape]:
+async def authority(caller: Annotated[Caller, requires("rules.read")]) -> Page[RuleShape]:
     """The authority matrices: which role may do what."""
-    return await api_for(instance, caller).system.authority()
+    return await caller.api.system.authority()

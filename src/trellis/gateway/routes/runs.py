@@ -14,7 +14,7 @@ from trellis.auth.ownership import sees_all
 from trellis.documents.publisher import PublishedRuns
 from trellis.engine.jobs import CORRELATION_PATTERN, CancelMode, JobId
 from trellis.engine.recent_entries import LruCache
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, InstanceOf, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, is_known, page_document
 from trellis.http.operation_shapes import RunRequestShape
@@ -64,13 +64,12 @@ class RunCancelRequest(pydantic.BaseModel):
 @router.post("/agents/run", status_code=202, responses=PROBLEMS)
 async def begin(
     body: RunStartRequest,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("runs.trigger")],
     request_key: IdempotentRequestOf,
     response: Response,
 ) -> Begun:
     """Start a run of an agent. The run is stored before the answer is sent. Read its status at `Location`."""
-    begun = await api_for(instance, caller).runs.start(
+    begun = await caller.api.runs.start(
         body.agent_slug,
         body.params,
         idempotency_key=None if request_key.key is None else f"http:{request_key.key.key}",
@@ -84,7 +83,6 @@ async def begin(
 
 @router.get("/runs", responses=PROBLEMS)
 async def listing(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires(READ)],
     status: Literal["requested", "queued", "running", "completed", "failed"] | None = None,
     agent: Annotated[str | None, pydantic.Field(max_length=100)] = None,
@@ -93,14 +91,11 @@ async def listing(
     cursor: Cursor = None,
 ) -> Page[RunListed]:
     """List runs, newest first."""
-    return await api_for(instance, caller).runs.list(
-        agent=agent, status=status, archived=archived, limit=limit, cursor=cursor
-    )
+    return await caller.api.runs.list(agent=agent, status=status, archived=archived, limit=limit, cursor=cursor)
 
 
 async def _readable_run(
     run_id: RunId,
-    instance: InstanceOf,
     slugs: Annotated[LruCache[JobId, str], Depends(FromState("slugs"))],
     caller: Annotated[Caller, requires(READ)],
 ) -> ReadableRun:
@@ -112,7 +107,7 @@ async def _readable_run(
     known = JobId(run_id)
     if known in slugs and sees_all(caller.principal, READ):
         return ReadableRun(known, slugs[known])
-    run = await api_for(instance, caller).runs.find(run_id)
+    run = await caller.api.runs.find(run_id)
     slugs[run.run_id] = run.agent_slug
     return run
 
@@ -149,9 +144,9 @@ async def steps(run: Annotated[ReadableRun, Depends(_readable_run)], instance: I
 
 
 @router.get("/runs/{run_id}/request", responses=PROBLEMS)
-async def request_of(run_id: RunId, instance: InstanceOf, caller: Annotated[Caller, requires(READ)]) -> RunRequestShape:
+async def request_of(run_id: RunId, caller: Annotated[Caller, requires(READ)]) -> RunRequestShape:
     """Get what a run was started with: the agent, its parameters and the trigger. 404 once it has left the ledger."""
-    return await api_for(instance, caller).runs.request(run_id)
+    return await caller.api.runs.request(run_id)
 
 
 @router.get("/runs/{run_id}/manifest", response_model=RunManifest, responses=PROBLEMS)
@@ -163,7 +158,6 @@ async def manifest(run: Annotated[ReadableRun, Depends(_readable_run)], instance
 @router.post("/runs/{run_id}/cancel", responses=PROBLEMS)
 async def cancel(
     run_id: RunId,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("runs.cancel")],
     request_key: IdempotentRequestOf,
     response: Response,
@@ -171,6 +165,6 @@ async def cancel(
 ) -> Stopped:
     """Cancel a run: soft asks it to stop, hard ends it now. A run that has ended is 409 with its status."""
     stop = body or RunCancelRequest(mode=CancelMode.SOFT, reason=None)
-    done = await api_for(instance, caller).runs.cancel_once(run_id, request_key, mode=stop.mode, reason=stop.reason)
+    done = await caller.api.runs.cancel_once(run_id, request_key, mode=stop.mode, reason=stop.reason)
     mark_replayed(response, replayed=done.replayed)
     return done.answer

@@ -9,7 +9,7 @@ from trellis.bus.requests import JobRequest
 from trellis.bus.safety.evaluation import JOBS_MAX
 from trellis.bus.safety.policy import FILE_BYTES_MAX
 from trellis.engine.jobs import JOB_ID_PATTERN
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.http.policy_shapes import ExplanationShape, SimulationShape
 from trellis.http_server.bodies import StrictRoute
 from trellis.http_server.problems import PROBLEMS
@@ -56,20 +56,16 @@ class SimulateAsked(pydantic.BaseModel):
 
 
 @router.post("/safety/explain", responses=PROBLEMS)
-async def explain(
-    body: ExplainAsked, instance: InstanceOf, caller: Annotated[Caller, requires("safety.explain")]
-) -> ExplanationShape:
+async def explain(body: ExplainAsked, caller: Annotated[Caller, requires("safety.explain")]) -> ExplanationShape:
     """Explain the decision about a request: which rules were evaluated, why each did not match, and which decided."""
-    return await api_for(instance, caller).safety.explain(_plain(body.request), policy=body.policy)
+    return await caller.api.safety.explain(_plain(body.request), policy=body.policy)
 
 
 @router.post("/safety/simulate", responses=PROBLEMS)
-async def simulate(
-    body: SimulateAsked, instance: InstanceOf, caller: Annotated[Caller, requires("safety.simulate")]
-) -> SimulationShape:
+async def simulate(body: SimulateAsked, caller: Annotated[Caller, requires("safety.simulate")]) -> SimulationShape:
     """Compare the decisions of a policy with those of the policy in force, for given requests or for the last jobs."""
     requests = None if body.requests is None else [_plain(one) for one in body.requests]
-    return await api_for(instance, caller).safety.simulate(body.policy, requests=requests, last=body.last)
+    return await caller.api.safety.simulate(body.policy, requests=requests, last=body.last)
 
 
 def _plain(request: RequestAsked) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pydantic
 from fastapi import APIRouter, Path, Query, Response
 
 from trellis.engine.schedules import JITTER_S_MAX
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
 from trellis.gateway.pages import Page
 from trellis.http.operation_shapes import ScheduleDetail, ScheduleRemoved, ScheduleRun, ScheduleShape
@@ -65,57 +65,51 @@ class ScheduleChange(pydantic.BaseModel):
 
 
 @router.get("/schedules", responses=PROBLEMS)
-async def listing(instance: InstanceOf, caller: Annotated[Caller, requires("schedules.read")]) -> Page[ScheduleShape]:
+async def listing(caller: Annotated[Caller, requires("schedules.read")]) -> Page[ScheduleShape]:
     """All schedules, those of agents first, each by name, with the next and the last time."""
-    return await api_for(instance, caller).schedules.list()
+    return await caller.api.schedules.list()
 
 
 @router.post("/schedules", responses=PROBLEMS)
-async def add(
-    body: NewSchedule, instance: InstanceOf, caller: Annotated[Caller, requires("schedules.manage")]
-) -> ScheduleDetail:
+async def add(body: NewSchedule, caller: Annotated[Caller, requires("schedules.manage")]) -> ScheduleDetail:
     """Add a schedule of jobs. Adding the same again changes nothing; 409 if another one has the name."""
     fields = body.model_dump(exclude={"type"})
-    return await api_for(instance, caller).schedules.add(**fields, type_=body.type)
+    return await caller.api.schedules.add(**fields, type_=body.type)
 
 
 @router.get("/schedules/{name}", responses=PROBLEMS)
-async def one(
-    name: Name, instance: InstanceOf, caller: Annotated[Caller, requires("schedules.read")]
-) -> ScheduleDetail:
+async def one(name: Name, caller: Annotated[Caller, requires("schedules.read")]) -> ScheduleDetail:
     """One schedule of jobs, and when its next five instants fire."""
-    return await api_for(instance, caller).schedules.get(name)
+    return await caller.api.schedules.get(name)
 
 
 @router.patch("/schedules/{name}", responses=PROBLEMS)
 async def change(
-    name: Name, body: ScheduleChange, instance: InstanceOf, caller: Annotated[Caller, requires("schedules.manage")]
+    name: Name, body: ScheduleChange, caller: Annotated[Caller, requires("schedules.manage")]
 ) -> ScheduleDetail:
     """Change a schedule of jobs, or pause or resume it. Instants before the change are not fired later."""
     changes = body.model_dump(exclude_unset=True, exclude={"paused", "reason"})
-    return await api_for(instance, caller).schedules.change(name, changes, paused=body.paused, reason=body.reason)
+    return await caller.api.schedules.change(name, changes, paused=body.paused, reason=body.reason)
 
 
 @router.delete("/schedules/{name}", responses=PROBLEMS)
 async def remove(
     name: Name,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("schedules.manage")],
     reason: Annotated[str | None, Query(max_length=500, description="Why, for the audit record.")] = None,
 ) -> ScheduleRemoved:
     """Remove a schedule of jobs. The jobs that it submitted stay."""
-    return await api_for(instance, caller).schedules.remove(name, reason=reason)
+    return await caller.api.schedules.remove(name, reason=reason)
 
 
 @router.post("/schedules/{name}/run", responses=PROBLEMS)
 async def run(
     name: Name,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("schedules.manage")],
     request: IdempotentRequestOf,
     response: Response,
 ) -> ScheduleRun:
     """Submit the job of a schedule now, whether it is paused or not."""
-    ran = await api_for(instance, caller).schedules.run_once(name, request)
+    ran = await caller.api.schedules.run_once(name, request)
     mark_replayed(response, replayed=ran.replayed)
     return ran.answer

@@ -8,7 +8,7 @@ from fastapi.responses import PlainTextResponse
 
 from trellis.engine.alerts import ALERTS_MAX
 from trellis.engine.metrics import MEDIA_TYPE
-from trellis.gateway.callers import Caller, InstanceOf, api_for, requires
+from trellis.gateway.callers import Caller, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Page
 from trellis.http.operation_shapes import (
     AlertPage,
@@ -95,43 +95,41 @@ class QueueChange(pydantic.BaseModel):
 
 
 @router.get("/queues", responses=PROBLEMS)
-async def queues(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[QueueShape]:
+async def queues(caller: Annotated[Caller, requires("system.read")]) -> Page[QueueShape]:
     """Count the jobs of each type that are ready, scheduled for later, blocked by a concurrency key, and held by workers."""
-    return await api_for(instance, caller).system.queues()
+    return await caller.api.system.queues()
 
 
 @router.patch("/queues/{type}", responses=PROBLEMS)
 async def change_queue(
     type: Annotated[str, Path(max_length=200, examples=["index.document"])],  # noqa: A002 - the word of the interface
     body: QueueChange,
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("queues.pause")],
 ) -> QueuePaused:
     """Pause a job type, so that no more of its jobs are claimed, or resume it. Held jobs continue.
 
     Only an operator may. 409 for a type of which nothing was submitted and that no worker serves, unless `force` is true.
     """
-    system = api_for(instance, caller).system
+    system = caller.api.system
     set_ = system.pause if body.paused else system.resume
     return await set_(type, reason=body.reason, force=body.force)
 
 
 @router.get("/workers", responses=PROBLEMS)
-async def workers(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[WorkerShape]:
+async def workers(caller: Annotated[Caller, requires("system.read")]) -> Page[WorkerShape]:
     """List worker processes that were seen lately, the last one first, and how many jobs each holds."""
-    return await api_for(instance, caller).system.workers()
+    return await caller.api.system.workers()
 
 
 @router.get("/alerts", responses=PROBLEMS)
 async def alerts(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("system.read")],
     *,
     open: Annotated[bool, Query(description="Only alerts that are open.")] = False,  # noqa: A002 - the word of the interface
     limit: Annotated[int, Query(ge=1, le=ALERTS_MAX, description="How many alerts at most.")] = LIMIT_DEFAULT,
 ) -> AlertPage:
     """What needs an operator: open alerts first, then those that were resolved lately, each newest first."""
-    return await api_for(instance, caller).system.alerts(only_open=open, limit=limit)
+    return await caller.api.system.alerts(only_open=open, limit=limit)
 
 
 @router.get(
@@ -147,17 +145,16 @@ async def read_runbook(
 
 
 @router.get("/slo", responses=PROBLEMS)
-async def slo(instance: InstanceOf, caller: Annotated[Caller, requires("system.read")]) -> Page[SloShape]:
+async def slo(caller: Annotated[Caller, requires("system.read")]) -> Page[SloShape]:
     """The service level objectives: value, window, sample size, target, whether it is met, and the error budget left.
 
     Measured from what the ledger has stored, so every gateway of an instance gives the same answer.
     """
-    return await api_for(instance, caller).system.slo()
+    return await caller.api.system.slo()
 
 
 @router.get("/events", responses=PROBLEMS)
 async def events(
-    instance: InstanceOf,
     caller: Annotated[Caller, requires("events.read")],
     *,
     job_id: Annotated[str | None, Query(max_length=200, description="Only events of this job.")] = None,
@@ -178,7 +175,7 @@ async def events(
     if lifecycle is not None and lifecycle not in LIFECYCLES:
         known = ", ".join(LIFECYCLES)
         raise Problem("VALIDATION_FAILED", f"There is no lifecycle {lifecycle!r}; choose one of {known}.")
-    feed = api_for(instance, caller).feed
+    feed = caller.api.feed
     if job_id is None and type is None and correlation_id is None:
         if since is not None:
             raise Problem("VALIDATION_FAILED", "since goes with type or correlation_id; the feed goes on with after.")
