@@ -82,7 +82,7 @@ def test_events_are_read_with_the_same_parameters_locally_and_through_a_gateway(
         assert signature(getattr(LocalFeed, name)).parameters == signature(getattr(Feed, name)).parameters
 
 
-FOR_ROUTES = {"many", "only", "attempts_made", "find", "typed_result", "waits", "successor"}
+FOR_ROUTES = {"only", "attempts_made", "find", "typed_result", "waits", "successor"}
 """Calls that routes make, which answer with rows and media types."""
 OF_LEDGER = {"concurrency_key", "grace_s"}
 """Parameters that a gateway does not take; the commands refuse their options there."""

@@ -3,7 +3,6 @@
 from typing import Any
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
-from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.artifacts.content import ArtifactType
 from trellis.artifacts.registry import CLEANUP_MAX, ArtifactRegistry
 from trellis.artifacts.rows import ArtifactNotFound
@@ -94,21 +93,15 @@ class LocalArtifacts:
         older_than_days: int | None = None,
         dry_run: bool = False,
         limit: int | None = None,
-        idempotency_key: str | None = None,  # noqa: ARG002 - in one process nothing is sent twice
+        idempotency_key: str | None = None,
     ) -> CleanedUpShape:
         """Remove artifacts that are old enough, as an operator; with `dry_run` only return which those are."""
-        request, most = single_request(), limit or CLEANUP_MAX
-        return (await self.cleanup_once(request, older_than_days=older_than_days, dry_run=dry_run, limit=most)).answer
-
-    async def cleanup_once(
-        self, request: IdempotentRequest, *, older_than_days: int | None, dry_run: bool, limit: int
-    ) -> Changed[CleanedUpShape]:
-        """`cleanup` for a route."""
+        request, most = self._context.request_of(idempotency_key), limit or CLEANUP_MAX
         actor = self._context.permit("artifacts.cleanup")
         registry = (await self._context.instance()).artifacts
         done = await registry.cleanup(
-            actor, older_than_days=older_than_days, limit=limit, dry_run=dry_run, key=request.change(WHOLE)
+            actor, older_than_days=older_than_days, limit=most, dry_run=dry_run, key=request.change(WHOLE)
         )
         items = [ArtifactListed.model_validate(registry.fields(row)) for row in done.rows]
-        shape = CleanedUpShape(older_than_days=done.older_than_days, dry_run=done.dry_run, items=items, more=done.more)
-        return Changed(answer=shape, replayed=done.replayed)
+        request.note(replayed=done.replayed)
+        return CleanedUpShape(older_than_days=done.older_than_days, dry_run=done.dry_run, items=items, more=done.more)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
+from trellis.api.requests import IdempotentRequest, single_request
 from trellis.auth.matrices import permit
 from trellis.auth.principals import Principal
 from trellis.engine.jobs import Actor
@@ -51,10 +52,16 @@ class ApiContext:
     """Why the server of the bus cannot be reached now; None if it can be, or if there is none."""
     cancel_grace_s: float
     """How long a job may continue after a soft cancel, unless the call says otherwise."""
+    request: IdempotentRequest | None = None
+    """The request of a route that changes something."""
 
     def check_read(self, rule: str) -> None:
         """Raise NotAllowed unless the rule of this name lets the caller read."""
         permit(self.reader, rule)
+
+    def request_of(self, key: str | None) -> IdempotentRequest:
+        """The request of the route; of a call without one, a request under this key, or of its own."""
+        return self.request or single_request(key)
 
     async def now(self) -> datetime:
         """The time of the ledger."""

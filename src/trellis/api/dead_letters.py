@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
-from trellis.api.requests import Changed, IdempotentRequest, single_request
+from trellis.api.requests import IdempotentRequest
 from trellis.engine.errors import JobNotFound
 from trellis.engine.event_data import last_traceback
 from trellis.engine.jobs import JobId, Moved, ReasonCode
@@ -67,8 +67,8 @@ class LocalDeadLetters:
         self, job_ids: Sequence[str], *, reason: str | None = None, idempotency_key: str | None = None
     ) -> Requeued:
         """Run these jobs again; an operator's act. Each is answered for."""
-        request = single_request(idempotency_key)
-        return (await self.requeue_once(request, job_ids=job_ids, limit=len(job_ids), reason=reason)).answer
+        request = self._context.request_of(idempotency_key)
+        return await self.requeue_once(request, job_ids=job_ids, limit=len(job_ids), reason=reason)
 
     async def requeue_once(
         self,
@@ -78,7 +78,7 @@ class LocalDeadLetters:
         where: JobFilter | None = None,
         limit: int,
         reason: str | None,
-    ) -> Changed[Requeued]:
+    ) -> Requeued:
         """`requeue` for a route: the named jobs, or with `where` those that a filter finds, the oldest first."""
         actor, ledger = self._context.permit("jobs.requeue"), self._context.changes
         key, replayed = request.change(WHOLE, keeps_refusals=True), await request.changed_before(ledger)
@@ -87,8 +87,8 @@ class LocalDeadLetters:
         else:
             chosen = [JobId(job_id) for job_id in job_ids]
             answers = await ledger.requeue(actor, chosen, request.request_id, limit=limit, cause=reason, key=key)
-        replayed = replayed or any(isinstance(answer, Moved) and answer.repeated for answer in answers)
-        return Changed(answer=Requeued(items=[requeue_answer(answer) for answer in answers]), replayed=replayed)
+        request.note(replayed=replayed or any(isinstance(one, Moved) and one.repeated for one in answers))
+        return Requeued(items=[requeue_answer(answer) for answer in answers])
 
     async def count_failed(self, *, type_: str | None, correlation_id: str | None, limit: int) -> int:
         """How many jobs of the job queue failed and wait for an operator without a dead letter; at most `limit`."""

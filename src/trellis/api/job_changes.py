@@ -5,7 +5,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from trellis.api.context import ApiContext
-from trellis.api.requests import Changed, IdempotentRequest
+from trellis.api.requests import IdempotentRequest
 from trellis.auth.ownership import cancelling_roles
 from trellis.auth.principals import Principal
 from trellis.engine.errors import InputError, OptionInvalid
@@ -61,7 +61,7 @@ class LocalJobChanges:
         ]
         return JobsPreview(change=wish.change, matched=seen.matched, more=seen.more, examples=examples)
 
-    async def change_once(
+    async def change(
         self,
         wish: ChangeWish,
         request: IdempotentRequest,
@@ -70,7 +70,7 @@ class LocalJobChanges:
         job_ids: Sequence[str] = (),
         limit: int = CHANGED_MAX,
         cursor: str | None = None,
-    ) -> "Changed[JobsChanged]":
+    ) -> "JobsChanged":
         """One batch of a change: the named jobs, or the next ones of a filter."""
         from trellis.http.operation_shapes import ChangedJob, JobsChanged
 
@@ -86,8 +86,8 @@ class LocalJobChanges:
         else:
             done = await changes.change_batch(wish, chosen, request.request_id, limit=limit, cursor=cursor, key=key)
         items = [ChangedJob.model_validate(answer_json(answer)) for answer in done.answers]
-        answer = JobsChanged(change=wish.change, items=items, next_cursor=done.next_cursor, **counts(done.answers))
-        return Changed(answer=answer, replayed=done.repeated)
+        request.note(replayed=done.repeated)
+        return JobsChanged(change=wish.change, items=items, next_cursor=done.next_cursor, **counts(done.answers))
 
     def _principal(self, wish: ChangeWish, where: "JobChangeFilter") -> Principal:
         """The caller. On a ledger of one's own, only what a submitter may not do needs the operator's key."""

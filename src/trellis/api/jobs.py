@@ -1,8 +1,7 @@
 """Jobs of every lifecycle: read, cancel, requeue and dead-letter them, and decide about held ones.
 
 Implements DJ-11 to DJ-13, DJ-18, D9, D19, D39, D43, D45, D62. Reads answer with rows of the ledger: the gateway makes
-the documents of its interface of them, and commands print more of them. A change whose name ends in `_once` takes the
-request of a route, with its idempotency key.
+the documents of its interface of them, and commands print more of them.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.job_changes import LocalJobChanges
-from trellis.api.requests import Changed, IdempotentRequest, single_request
+from trellis.api.requests import IdempotentRequest
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import (
     acting_or_gateway,
@@ -265,26 +264,14 @@ class LocalJobs:
 
         `grace_s` is how long the job may continue after a soft cancel. Default: from the settings.
         """
-        request, chosen = single_request(idempotency_key), CancelMode(mode)
-        return (await self.cancel_once(job_id, request, mode=chosen, reason=reason, grace_s=grace_s)).answer
-
-    async def cancel_once(
-        self,
-        job_id: str,
-        request: IdempotentRequest,
-        *,
-        mode: CancelMode,
-        reason: str | None,
-        grace_s: float | None = None,
-    ) -> "Changed[JobShape]":
-        """`cancel` for a route."""
+        request, chosen = self._context.request_of(idempotency_key), CancelMode(mode)
         job, ledger = await self.find(job_id, "jobs.cancel"), self._context.changes
         by_operator = Role.SUBMITTER not in cancelling_roles(job.lifecycle)
         actor = await canceller(self._context.acting(operator=by_operator), ledger, job)
         answer = await ledger.cancel(
             actor,
             job.job_id,
-            mode,
+            chosen,
             request.request_id,
             grace_s=self._context.cancel_grace_s if grace_s is None else grace_s,
             cause=reason,
@@ -292,24 +279,22 @@ class LocalJobs:
         )
         if isinstance(answer, NotMoved):
             raise await self._not_cancelled(job_id, answer, actor)
-        status = answer.target if isinstance(answer, Moved) else answer.state
-        return Changed(answer=_shape(job, status, answer.version), replayed=answer.repeated)
+        request.note(replayed=answer.repeated)
+        return _shape(job, answer.target if isinstance(answer, Moved) else answer.state, answer.version)
 
     async def signal(
         self, job_id: str, name: str, payload: Any = None, *, idempotency_key: str | None = None
     ) -> "SignalReceipt":
         """Send a signal to a job, which `ctx.wait_signal` returns. Raises SignalRefused once the job has ended."""
-        return await self.signal_once(job_id, name, payload, single_request(idempotency_key))
-
-    async def signal_once(self, job_id: str, name: str, payload: Any, request: IdempotentRequest) -> "SignalReceipt":
-        """`signal` for a route."""
         from trellis.http.shapes import SignalReceipt
 
+        request = self._context.request_of(idempotency_key)
         job, ledger = await self.find(job_id, "jobs.signal"), self._context.changes
         actor = await permit_on_job(self._context.acting(operator=False), "jobs.signal", ledger, job)
         sent = await ledger.send_signal(
             actor, job.job_id, name, any_json_bytes(payload, f"the signal {name}"), key=request.change(job.job_id)
         )
+        request.note(replayed=sent.repeated)
         events = (await ledger.events_of([job.job_id], last=1)).get(job.job_id, [])
         other = awaited_signal(events[-1]) if events else None
         return SignalReceipt(
@@ -344,10 +329,7 @@ class LocalJobs:
         self, job_id: str, *, reason: str | None = None, idempotency_key: str | None = None
     ) -> "JobShape":
         """Run a failed or dead-lettered job again; a job on a topic as a new, linked one. Raises NotRequeued."""
-        return (await self.requeue_once(job_id, single_request(idempotency_key), reason=reason)).answer
-
-    async def requeue_once(self, job_id: str, request: IdempotentRequest, *, reason: str | None) -> "Changed[JobShape]":
-        """`requeue` for a route."""
+        request = self._context.request_of(idempotency_key)
         actor, ledger = self._context.permit("jobs.requeue"), self._context.changes
         job = await self.find(job_id, "jobs.requeue")
         if job.lifecycle == BUS_JOB.name:
@@ -358,14 +340,14 @@ class LocalJobs:
             new_job = await requeue_as_new_job(
                 ledger, submitter, job, topics, request.request_id, cause=reason, key=key
             )
-            shape = _shape(job, BUS_JOB.initial.name, 1).model_copy(update={"job_id": new_job.job_id})
-            return Changed(answer=shape, replayed=not new_job.created)
+            request.note(replayed=not new_job.created)
+            return _shape(job, BUS_JOB.initial.name, 1).model_copy(update={"job_id": new_job.job_id})
         (answer,) = await ledger.requeue(
             actor, [job.job_id], request.request_id, limit=1, cause=reason, key=request.change(job.job_id)
         )
         if isinstance(answer, NotMoved):
             raise _not_requeued(answer, actor, job, await self._context.now())
-        return Changed(answer=_shape(job, answer.target, answer.version), replayed=answer.repeated)
+        return _moved(job, answer, request)
 
     async def change(
         self,
@@ -384,20 +366,16 @@ class LocalJobs:
 
         At most 500 in one transaction. `next_cursor` of the answer asks for the next ones.
         """
-        many, request = self.many(), single_request(idempotency_key)
+        many, request = LocalJobChanges(self._context), self._context.request_of(idempotency_key)
         wish = many.wish(change, mode=mode, to_priority=to_priority, reason=reason)
-        done = await many.change_once(wish, request, where, job_ids=job_ids, limit=limit, cursor=cursor)
-        return done.answer
+        return await many.change(wish, request, where, job_ids=job_ids, limit=limit, cursor=cursor)
 
     async def preview(
         self, change: str, *, mode: str = "soft", to_priority: str | None = None, **where: "Unpack[JobChangeFilter]"
     ) -> "JobsPreview":
         """How many jobs such a change would concern, and the oldest of them. Changes nothing."""
-        return await self.many().preview(self.many().wish(change, mode=mode, to_priority=to_priority), where)
-
-    def many(self) -> LocalJobChanges:
-        """Changes of many jobs, for routes."""
-        return LocalJobChanges(self._context)
+        many = LocalJobChanges(self._context)
+        return await many.preview(many.wish(change, mode=mode, to_priority=to_priority), where)
 
     async def dead_letter(
         self,
@@ -408,13 +386,7 @@ class LocalJobs:
         idempotency_key: str | None = None,
     ) -> "JobShape":
         """End a job that has not ended with a dead letter, without a retry. Raises InvalidTransition, OptionInvalid."""
-        request = single_request(idempotency_key)
-        return (await self.dead_letter_once(job_id, request, reason=reason, reason_code=reason_code)).answer
-
-    async def dead_letter_once(
-        self, job_id: str, request: IdempotentRequest, *, reason: str, reason_code: str
-    ) -> "Changed[JobShape]":
-        """`dead_letter` for a route."""
+        request = self._context.request_of(idempotency_key)
         actor, ledger = self._context.permit("jobs.dead-letter"), self._context.changes
         job, code = await self.find(job_id, "jobs.dead-letter"), operator_reason_code(reason_code)
         await request.changed_before(ledger)
@@ -424,7 +396,7 @@ class LocalJobs:
         )
         if isinstance(answer, NotMoved):
             raise _refused(answer, actor)
-        return Changed(answer=_shape(job, answer.target, answer.version), replayed=answer.repeated)
+        return _moved(job, answer, request)
 
     # --- jobs that the safety kernel held ----------------------------------------------------------------------------
 
@@ -437,28 +409,21 @@ class LocalJobs:
         idempotency_key: str | None = None,
     ) -> "JobShape":
         """Let a held job go; with `policy_hash` only while it is held under that policy. Raises NotHeld."""
-        request = single_request(idempotency_key)
-        return (await self.decide_once(job_id, request, approve=True, note=note, policy_hash=policy_hash)).answer
+        return await self._decide(job_id, note, policy_hash, idempotency_key, approve=True)
 
     async def deny(
         self, job_id: str, note: str, *, policy_hash: str | None = None, idempotency_key: str | None = None
     ) -> "JobShape":
         """Refuse a held job, and say why; it is then DENIED. Raises NotHeld, NoteTooShort."""
-        request = single_request(idempotency_key)
-        return (await self.decide_once(job_id, request, approve=False, note=note, policy_hash=policy_hash)).answer
+        return await self._decide(job_id, note, policy_hash, idempotency_key, approve=False)
 
-    async def decide_once(
-        self,
-        job_id: str,
-        request: IdempotentRequest,
-        *,
-        approve: bool,
-        note: str | None,
-        policy_hash: str | None,
-    ) -> "Changed[JobShape]":
-        """`approve` and `deny` for a route. Takes the id of the job, or its id in the inbox; raises JobNotFound."""
+    async def _decide(
+        self, job_id: str, note: str | None, policy_hash: str | None, idempotency_key: str | None, *, approve: bool
+    ) -> "JobShape":
+        """Takes the id of the job, or its id in the inbox; raises JobNotFound."""
         from trellis.bus import approvals
 
+        request = self._context.request_of(idempotency_key)
         actor, ledger, id_ = self._context.permit("jobs.approve"), self._context.ledger, JobId(job_id)
         if await ledger.job(id_) is None:  # perhaps an inbox id; a job may have such an id itself
             id_ = approvals.job_id_of_inbox_id(job_id) or id_
@@ -474,7 +439,13 @@ class LocalJobs:
             policy_hash=policy_hash,
             key=request.change(job.job_id),
         )
-        return Changed(answer=_shape(job, answer.target, answer.version), replayed=answer.repeated)
+        return _moved(job, answer, request)
+
+
+def _moved(job: Job, answer: Moved, request: IdempotentRequest) -> "JobShape":
+    """The job as this request moved it, or an earlier one with the same key."""
+    request.note(replayed=answer.repeated)
+    return _shape(job, answer.target, answer.version)
 
 
 def _shape(job: Job, status: str, version: int) -> "JobShape":

@@ -9,7 +9,6 @@ from typing import Any
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
 from trellis.api.memory import READ as READ_MEMORY
-from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.app.system import SystemClock
 from trellis.bus import approvals
 from trellis.documents.errors import ProposalDecided, ProposalNotFound, ProposalOutdated
@@ -137,32 +136,23 @@ class LocalProposals:
         idempotency_key: str | None = None,
     ) -> ProposalShape:
         """Approve a proposal, which is then applied, or let a held job go."""
-        request = single_request(idempotency_key)
-        return (await self.decide_once(proposal_id, request, approve=True, note=note, version=version)).answer
+        return await self._decide(proposal_id, note, version, idempotency_key, approve=True)
 
     async def reject(
         self, proposal_id: str, note: str, *, version: int | None = None, idempotency_key: str | None = None
     ) -> ProposalShape:
         """Reject a proposal, or a held job, and say why."""
-        request = single_request(idempotency_key)
-        return (await self.decide_once(proposal_id, request, approve=False, note=note, version=version)).answer
+        return await self._decide(proposal_id, note, version, idempotency_key, approve=False)
 
-    async def apply(self, proposal_id: str, *, idempotency_key: str | None = None) -> ProposalShape:
-        """Have an approved proposal applied now, or once more if it failed. Raises ProposalNotApproved.
-
-        An approved job goes by itself.
-        """
-        return (await self.apply_once(proposal_id, single_request(idempotency_key))).answer
-
-    async def decide_once(
-        self, proposal_id: str, request: IdempotentRequest, *, approve: bool, note: str | None, version: int | None
-    ) -> Changed[ProposalShape]:
-        """`approve` and `reject` for a route. Raises ProposalHasOtherVersion, InvalidTransition, NotHeld, NoteTooShort.
+    async def _decide(
+        self, proposal_id: str, note: str | None, version: int | None, idempotency_key: str | None, *, approve: bool
+    ) -> ProposalShape:
+        """Raises ProposalHasOtherVersion, InvalidTransition, NotHeld, NoteTooShort.
 
         Raises ProposalOutdated instead of approving a pending proposal that can no longer be applied; it stays pending.
         The answer is the proposal right after the decision, also when it has been applied since.
         """
-        held = approvals.job_id_of_inbox_id(proposal_id)
+        request, held = self._context.request_of(idempotency_key), approvals.job_id_of_inbox_id(proposal_id)
         actor = self._context.permit(DECIDE if held is None else "jobs.approve")
         document, ledger = await proposal_document(self._context.ledger, proposal_id), self._context.changes
         job_id = held or JobId(document["id"])
@@ -189,7 +179,8 @@ class LocalProposals:
             stale = version is not None and now["version"] != version
             raise _other_version(now, version) if stale else refused_decision(answer, actor, now)
         decided = await proposal_document(self._context.ledger, proposal_id, version=answer.version)
-        return Changed(answer=ProposalShape.model_validate(decided), replayed=replayed or answer.repeated)
+        request.note(replayed=replayed or answer.repeated)
+        return ProposalShape.model_validate(decided)
 
     async def _check_fits(self, document: Mapping[str, Any]) -> None:
         """Raise ProposalOutdated if a pending proposal can no longer be applied.
@@ -207,12 +198,16 @@ class LocalProposals:
         if conflict is not None:
             raise ProposalOutdated(proposal=document["id"], conflict=conflict)
 
-    async def apply_once(self, proposal_id: str, request: IdempotentRequest) -> Changed[ProposalShape]:
-        """`apply` for a route. The answer is the proposal as it is now."""
+    async def apply(self, proposal_id: str, *, idempotency_key: str | None = None) -> ProposalShape:
+        """Have an approved proposal applied now, or once more if it failed. Raises ProposalNotApproved.
+
+        An approved job goes by itself. The answer is the proposal as it is now.
+        """
+        request = self._context.request_of(idempotency_key)
         document = await proposal_document(self._context.ledger, proposal_id)
         proposal, state, ledger = JobId(proposal_id), document["status"], self._context.changes
         if approvals.job_id_of_inbox_id(proposal_id) is not None and state == "approved":
-            return Changed(answer=ProposalShape.model_validate(document), replayed=False)
+            return ProposalShape.model_validate(document)
         actor = self._context.permit("proposals.apply")
         await request.changed_before(ledger)
         replayed = request.key is not None and await request.moved(ledger, proposal)
@@ -225,7 +220,8 @@ class LocalProposals:
         elif state not in {"applied", FAILED} and not replayed:
             raise ProposalNotApproved(job_id=proposal_id, source=state, target=APPLYING, actor=actor.role.value)
         now = await proposal_document(self._context.ledger, proposal_id)
-        return Changed(answer=ProposalShape.model_validate(now), replayed=replayed)
+        request.note(replayed=replayed)
+        return ProposalShape.model_validate(now)
 
 
 def _other_version(document: dict[str, Any], expected: int | None) -> ProposalHasOtherVersion:

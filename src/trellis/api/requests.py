@@ -1,27 +1,17 @@
-"""Requests that change something: their idempotency keys, and their answers.
+"""Requests that change something, and their idempotency keys.
 
-The parts of the application take an `IdempotentRequest` from routes. Commands and Python send none: each of their calls
-is a request of its own.
+A route has one, which the application gets with the caller (`ApiContext`). Commands and Python have none: each of their
+calls is a request of its own.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from trellis.app.system import new_id
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.jobs import JobId, Mismatch, RequestId, RequestKey
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import IdempotencyKey
-
-AnswerT = TypeVar("AnswerT")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Changed(Generic[AnswerT]):
-    """The answer to a change, and whether an earlier request with the same key made the change."""
-
-    answer: AnswerT
-    replayed: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +25,13 @@ class IdempotentRequest:
     """Digest of the path, the caller's name and the body. Empty without a key."""
     request_id: RequestId
     """The id under which the ledger records the request when it changes a job."""
+    on_replay: Callable[[], None] | None = None
+    """Called if an earlier request with the same key had the effect."""
+
+    def note(self, *, replayed: bool) -> None:
+        """Tell who asks that an earlier request had the effect, if it had."""
+        if replayed and self.on_replay is not None:
+            self.on_replay()
 
     async def earlier(self, ledger: Ledger) -> JobId | None:
         """The job that an earlier request with this key created; raises IdempotencyMismatch."""

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from trellis.api.context import LIMIT_DEFAULT, ApiContext
-from trellis.api.requests import Changed, IdempotentRequest, single_request
 from trellis.app.instance import Instance
 from trellis.app.system import SystemClock
 from trellis.auth.matrices import permit
@@ -179,21 +178,16 @@ class LocalRuns:
         self, run_id: str, *, mode: str = "soft", reason: str | None = None, idempotency_key: str | None = None
     ) -> Stopped:
         """End a run: soft asks it to stop, hard ends it now. Raises RunHasEnded."""
-        request, chosen = single_request(idempotency_key), CancelMode(mode)
-        return (await self.cancel_once(run_id, request, mode=chosen, reason=reason)).answer
-
-    async def cancel_once(
-        self, run_id: str, request: IdempotentRequest, *, mode: CancelMode, reason: str | None
-    ) -> Changed[Stopped]:
-        """`cancel` for a route."""
+        request, chosen = self._context.request_of(idempotency_key), CancelMode(mode)
         actor, ledger = self._context.permit("runs.cancel"), self._context.changes
         run = await find_run(ledger, run_id)
         replayed = await request.changed_before(ledger) or await request.moved(ledger, run)
         layer, key = (await self._context.instance()).layer, request.change(run)
-        state = await layer.cancel(run, mode=mode, request_id=request.request_id, cause=reason, key=key)
+        state = await layer.cancel(run, mode=chosen, request_id=request.request_id, cause=reason, key=key)
         if state in ENDED and not await request.moved(ledger, run):
             raise RunHasEnded(job_id=run, source=state, target="failed", actor=actor.role.value)
-        return Changed(answer=Stopped(run_id=run, status=state), replayed=replayed)
+        request.note(replayed=replayed)
+        return Stopped(run_id=run, status=state)
 
     async def check_executable(self) -> None:
         """Raise SettingsInvalid if `execute` would fail: no process executes runs now, and this one cannot.

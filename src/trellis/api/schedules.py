@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from trellis.api.context import ApiContext
-from trellis.api.requests import Changed, IdempotentRequest
 from trellis.app.system import new_id
 from trellis.auth.ownership import owner_name
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
@@ -99,13 +98,11 @@ class LocalSchedules:
         return ScheduleRemoved(name=name)
 
     async def run(self, name: str) -> ScheduleRun:
-        """Submit the job of a schedule now, whether it is paused or not."""
-        return ScheduleRun(name=name, job_id=await self._jobs().run(name))
-
-    async def run_once(self, name: str, request: IdempotentRequest) -> Changed[ScheduleRun]:
-        """The same for a request with an idempotency key. Raises IdempotencyMismatch."""
+        """Submit the job of a schedule now, whether it is paused or not. Raises IdempotencyMismatch."""
+        request = self._context.request_of(None)
         ran = await self._jobs().run_under_key(name, request.change(name))
-        return Changed(answer=ScheduleRun(name=name, job_id=ran.job_id), replayed=not ran.created)
+        request.note(replayed=not ran.created)
+        return ScheduleRun(name=name, job_id=ran.job_id)
 
     def _jobs(self) -> JobSchedules:
         """The schedules of jobs. The instance is opened only to submit a job on a topic."""

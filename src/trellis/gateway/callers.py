@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from trellis.api.context import ApiContext
 from trellis.api.local import LocalApi
 from trellis.app.fleet import bus_problem
+from trellis.api.requests import IdempotentRequest
 from trellis.app.instance import Instance
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import within_agent
@@ -80,6 +81,10 @@ class Caller:
     @property
     def api(self) -> LocalApi:
         """The application for this caller."""
+        return self.api_for(None)
+
+    def api_for(self, request: IdempotentRequest | None) -> LocalApi:
+        """The application for this caller, with the request that changes something."""
         instance = self.instance
 
         async def opened() -> Instance:
@@ -103,6 +108,7 @@ class Caller:
                 topics=lambda: instance.topics,
                 bus_problem=partial(bus_problem, instance.settings),
                 cancel_grace_s=instance.settings.cancel_grace_s,
+                request=request,
             )
         )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
@@ -31,16 +32,20 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 async def idempotent_request(
-    request: Request, who: Annotated[tuple[Principal, Identity], Depends(authenticate)], given: KeyHeader
+    request: Request,
+    who: Annotated[tuple[Principal, Identity], Depends(authenticate)],
+    given: KeyHeader,
+    response: Response,
 ) -> IdempotentRequest:
     """The key, fingerprint and request id of this request. Without a key nobody compares it, so it has no fingerprint."""
+    mark = partial(mark_replayed, response, replayed=True)
     if given is None:
-        return IdempotentRequest(key=None, given=None, fingerprint=b"", request_id=RequestId(new_id()))
+        return IdempotentRequest(key=None, given=None, fingerprint=b"", request_id=RequestId(new_id()), on_replay=mark)
     fingerprint = await fingerprint_of(request, who[0])
     scope = f"{request.method} {request.scope['route'].path}"
     key = IdempotencyKey(scope=scope, key=_digest(who[0].name, given), fingerprint=fingerprint)
     request_id = RequestId(f"{REQUEST}:{_digest(key.scope, key.key)}:{fingerprint.hex()[:FINGERPRINT_CHARS]}")
-    return IdempotentRequest(key=key, given=given, fingerprint=fingerprint, request_id=request_id)
+    return IdempotentRequest(key=key, given=given, fingerprint=fingerprint, request_id=request_id, on_replay=mark)
 
 
 IdempotentRequestOf = Annotated[IdempotentRequest, Depends(idempotent_request)]

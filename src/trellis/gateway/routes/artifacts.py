@@ -16,7 +16,7 @@ from trellis.auth.ownership import within_scope
 from trellis.engine.errors import JobNotFound
 from trellis.engine.jobs import JOB_ID_PATTERN, JobId
 from trellis.gateway.callers import Caller, requires, within_job_agent
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page
 from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
 from trellis.http_server.bodies import LargeBodyRoute
@@ -96,7 +96,7 @@ async def stage(
     staged = await caller.instance.artifacts.stage(caller.actor, body, job=job, epoch=body.epoch, request=key)
     response.status_code = 201 if staged.created else 200
     response.headers["Location"] = f"/artifacts/{staged.artifact_id}"
-    mark_replayed(response, replayed=not staged.created)
+    request_key.note(replayed=not staged.created)
     return {**caller.instance.artifacts.fields(staged.row), "sha256": staged.sha256, "size": staged.size}
 
 
@@ -156,20 +156,17 @@ async def discard(
     return await caller.api.artifacts.discard(artifact_id, reason=reason)
 
 
-@router.post("/artifacts/cleanup", response_model=CleanedUpShape, responses=PROBLEMS)
+@router.post("/artifacts/cleanup", responses=PROBLEMS)
 async def cleanup(
     caller: Annotated[Caller, requires("artifacts.cleanup")],
     request_key: IdempotentRequestOf,
-    response: Response,
     body: CleanupAsked | None = None,
-) -> dict[str, Any]:
+) -> CleanedUpShape:
     """Remove old artifacts, oldest first. Only an operator may. Each removal has an audit record.
 
     Nobody can read them from then on. Their bytes are deleted right after that record is written, and not before.
     """
     wish = body or CleanupAsked(older_than_days=None, limit=CLEANUP_DEFAULT)
-    done = await caller.api.artifacts.cleanup_once(
-        request_key, older_than_days=wish.older_than_days, dry_run=wish.dry_run, limit=wish.limit
+    return await caller.api_for(request_key).artifacts.cleanup(
+        older_than_days=wish.older_than_days, dry_run=wish.dry_run, limit=wish.limit
     )
-    mark_replayed(response, replayed=done.replayed)
-    return done.answer.model_dump()

@@ -11,7 +11,7 @@ from trellis.engine import tracing
 from trellis.engine.errors import IdempotencyMismatch
 from trellis.engine.job_batches import BATCH_MAX, checked_batch
 from trellis.gateway.callers import Caller, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.http.operation_shapes import BatchShape
 from trellis.http_server.bodies import LargeBodyRoute
 from trellis.http_server.problems import PROBLEMS
@@ -75,6 +75,6 @@ async def submit_batch(
             by_key = key is not None and error.data.get("key") == key.key
             raise IdempotencyMismatch(**{**error.data, **({"key": request_key.given} if by_key else {})}) from error
         span.note({"trellis.job_id": answer.completion.job_id})
-    mark_replayed(response, replayed=not answer.completion.created)
+    request_key.note(replayed=not answer.completion.created)
     response.headers["Location"] = f"/jobs/{answer.completion.job_id}"
     return {"job_id": answer.completion.job_id, "type": first.type, "jobs": [one.job_id for one in answer.members]}

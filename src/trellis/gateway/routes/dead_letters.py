@@ -3,12 +3,12 @@
 from typing import Annotated, Literal, Self
 
 import pydantic
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query
 
 from trellis.engine.jobs import ReasonCode
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page
 from trellis.http.shapes import DeadLetterShape, Requeued
 from trellis.http_server.bodies import StrictRoute
@@ -92,18 +92,15 @@ async def requeue(
     body: DeadLetterRequeue,
     caller: Annotated[Caller, requires("jobs.requeue")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> Requeued:
     """Requeue dead-lettered jobs. Only an operator may. Each job has its own answer.
 
     The jobs of one lifecycle are requeued in one transaction.
     """
-    done = await caller.api.dead_letters.requeue_once(
+    return await caller.api.dead_letters.requeue_once(
         request_key,
         job_ids=body.job_ids or (),
         where=None if body.filter is None else body.filter.to_filter(),
         limit=body.limit,
         reason=body.reason,
     )
-    mark_replayed(response, replayed=done.replayed)
-    return done.answer

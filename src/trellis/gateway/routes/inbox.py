@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import pydantic
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request
 
 from trellis.app.system import new_id
 from trellis.auth.ownership import within_agent
@@ -16,7 +16,7 @@ from trellis.documents import ids
 from trellis.engine.jobs import CORRELATION_PATTERN, Actor, JobId
 from trellis.engine.records import JobFilter
 from trellis.gateway.callers import Caller, gateway_of, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, fingerprint_of, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf, fingerprint_of
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken
 from trellis.http_server.bodies import StrictRoute
@@ -108,7 +108,6 @@ async def submit(
     request: Request,
     caller: Annotated[Caller, requires("inbox.submit")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> dict[str, Any]:
     """Submit an inbox entry. It is checked at once, and its run, job or proposal is created once.
 
@@ -120,13 +119,13 @@ async def submit(
     inbox = caller.instance.inbox(_gateway(caller))
     earlier = await request_key.earlier(caller.instance.ledger)
     if earlier is not None:
-        mark_replayed(response, replayed=True)
+        request_key.note(replayed=True)
         return _inbox_answer(await inbox.settle(earlier))
     gateway_of(request).inbox_limits.take(request, caller.principal)
     entry = _entry(body, caller, await caller.instance.ledger.now())
     fingerprint = request_key.fingerprint or await fingerprint_of(request, caller.principal)  # an id is a key, too
     stored = await inbox.submit(entry, key=request_key.key, fingerprint=fingerprint, given=body.id is not None)
-    mark_replayed(response, replayed=not stored.created)
+    request_key.note(replayed=not stored.created)
     settled = await inbox.settle(stored.job_id)
     if body.intent.action == "job":
         caller.instance.wake_bus()

@@ -6,12 +6,12 @@ Each request is one batch of at most 500 jobs in one transaction. The answer say
 from typing import Annotated, Literal, Self
 
 import pydantic
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 
 from trellis.engine.job_changes import CHANGED_MAX, JobChange
 from trellis.engine.jobs import CancelMode, ReasonCode
 from trellis.gateway.callers import Caller, requires
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf
 from trellis.http.jobs import JobChangeFilter
 from trellis.http.operation_shapes import JobsChanged, JobsPreview
 from trellis.http_server.bodies import StrictRoute
@@ -104,14 +104,13 @@ async def cancel_many(
     body: JobsCancelRequest,
     caller: Annotated[Caller, requires("jobs.cancel")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> JobsChanged | JobsPreview:
     """Cancel the jobs that a filter names, or named ones: at most 500 in one transaction.
 
     Repeat the request with the answer's `next_cursor` until that is null. A caller that may cancel only its own jobs
     cancels those. A job that changed meanwhile is skipped.
     """
-    return await _change(JobChange.CANCEL, body, caller, request_key, response, mode=body.mode)
+    return await _change(JobChange.CANCEL, body, caller, request_key, mode=body.mode)
 
 
 @router.post("/jobs/discard", responses=PROBLEMS)
@@ -119,10 +118,9 @@ async def discard_many(
     body: JobsChangeRequest,
     caller: Annotated[Caller, requires("jobs.discard")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> JobsChanged | JobsPreview:
     """Discard failed and dead-lettered jobs: their dead letters are no longer listed. Only an operator may."""
-    return await _change(JobChange.DISCARD, body, caller, request_key, response)
+    return await _change(JobChange.DISCARD, body, caller, request_key)
 
 
 @router.post("/jobs/run-now", responses=PROBLEMS)
@@ -130,10 +128,9 @@ async def run_now_many(
     body: JobsChangeRequest,
     caller: Annotated[Caller, requires("jobs.run-now")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> JobsChanged | JobsPreview:
     """End the delay of leased-jobs that wait for their time, or for their next attempt. Only an operator may."""
-    return await _change(JobChange.RUN_NOW, body, caller, request_key, response)
+    return await _change(JobChange.RUN_NOW, body, caller, request_key)
 
 
 @router.post("/jobs/prioritize", responses=PROBLEMS)
@@ -141,10 +138,9 @@ async def prioritize_many(
     body: JobsPrioritizeRequest,
     caller: Annotated[Caller, requires("jobs.prioritize")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> JobsChanged | JobsPreview:
     """Give waiting leased-jobs another priority. Among jobs of that priority they come last. Only an operator may."""
-    return await _change(JobChange.PRIORITIZE, body, caller, request_key, response, to_priority=body.priority)
+    return await _change(JobChange.PRIORITIZE, body, caller, request_key, to_priority=body.priority)
 
 
 async def _change(
@@ -152,18 +148,23 @@ async def _change(
     body: JobsChangeRequest,
     caller: Caller,
     request_key: IdempotentRequest,
-    response: Response,
     *,
     mode: str = CancelMode.SOFT,
     to_priority: str | None = None,
 ) -> JobsChanged | JobsPreview:
-    many = caller.api.jobs.many()
-    wish = many.wish(change, mode=mode, to_priority=to_priority, reason=body.reason)
-    where = JobChangeFilter() if body.filter is None else body.filter.to_options()
-    if body.dry_run:
-        return await many.preview(wish, where)
-    done = await many.change_once(
-        wish, request_key, where, job_ids=body.job_ids or (), limit=body.limit, cursor=body.cursor
+    jobs, where = (
+        caller.api_for(request_key).jobs,
+        JobChangeFilter() if body.filter is None else body.filter.to_options(),
     )
-    mark_replayed(response, replayed=done.replayed)
-    return done.answer
+    if body.dry_run:
+        return await jobs.preview(change, mode=mode, to_priority=to_priority, **where)
+    return await jobs.change(
+        change,
+        job_ids=body.job_ids or (),
+        limit=body.limit,
+        cursor=body.cursor,
+        mode=mode,
+        to_priority=to_priority,
+        reason=body.reason,
+        **where,
+    )

@@ -34,7 +34,7 @@ from trellis.engine.logs import log_of
 from trellis.engine.records import Job, JobFilter, JobPlace
 from trellis.engine.text import nearest
 from trellis.gateway.callers import Caller, requires, within_job_agent
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf
 from trellis.gateway.nlm import list_nlm_jobs, nlm_job_events, show_nlm_job
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.operation_shapes import JobExplained, JobListed
@@ -166,7 +166,7 @@ async def submit(
         raise IdempotencyMismatch(key=answer.key if by_id else request_key.given or answer.key, job_id=answer.job_id)
     if answer.created and job.lifecycle == BUS_JOB.name:
         caller.instance.wake_bus()
-    mark_replayed(response, replayed=not answer.created)
+    request_key.note(replayed=not answer.created)
     response.headers["Location"] = f"/jobs/{answer.job_id}"
     response.headers[OUTCOME] = answer.outcome
     if answer.replaced is not None:
@@ -227,9 +227,9 @@ async def listing(
     return page_document(documents, page.next_cursor)
 
 
-def _jobs(caller: Caller) -> LocalJobs:
-    """The jobs that these routes serve, as this caller may read them."""
-    return caller.api.jobs.only(WORK)
+def _jobs(caller: Caller, request: IdempotentRequest | None = None) -> LocalJobs:
+    """The jobs that these routes serve, as this caller may read and change them."""
+    return caller.api_for(request).jobs.only(WORK)
 
 
 async def _has_nlm_jobs(ledger: Ledger) -> bool:
@@ -380,12 +380,9 @@ async def send_signal(
     body: JobSignalRequest,
     caller: Annotated[Caller, requires("jobs.signal")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> SignalReceipt:
     """Send a signal to a job that has not ended. A job that waits for it goes on at once."""
-    sent = await _jobs(caller).signal_once(job_id, body.name, body.payload, request_key)
-    mark_replayed(response, replayed=not sent.created)
-    return sent
+    return await _jobs(caller, request_key).signal(job_id, body.name, body.payload)
 
 
 @router.post("/jobs/{job_id}/cancel", responses=PROBLEMS)
@@ -393,7 +390,6 @@ async def cancel(
     job_id: JobIdPath,
     caller: Annotated[Caller, requires("jobs.cancel")],
     request_key: IdempotentRequestOf,
-    response: Response,
     body: JobCancelRequest | None = None,
 ) -> JobShape:
     """End a job. A soft cancel leaves a running job running for a grace period.
@@ -401,9 +397,7 @@ async def cancel(
     A job that has ended stays as it is: 409 with its status, and with the job that retries it if there is one.
     """
     stop = body or JobCancelRequest(mode=CancelMode.SOFT, reason=None)
-    done = await _jobs(caller).cancel_once(job_id, request_key, mode=stop.mode, reason=stop.reason)
-    mark_replayed(response, replayed=done.replayed)
-    return done.answer
+    return await _jobs(caller, request_key).cancel(job_id, mode=stop.mode, reason=stop.reason)
 
 
 @router.post("/jobs/{job_id}/requeue", responses=PROBLEMS)
@@ -419,12 +413,11 @@ async def requeue(
     Only an operator may.
     """
     cause = None if body is None else body.reason
-    done = await caller.api.jobs.requeue_once(job_id, request_key, reason=cause)
-    mark_replayed(response, replayed=done.replayed)
-    if done.answer.lifecycle == BUS_JOB.name:
+    job = await caller.api_for(request_key).jobs.requeue(job_id, reason=cause)
+    if job.lifecycle == BUS_JOB.name:
         caller.instance.wake_bus()
-        response.headers["Location"] = f"/jobs/{done.answer.job_id}"
-    return done.answer
+        response.headers["Location"] = f"/jobs/{job.job_id}"
+    return job
 
 
 @router.post("/jobs/{job_id}/dead-letter", responses=PROBLEMS)
@@ -433,12 +426,9 @@ async def bury(
     body: JobDeadLetter,
     caller: Annotated[Caller, requires("jobs.dead-letter")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> JobShape:
     """End a job that has not ended with a dead letter, without a retry. Only an operator may."""
-    done = await _jobs(caller).dead_letter_once(job_id, request_key, reason=body.reason, reason_code=body.reason_code)
-    mark_replayed(response, replayed=done.replayed)
-    return done.answer
+    return await _jobs(caller, request_key).dead_letter(job_id, reason=body.reason, reason_code=body.reason_code)
 
 
 @router.post("/jobs/{job_id}/approval", responses=PROBLEMS)
@@ -447,7 +437,6 @@ async def approval(
     body: Approval,
     caller: Annotated[Caller, requires("jobs.approve")],
     request_key: IdempotentRequestOf,
-    response: Response,
 ) -> JobShape:
     """Approve or deny a job that the safety kernel held.
 
@@ -456,9 +445,10 @@ async def approval(
     An approval is good for this job under the policy that held it: when the policy changes before the job goes, the job
     is held again.
     """
-    done = await caller.api.jobs.decide_once(
-        job_id, request_key, approve=body.decision == "approve", note=body.note, policy_hash=body.policy_hash
-    )
+    jobs = caller.api_for(request_key).jobs
+    if body.decision == "approve":
+        job = await jobs.approve(job_id, body.note, policy_hash=body.policy_hash)
+    else:
+        job = await jobs.deny(job_id, body.note or "", policy_hash=body.policy_hash)
     caller.instance.wake_bus()
-    mark_replayed(response, replayed=done.replayed)
-    return done.answer
+    return job

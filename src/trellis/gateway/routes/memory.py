@@ -13,7 +13,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from trellis.engine.jobs import Actor
 from trellis.gateway.callers import Caller, requires, within_reach
-from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.agent_shapes import MemoryDiff
 from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
@@ -230,7 +230,7 @@ async def _proposal_made_once(
     """The proposal that this request made, now or earlier. `offer` is called only to make a new one."""
     earlier = await request_key.earlier(offering.ledger)
     proposal = await offering.make(await offer()) if earlier is None else await offering.again(earlier)
-    mark_replayed(response, replayed=not proposal.created)
+    request_key.note(replayed=not proposal.created)
     response.headers["Location"] = f"/proposals/{proposal.id}"
     return proposal
 

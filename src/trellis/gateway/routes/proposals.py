@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from trellis.api.proposals import OPEN, ProposalHasOtherVersion, proposal_document
 from trellis.bus.topics import HELD_ACTION
 from trellis.gateway.callers import Caller, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, expected, is_known
 from trellis.http.shapes import ProposalDiff, ProposalShape
 from trellis.http_server.bodies import StrictRoute
@@ -104,16 +104,17 @@ async def decide(
 
     The answer is the proposal right after this decision, also when the request is repeated after it has been applied.
     """
+    proposals, version = caller.api_for(request_key).proposals, expected(if_match)
     try:
-        done = await caller.api.proposals.decide_once(
-            proposal_id, request_key, approve=body.decision == "approve", note=body.note, version=expected(if_match)
-        )
+        if body.decision == "approve":
+            done = await proposals.approve(proposal_id, body.note, version=version)
+        else:
+            done = await proposals.reject(proposal_id, body.note or "", version=version)
     except ProposalHasOtherVersion as error:
         raise Problem(error.code, str(error), headers={"ETag": etag(int(str(error.data["version"])))}) from error
     caller.instance.wake_bus()
-    mark_replayed(response, replayed=done.replayed)
-    response.headers["ETag"] = etag(done.answer.version)
-    return done.answer
+    response.headers["ETag"] = etag(done.version)
+    return done
 
 
 @router.post(
@@ -131,9 +132,8 @@ async def apply(
     The answer is its current status. While another process applies it for longer than a few seconds, that is
     `applying`: ask again after `Retry-After`. An approved job goes by itself: there the answer is its current status.
     """
-    done = await caller.api.proposals.apply_once(proposal_id, request_key)
-    mark_replayed(response, replayed=done.replayed)
-    response.headers["ETag"] = etag(done.answer.version)
-    if done.answer.status in OPEN and done.answer.action != HELD_ACTION:
+    proposal = await caller.api_for(request_key).proposals.apply(proposal_id)
+    response.headers["ETag"] = etag(proposal.version)
+    if proposal.status in OPEN and proposal.action != HELD_ACTION:
         response.headers["Retry-After"] = str(APPLY_RETRY_S)
-    return done.answer
+    return proposal

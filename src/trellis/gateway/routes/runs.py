@@ -15,7 +15,7 @@ from trellis.documents.publisher import PublishedRuns
 from trellis.engine.jobs import CORRELATION_PATTERN, CancelMode, JobId
 from trellis.engine.recent_entries import LruCache
 from trellis.gateway.callers import Caller, InstanceOf, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, is_known, page_document
 from trellis.http.operation_shapes import RunRequestShape
 from trellis.http.shapes import (
@@ -75,7 +75,7 @@ async def begin(
         idempotency_key=None if request_key.key is None else f"http:{request_key.key.key}",
         correlation_id=body.correlation_id or caller.given_correlation_id,
     )
-    mark_replayed(response, replayed=not begun.created)
+    request_key.note(replayed=not begun.created)
     response.headers["Location"] = f"/runs/{begun.run_id}/status"
     response.headers["Retry-After"] = str(POLL_S)
     return begun
@@ -160,11 +160,8 @@ async def cancel(
     run_id: RunId,
     caller: Annotated[Caller, requires("runs.cancel")],
     request_key: IdempotentRequestOf,
-    response: Response,
     body: RunCancelRequest | None = None,
 ) -> Stopped:
     """Cancel a run: soft asks it to stop, hard ends it now. A run that has ended is 409 with its status."""
     stop = body or RunCancelRequest(mode=CancelMode.SOFT, reason=None)
-    done = await caller.api.runs.cancel_once(run_id, request_key, mode=stop.mode, reason=stop.reason)
-    mark_replayed(response, replayed=done.replayed)
-    return done.answer
+    return await caller.api_for(request_key).runs.cancel(run_id, mode=stop.mode, reason=stop.reason)

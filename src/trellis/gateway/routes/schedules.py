@@ -3,11 +3,11 @@
 from typing import Annotated, Any, Literal
 
 import pydantic
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query
 
 from trellis.engine.schedules import JITTER_S_MAX
 from trellis.gateway.callers import Caller, requires
-from trellis.gateway.idempotency import IdempotentRequestOf, mark_replayed
+from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import Page
 from trellis.http.operation_shapes import ScheduleDetail, ScheduleRemoved, ScheduleRun, ScheduleShape
 from trellis.http_server.bodies import StrictRoute
@@ -107,9 +107,6 @@ async def run(
     name: Name,
     caller: Annotated[Caller, requires("schedules.manage")],
     request: IdempotentRequestOf,
-    response: Response,
 ) -> ScheduleRun:
     """Submit the job of a schedule now, whether it is paused or not."""
-    ran = await caller.api.schedules.run_once(name, request)
-    mark_replayed(response, replayed=ran.replayed)
-    return ran.answer
+    return await caller.api_for(request).schedules.run(name)
