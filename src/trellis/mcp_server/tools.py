@@ -4,8 +4,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import pydantic
 
@@ -29,6 +28,7 @@ from trellis.worker.kinds import JobRequestBody
 
 LIMIT_DEFAULT = 20
 LIMIT_MAX = 50
+FEWER = "ask for fewer with `limit`"
 RESULT_BYTES_MAX = 256 * 1024
 """The most bytes of one answer. A model's context has less room than a program's memory."""
 
@@ -173,11 +173,11 @@ class McpTool:
     answers: type[pydantic.BaseModel]
     request: Callable[[GatewayClient, Any], Awaitable[pydantic.BaseModel]]
     """The request to the gateway, with what the tool takes."""
-    changes: bool = False
+    changes: bool
     """Whether it changes something."""
-    decides: bool = False
+    decides: bool
     """Whether it is the decision of a person: only a token makes it."""
-    if_large: str = "ask for fewer with `limit`"
+    if_large: str
     """What to do about an answer that is too large."""
 
     @cached_property
@@ -204,58 +204,112 @@ class McpTool:
         return document
 
 
+TOOLS: dict[str, McpTool] = {}
+"""The tools by name, in the order in which they are listed."""
+
+RequestT = TypeVar("RequestT", bound=Callable[[GatewayClient, Any], Awaitable[pydantic.BaseModel]])
+
+
+def tool(*, changes: bool = False, decides: bool = False, if_large: str = FEWER) -> Callable[[RequestT], RequestT]:
+    """Makes a tool of a request to the gateway: its name, its description, what it takes and what it answers."""
+
+    def add(request: RequestT) -> RequestT:
+        types, description = get_type_hints(request), " ".join((request.__doc__ or "").split())
+        TOOLS[request.__name__] = McpTool(
+            name=request.__name__,
+            description=description,
+            takes=types["given"],
+            answers=types["return"],
+            request=request,
+            changes=changes,
+            decides=decides,
+            if_large=if_large,
+        )
+        return request
+
+    return add
+
+
 def _page(given: PageInput) -> dict[str, Any]:
     return {"limit": given.limit, "cursor": given.cursor}
 
 
-async def _runs(client: GatewayClient, given: RunsInput) -> pydantic.BaseModel:
+@tool()
+async def runs_list(client: GatewayClient, given: RunsInput) -> Page[RunListed]:
+    """List runs of agents, newest first."""
     return await client.runs.list(agent=given.agent, status=given.status, **_page(given))
 
 
-async def _run(client: GatewayClient, given: RunShowInput) -> pydantic.BaseModel:
+@tool(if_large="a person can read it with `trellis runs show`")
+async def run_show(client: GatewayClient, given: RunShowInput) -> RunDetail:
+    """Show one run: its status, its step, its proposals and its error."""
     return await client.runs.get(given.run_id)
 
 
-async def _start(client: GatewayClient, given: RunStartInput) -> pydantic.BaseModel:
+@tool(changes=True)
+async def run_start(client: GatewayClient, given: RunStartInput) -> RunStarted:
+    """Start a run of an agent. It goes on by itself; run_show says how it stands."""
     return await client.runs.start(given.agent, given.params, idempotency_key=given.idempotency_key)
 
 
-async def _cancel_run(client: GatewayClient, given: RunCancelInput) -> pydantic.BaseModel:
+@tool(changes=True)
+async def run_cancel(client: GatewayClient, given: RunCancelInput) -> Stopped:
+    """End a run that has not ended."""
     return await client.runs.cancel(
         given.run_id, mode=given.mode, reason=given.reason, idempotency_key=given.idempotency_key
     )
 
 
-async def _proposals(client: GatewayClient, given: ProposalsInput) -> pydantic.BaseModel:
+@tool()
+async def proposals_list(client: GatewayClient, given: ProposalsInput) -> Page[ProposalShape]:
+    """List proposals of agents and held jobs, newest first. status=pending: what waits for a person."""
     return await client.proposals.list(status=given.status, **_page(given))
 
 
-async def _proposal(client: GatewayClient, given: ProposalShowInput) -> pydantic.BaseModel:
+@tool(if_large="a person can read it with `trellis proposals show`")
+async def proposal_show(client: GatewayClient, given: ProposalShowInput) -> ProposalShape:
+    """Show one proposal: its text, its citations, its version, and who decided about it."""
     return await client.proposals.get(given.proposal_id)
 
 
-async def _diff(client: GatewayClient, given: ProposalShowInput) -> pydantic.BaseModel:
+@tool(if_large="a person can read it with `trellis proposals show`")
+async def proposal_diff(client: GatewayClient, given: ProposalShowInput) -> ProposalDiff:
+    """Show as a unified diff what applying a proposal would change now."""
     return await client.proposals.diff(given.proposal_id)
 
 
-async def _comment(client: GatewayClient, given: CommentInput) -> pydantic.BaseModel:
+@tool(changes=True)
+async def comment_propose(client: GatewayClient, given: CommentInput) -> InboxTaken:
+    """Comment on the text that a proposal is about, or on any text of an agent. The comment is a proposal itself: it
+    stands beside the text once a person has approved it.
+    """
     payload = {"summary": given.summary, "change": {"type": "append", "text": given.text}}
     return await client.inbox.submit("propose-comment", given.target, payload, idempotency_key=given.idempotency_key)
 
 
-async def _approve(client: GatewayClient, given: ApproveInput) -> pydantic.BaseModel:
+@tool(changes=True, decides=True)
+async def proposal_approve(client: GatewayClient, given: ApproveInput) -> ProposalShape:
+    """Approve a proposal, which is then applied, or let a held job go. It is recorded as the decision of the person
+    whose token this is: call it only when that person has said so.
+    """
     return await client.proposals.approve(
         given.proposal_id, given.note, version=given.version, idempotency_key=given.idempotency_key
     )
 
 
-async def _reject(client: GatewayClient, given: RejectInput) -> pydantic.BaseModel:
+@tool(changes=True, decides=True)
+async def proposal_reject(client: GatewayClient, given: RejectInput) -> ProposalShape:
+    """Reject a proposal or a held job, and say why. It is recorded as the decision of the person whose token this is:
+    call it only when that person has said so.
+    """
     return await client.proposals.reject(
         given.proposal_id, given.note, version=given.version, idempotency_key=given.idempotency_key
     )
 
 
-async def _jobs(client: GatewayClient, given: JobsInput) -> pydantic.BaseModel:
+@tool()
+async def jobs_list(client: GatewayClient, given: JobsInput) -> Page[JobListed]:
+    """List jobs that you may read, newest first, with what each waits for."""
     return await client.jobs.list(
         type_=given.type,
         status=given.status,
@@ -266,158 +320,28 @@ async def _jobs(client: GatewayClient, given: JobsInput) -> pydantic.BaseModel:
     )
 
 
-async def _job(client: GatewayClient, given: JobShowInput) -> pydantic.BaseModel:
+@tool(if_large="job_explain says how it stands, and a person can read it with `trellis job show`")
+async def job_show(client: GatewayClient, given: JobShowInput) -> JobWhole:
+    """Show one job with its payload, its progress, its result and its last error."""
     return await client.jobs.get(given.job_id)
 
 
-async def _explain(client: GatewayClient, given: JobShowInput) -> pydantic.BaseModel:
+@tool(if_large="a person can read it with `trellis job explain`")
+async def job_explain(client: GatewayClient, given: JobShowInput) -> JobExplained:
+    """Explain why a job is where it is, what happens next, and what can be done about it."""
     return await client.jobs.explain(given.job_id)
 
 
-async def _submit(client: GatewayClient, given: JobSubmitInput) -> pydantic.BaseModel:
+@tool(changes=True)
+async def job_submit(client: GatewayClient, given: JobSubmitInput) -> JobSubmitted:
+    """Submit a job. It is stored before the answer comes; job_show says how it stands."""
     body = given.job.model_dump(mode="json", exclude_unset=True)
     return await client.jobs.submit_asked(body, idempotency_key=given.idempotency_key)
 
 
-async def _cancel_job(client: GatewayClient, given: JobCancelInput) -> pydantic.BaseModel:
+@tool(changes=True)
+async def job_cancel(client: GatewayClient, given: JobCancelInput) -> JobShape:
+    """End a job that has not ended."""
     return await client.jobs.cancel(
         given.job_id, mode=given.mode, reason=given.reason, idempotency_key=given.idempotency_key
     )
-
-
-TOOLS: Mapping[str, McpTool] = MappingProxyType(
-    {
-        tool.name: tool
-        for tool in (
-            McpTool(
-                name="runs_list",
-                description="List runs of agents, newest first.",
-                takes=RunsInput,
-                answers=Page[RunListed],
-                request=_runs,
-            ),
-            McpTool(
-                name="run_show",
-                description="Show one run: its status, its step, its proposals and its error.",
-                takes=RunShowInput,
-                answers=RunDetail,
-                request=_run,
-                if_large="a person can read it with `trellis runs show`",
-            ),
-            McpTool(
-                name="run_start",
-                description="Start a run of an agent. It goes on by itself; run_show says how it stands.",
-                takes=RunStartInput,
-                answers=RunStarted,
-                request=_start,
-                changes=True,
-            ),
-            McpTool(
-                name="run_cancel",
-                description="End a run that has not ended.",
-                takes=RunCancelInput,
-                answers=Stopped,
-                request=_cancel_run,
-                changes=True,
-            ),
-            McpTool(
-                name="proposals_list",
-                description="List proposals of agents and held jobs, newest first. status=pending: what waits for a person.",
-                takes=ProposalsInput,
-                answers=Page[ProposalShape],
-                request=_proposals,
-            ),
-            McpTool(
-                name="proposal_show",
-                description="Show one proposal: its text, its citations, its version, and who decided about it.",
-                takes=ProposalShowInput,
-                answers=ProposalShape,
-                request=_proposal,
-                if_large="a person can read it with `trellis proposals show`",
-            ),
-            McpTool(
-                name="proposal_diff",
-                description="Show as a unified diff what applying a proposal would change now.",
-                takes=ProposalShowInput,
-                answers=ProposalDiff,
-                request=_diff,
-                if_large="a person can read it with `trellis proposals show`",
-            ),
-            McpTool(
-                name="comment_propose",
-                description=(
-                    "Comment on the text that a proposal is about, or on any text of an agent. The comment is a proposal "
-                    "itself: it stands beside the text once a person has approved it."
-                ),
-                takes=CommentInput,
-                answers=InboxTaken,
-                request=_comment,
-                changes=True,
-            ),
-            McpTool(
-                name="proposal_approve",
-                description=(
-                    "Approve a proposal, which is then applied, or let a held job go. It is recorded as the decision of the "
-                    "person whose token this is: call it only when that person has said so."
-                ),
-                takes=ApproveInput,
-                answers=ProposalShape,
-                request=_approve,
-                changes=True,
-                decides=True,
-            ),
-            McpTool(
-                name="proposal_reject",
-                description=(
-                    "Reject a proposal or a held job, and say why. It is recorded as the decision of the person whose token "
-                    "this is: call it only when that person has said so."
-                ),
-                takes=RejectInput,
-                answers=ProposalShape,
-                request=_reject,
-                changes=True,
-                decides=True,
-            ),
-            McpTool(
-                name="jobs_list",
-                description="List jobs that you may read, newest first, with what each waits for.",
-                takes=JobsInput,
-                answers=Page[JobListed],
-                request=_jobs,
-            ),
-            McpTool(
-                name="job_show",
-                description="Show one job with its payload, its progress, its result and its last error.",
-                takes=JobShowInput,
-                answers=JobWhole,
-                request=_job,
-                if_large="job_explain says how it stands, and a person can read it with `trellis job show`",
-            ),
-            McpTool(
-                name="job_explain",
-                description="Explain why a job is where it is, what happens next, and what can be done about it.",
-                takes=JobShowInput,
-                answers=JobExplained,
-                request=_explain,
-                if_large="a person can read it with `trellis job explain`",
-            ),
-            McpTool(
-                name="job_submit",
-                description="Submit a job. It is stored before the answer comes; job_show says how it stands.",
-                takes=JobSubmitInput,
-                answers=JobSubmitted,
-                request=_submit,
-                changes=True,
-            ),
-            McpTool(
-                name="job_cancel",
-                description="End a job that has not ended.",
-                takes=JobCancelInput,
-                answers=JobShape,
-                request=_cancel_job,
-                changes=True,
-            ),
-        )
-    }
-)
-"""The tools by name, in the order in which they are listed."""
