@@ -26,6 +26,7 @@ from typing import Any, Unpack, cast
 from trellis.app.system import SystemClock, new_id
 from trellis.auth.principals import Principal
 from trellis.client import BatchHandle, JobHandle, Trellis
+from trellis.engine.closing import closing
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter, JobPlace, SweepOptions
@@ -248,11 +249,8 @@ async def sandbox(
     closed with each run of the worker. Handlers with `runner="process"` run in real processes, as everywhere.
     """
     clock = FakeClock()
-    ledger = await open_ledger(url, clock=clock)
-    try:
+    async with closing(await open_ledger(url, clock=clock)) as ledger:
         yield Sandbox(app, ledger, clock, resources)
-    finally:
-        await ledger.close()
 
 
 async def run_until_idle(

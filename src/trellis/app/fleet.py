@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -19,13 +19,12 @@ from trellis.bus.safety.policy import SafetyPolicy
 from trellis.bus.submitter import BacklogLimit, BusSubmitter
 from trellis.bus.topics import FILE_NAME, Topics, read_topics
 from trellis.bus.wire import BusOptions, open_bus
-from trellis.engine.clock import Clock
+from trellis.engine.closing import closing
 from trellis.engine.errors import SettingsInvalid, TrellisError
 from trellis.engine.extras import Extra, extra_needed
 from trellis.storage.memory_place import SharedMemory, shared_prefix
 from trellis.storage.objects.address import s3_credentials
 from trellis.storage.objects.open import open_objects
-from trellis.storage.objects.store import ObjectStore
 
 if TYPE_CHECKING:  # a server of the bus needs an extra
     from trellis.bus.wire.connection import NatsConnection
@@ -93,16 +92,9 @@ def bus_options(settings: Settings) -> BusOptions:
     )
 
 
-@asynccontextmanager
-async def open_settings_bus(
-    settings: Settings, *, clock: Clock, now: Callable[[], datetime], new_id: Callable[[], str]
-) -> AsyncGenerator[Bus]:
+async def connect_bus(options: BusOptions) -> Bus:
     """Opens the bus. If it is unavailable, it connects later. Raises SettingsInvalid."""
-    bus = await open_bus(bus_options(settings), clock=clock, now=now, new_id=new_id)
-    try:
-        yield bus
-    finally:
-        await bus.close()
+    return await open_bus(options, clock=SystemClock(), now=lambda: datetime.now(UTC), new_id=new_id)
 
 
 @asynccontextmanager
@@ -113,13 +105,10 @@ async def bus_connection(settings: Settings, *, name: str) -> "AsyncGenerator[Na
     options = NatsOptions(
         servers=servers_of(settings.bus), name=name, creds_file=settings.bus_creds_file, ca_file=settings.bus_ca_file
     )
-    connection = NatsConnection(options, clock=SystemClock(), new_id=new_id)
-    try:
+    async with closing(NatsConnection(options, clock=SystemClock(), new_id=new_id)) as connection:
         await connection.open()
         connection.up()
         yield connection
-    finally:
-        await connection.close()
 
 
 async def bus_problem(settings: Settings) -> str | None:
@@ -199,25 +188,24 @@ def object_store_url(settings: Settings, url: str) -> str | None:
 @asynccontextmanager
 async def open_pointers(settings: Settings, url: str) -> AsyncGenerator[Pointers]:
     """Opens the stores behind pointers, for a process without an instance: a bus worker, or a client that submits."""
-    place = object_store_url(settings, url)
-    objects: ObjectStore | None = None
-    if place is not None:
-        objects = await open_objects(place, credentials=s3_credentials(os.environ))
+    async with open_pointers_at(object_store_url(settings, url), settings.redis_url) as pointers:
+        yield pointers
+
+
+@asynccontextmanager
+async def open_pointers_at(place: str | None, redis_url: str | None) -> AsyncGenerator[Pointers]:
+    """The same for an object store of this URL, and this Redis server; None for none."""
+    objects = None if place is None else await open_objects(place, credentials=s3_credentials(os.environ))
     try:
-        pointers = make_pointers(objects, settings.redis_url)
-        try:
+        async with closing(make_pointers(objects, redis_url)) as pointers:
             yield pointers
-        finally:
-            await pointers.close()
     finally:
         if objects is not None:
             await objects.close()
 
 
 @asynccontextmanager
-async def open_bus_submitter(
-    settings: Settings, url: str, room: BacklogLimit, *, new_id: Callable[[], str]
-) -> AsyncGenerator[BusSubmitter]:
+async def open_bus_submitter(settings: Settings, url: str, room: BacklogLimit) -> AsyncGenerator[BusSubmitter]:
     """Opens the submitter of jobs on topics, for a process without an instance."""
     topics = topics_of(settings)
     async with open_pointers(settings, url) as pointers:

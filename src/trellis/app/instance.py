@@ -49,6 +49,7 @@ from trellis.bus.topics import Topics
 from trellis.documents.audit_chain import AuditSealer
 from trellis.documents.publisher import DocumentPublisher, PublishedRuns
 from trellis.engine.admin_acts import NewAct
+from trellis.engine.closing import closing
 from trellis.engine.disk_room import require_room
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.extras import Extra, extra_needed
@@ -645,36 +646,29 @@ async def open_instance(
     belongs to another instance.
     """
     locations, counter = storage_locations(settings, ledger_url), open_tokenizer(settings.tokenizer)
-    ledger = await open_ledger(locations.ledger, part=part)
-    try:
-        objects = await open_objects(locations.objects, credentials=s3_credentials(os.environ))
-        try:
-            await objects.probe()
-            provider = open_settings_provider(settings, clock=SystemClock(), ledger=locations.ledger)
+    async with (
+        closing(await open_ledger(locations.ledger, part=part)) as ledger,
+        closing(await open_objects(locations.objects, credentials=s3_credentials(os.environ))) as objects,
+    ):
+        await objects.probe()
+        async with (
+            closing(open_settings_provider(settings, clock=SystemClock(), ledger=locations.ledger)) as provider,
+            open_instance_memory(locations.memory, objects, counter=counter, uses_memory=uses_memory) as memory,
+        ):
+            instance = Instance(
+                places=locations,
+                ledger=ledger,
+                objects=objects,
+                repository=memory,
+                provider=provider,
+                settings=settings,
+                counter=counter,
+                name=name or process_name("trellis"),
+            )
             try:
-                async with open_instance_memory(
-                    locations.memory, objects, counter=counter, uses_memory=uses_memory
-                ) as memory:
-                    instance = Instance(
-                        places=locations,
-                        ledger=ledger,
-                        objects=objects,
-                        repository=memory,
-                        provider=provider,
-                        settings=settings,
-                        counter=counter,
-                        name=name or process_name("trellis"),
-                    )
-                    try:
-                        yield instance
-                    finally:
-                        await instance.release()
+                yield instance
             finally:
-                await provider.close()
-        finally:
-            await objects.close()
-    finally:
-        await ledger.close()
+                await instance.release()
 
 
 def _with_helpers(orchestrator: Orchestrator) -> list[Service[Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from trellis.app.fleet import storage_locations
 from trellis.app.settings import Settings
 from trellis.app.system import new_id
+from trellis.engine.closing import closing
 from trellis.storage.memory.bare_repository import MemoryRecord, check_belonging, id_of_identity, recorded
 from trellis.storage.memory.errors import MemoryMissing
 from trellis.storage.memory.layout import TokenCounter
@@ -73,8 +74,7 @@ async def verify_shared_memory(settings: Settings, ledger_url: str) -> MemoryVer
     places = storage_locations(settings, ledger_url)
     if not isinstance(places.memory, SharedMemory):
         return None
-    objects = await open_objects(places.objects, credentials=s3_credentials(os.environ))
-    try:
+    async with closing(await open_objects(places.objects, credentials=s3_credentials(os.environ))) as objects:
         if not await _was_created(places.memory, objects):
             return None
         with tempfile.TemporaryDirectory() as scratch:
@@ -84,8 +84,6 @@ async def verify_shared_memory(settings: Settings, ledger_url: str) -> MemoryVer
                 return await asyncio.to_thread(verify, memory)
             finally:
                 await asyncio.to_thread(memory.close)
-    finally:
-        await objects.close()
 
 
 async def check_shared_memory(place: SharedMemory, objects: ObjectStore) -> str:

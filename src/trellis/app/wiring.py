@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
@@ -19,6 +19,7 @@ from trellis.app.system import SystemClock, elapsed_s, new_id, new_job_id, proce
 from trellis.auth.principals import LOCAL_ROLES, Principal
 from trellis.auth.tokens import Identity, TrustedKey, issue, key_set, private_key, symmetric_key, verify
 from trellis.client import Trellis
+from trellis.engine.closing import closing
 from trellis.engine.errors import KeyUnusable, NotAllowed, OptionInvalid, SettingsInvalid, TokenRefused
 from trellis.engine.jobs import Actor
 from trellis.engine.ledger import Ledger
@@ -114,18 +115,21 @@ async def _connect_ledger(
     address = url or settings.ledger
     identity = identify(address, settings, token)
     principal = principal_for(address, name=name or process_name("client"), operator=operator, identity=identity)
-    ledger = await open_ledger(address)
+    async with closing(await open_ledger(address)) as ledger:
 
-    @cache
-    def room() -> "BacklogLimit":
-        from trellis.bus.submitter import BacklogLimit  # only this path needs the bus
+        @cache
+        def room() -> "BacklogLimit":
+            from trellis.bus.submitter import BacklogLimit  # only this path needs the bus
 
-        return BacklogLimit(ledger=ledger, clock=SystemClock())
+            return BacklogLimit(ledger=ledger, clock=SystemClock())
 
-    try:
+        def submitter() -> "AbstractAsyncContextManager[BusSubmitter]":
+            from trellis.app.fleet import open_bus_submitter
+
+            return open_bus_submitter(settings, address, room())
+
         if identity is not None:
             await check_home_issuer(ledger, settings)
-        asking = partial(_open_bus_submitter, settings, address, room)
         yield Trellis(
             ledger,
             principal,
@@ -133,22 +137,9 @@ async def _connect_ledger(
             new_id=new_id,
             new_job_id=new_job_id,
             app=app,
-            asking=asking,
+            asking=submitter,
             cancel_grace_s=settings.cancel_grace_s,
         )
-    finally:
-        await ledger.close()
-
-
-@asynccontextmanager
-async def _open_bus_submitter(
-    settings: Settings, url: str, room: "Callable[[], BacklogLimit]"
-) -> "AsyncGenerator[BusSubmitter]":
-    """Opens the submitter for jobs on topics."""
-    from trellis.app.fleet import open_bus_submitter
-
-    async with open_bus_submitter(settings, url, room(), new_id=new_id) as asking:
-        yield asking
 
 
 def _connect_gateway(

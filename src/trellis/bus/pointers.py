@@ -165,13 +165,14 @@ class Pointers:
         await store.write(key, body, keep_s=keep_s)
         return pointer
 
-    async def write(self, job_id: str, body: bytes, *, scheme: str = OBJECTS) -> str:
-        """Store a job's result, as its worker does.
+    async def write(self, job_id: str, body: bytes, *, scheme: str | None = None) -> str:
+        """Store a job's result, as its worker does: in the object store, or on Redis where there is none.
 
         The pointer depends on the bytes alone; the report that carries it names the job.
         """
         del job_id
-        return await self.put(body, part=PointerPart.RESULT, scheme=scheme)
+        own = OBJECTS if OBJECTS in self._stores else REDIS
+        return await self.put(body, part=PointerPart.RESULT, scheme=scheme or own)
 
     async def close(self) -> None:
         """Close all stores. The instance's object store stays open."""

@@ -12,6 +12,7 @@ from trellis.bus.pointers import REDIS, make_pointers
 from trellis.bus.safety.kernel import is_kernel_address
 from trellis.bus.safety.policy import read_policy_file
 from trellis.cli.problems import without_password
+from trellis.engine.closing import closing
 from trellis.engine.errors import TrellisError
 from trellis.engine.records import Finding, FindingSeverity
 from trellis.engine.text import counted
@@ -58,14 +59,13 @@ async def _policy(settings: Settings, url: str) -> Finding:
             return error_finding("policy", str(error), "correct it: until then no job is handed out")
         detail = f"{settings.policy}: {counted(len(policy.rules), 'rule')}, hash {policy.hash[:12]}"
         return Finding(check="policy", severity=FindingSeverity.OK, detail=detail)
-    kernel = kernel_of(settings, url, monotonic=elapsed_s)
-    try:
-        detail = f"{settings.policy} answers, policy {(await kernel.snapshot())[:12]}"
-        return Finding(check="policy", severity=FindingSeverity.OK, detail=detail)
-    except KernelUnavailable as error:
-        return error_finding("policy", str(error), "start it: `trellis up --roles safety-kernel`; until then jobs wait")
-    finally:
-        await kernel.close()
+    async with closing(kernel_of(settings, url, monotonic=elapsed_s)) as kernel:
+        try:
+            detail = f"{settings.policy} answers, policy {(await kernel.snapshot())[:12]}"
+        except KernelUnavailable as error:
+            remedy = "start it: `trellis up --roles safety-kernel`; until then jobs wait"
+            return error_finding("policy", str(error), remedy)
+    return Finding(check="policy", severity=FindingSeverity.OK, detail=detail)
 
 
 async def _server(settings: Settings) -> Finding:

@@ -77,7 +77,7 @@ class TopicOptions:
             "parent_job_id": given.get("parent_id"),
             "tenant_id": self.tenant,
             "context_ptr": self.context,
-            "labels": _merged_field(more, "labels", _pairs(self.label)),
+            "labels": _merged_field(more, "labels", values.pairs("--label", self.label or ())),
             "budget": _merged_field(more, "budget", deadline),
         }
         return more | {name: value for name, value in request.items() if value is not None}
@@ -125,18 +125,6 @@ def _merged_field(more: Mapping[str, Any], name: str, options: dict[str, Any] | 
     if not isinstance(value, dict):
         raise OptionInvalid(option="--request", value=value, expected=f"{name} must be an object")
     return {**value, **options}
-
-
-def _pairs(texts: list[str] | None) -> dict[str, str] | None:
-    if not texts:
-        return None
-    parsed: dict[str, str] = {}
-    for text in texts:
-        name, mark, value = text.partition("=")
-        if not mark or not name:
-            raise OptionInvalid(option="--label", value=text, expected="write NAME=TEXT")
-        parsed[name] = value
-    return parsed
 
 
 def print_context_hint(cli: Cli, document: Mapping[str, Any]) -> None:

@@ -3,27 +3,25 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from trellis.app.instance import storage_locations
+from trellis.app.fleet import bus_options, connect_bus, open_pointers_at, storage_locations
 from trellis.app.settings import BUS_SCHEMES, LOCAL_BUS, Settings
 from trellis.app.system import SystemClock, elapsed_s, new_id, process_name
-from trellis.bus.pointers import OBJECTS, REDIS, Pointers, make_pointers
+from trellis.bus.pointers import Pointers
 from trellis.bus.port import Bus, ping
-from trellis.bus.wire import BusOptions, open_bus
 from trellis.cli.invocation import Cli, sqlite_path
 from trellis.cli.metrics_export import process_observed
 from trellis.cli.up_process import print_health
+from trellis.cli.values import pairs
 from trellis.engine.clock import Clock
+from trellis.engine.closing import closing
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.http_server.health import ProcessHealth
-from trellis.storage.objects.address import s3_credentials
-from trellis.storage.objects.open import open_objects
 from trellis.worker.app import App
 from trellis.worker.on_bus.worker import BusWorker
 from trellis.worker.options import BusWorkerOptions, as_worker_id, checked_worker_id
@@ -31,22 +29,6 @@ from trellis.worker.worker import run_until_signalled
 
 LOOK_S = 0.5
 """How often a worker checks whether the bus answers, in seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointerResolver:
-    """Reads payloads from any known store, and writes results to the store of this worker."""
-
-    pointers: Pointers
-    scheme: str
-
-    async def read(self, pointer: str) -> bytes:
-        """See `Pointers`."""
-        return await self.pointers.read(pointer)
-
-    async def write(self, job_id: str, body: bytes) -> str:
-        """See `Pointers`."""
-        return await self.pointers.write(job_id, body, scheme=self.scheme)
 
 
 class ProcessLoad:
@@ -86,40 +68,28 @@ def chosen_options(
         "drain_s": settings.drain_s,
         **{name: value for name, value in given.items() if value is not None},
     }
-    return BusWorkerOptions(**known, capabilities=tuple(capabilities), labels=_labels(labels))
+    return BusWorkerOptions(**known, capabilities=tuple(capabilities), labels=pairs("--label", labels))
 
 
 async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: BusWorkerOptions) -> int:
     """Serve the topics of an application until a signal arrives; returns the exit code."""
     settings = cli.settings
-    bus_options = BusOptions(
-        url=checked_url(url),
-        sender_id=as_worker_id(process_name("worker")) if name is None else checked_worker_id(name),
-        key_file=settings.bus_key_file,
-        keys_dir=settings.bus_keys_dir,
-        require_signatures=settings.bus_require_signatures,
-        signature_window_s=settings.bus_signature_window_s,
-        creds_file=settings.bus_creds_file,
-        ca_file=settings.bus_ca_file,
-    )
-    async with _places(settings, cli.url) as resolver:
-        bus = await open_bus(bus_options, clock=SystemClock(), now=lambda: datetime.now(UTC), new_id=new_id)
+    sender_id = as_worker_id(process_name("worker")) if name is None else checked_worker_id(name)
+    of_worker = replace(bus_options(settings), url=checked_url(url), sender_id=sender_id)
+    async with _places(settings, cli.url) as resolver, closing(await connect_bus(of_worker)) as bus:
+        worker = BusWorker(
+            app, bus, options, clock=SystemClock(), new_id=new_id, resolver=resolver, cpu_load=ProcessLoad()
+        )
+        serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
+        telling = asyncio.create_task(print_served(cli, bus, serves, SystemClock()))
         try:
-            worker = BusWorker(
-                app, bus, options, clock=SystemClock(), new_id=new_id, resolver=resolver, cpu_load=ProcessLoad()
-            )
-            serves = f"{worker.worker_id} serves {', '.join(worker.topics)} at {bus.url}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
-            telling = asyncio.create_task(print_served(cli, bus, serves, SystemClock()))
-            try:
-                health = ProcessHealth({"bus": partial(ping, bus)})
-                async with process_observed(settings, health) as address:
-                    print_health(cli, address)
-                    return await run_until_signalled(worker, on_stop=health.stopping)
-            finally:
-                telling.cancel()
-                await asyncio.gather(telling, return_exceptions=True)
+            health = ProcessHealth({"bus": partial(ping, bus)})
+            async with process_observed(settings, health) as address:
+                print_health(cli, address)
+                return await run_until_signalled(worker, on_stop=health.stopping)
         finally:
-            await bus.close()
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
 
 
 async def print_served(cli: Cli, bus: Bus, serves: str, clock: Clock) -> None:
@@ -144,8 +114,7 @@ def checked_url(url: str) -> str:
     return url
 
 
-@asynccontextmanager
-async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[PointerResolver]:
+def _places(settings: Settings, ledger_url: str) -> AbstractAsyncContextManager[Pointers]:
     """The stores that pointers may name: from the settings, or the folder of an existing embedded ledger."""
     address = settings.objects or _folder_beside_ledger(settings, ledger_url)
     if address is None and settings.redis_url is None:
@@ -153,29 +122,10 @@ async def _places(settings: Settings, ledger_url: str) -> AsyncGenerator[Pointer
             "set TRELLIS_OBJECTS or TRELLIS_REDIS to the stores of the control plane: payloads and results are there"
         )
         raise SettingsInvalid(source="TRELLIS_OBJECTS", detail=detail)
-    objects = None if address is None else await open_objects(address, credentials=s3_credentials(os.environ))
-    try:
-        pointers = make_pointers(objects, settings.redis_url)
-        try:
-            yield PointerResolver(pointers=pointers, scheme=REDIS if objects is None else OBJECTS)
-        finally:
-            await pointers.close()
-    finally:
-        if objects is not None:
-            await objects.close()
+    return open_pointers_at(address, settings.redis_url)
 
 
 def _folder_beside_ledger(settings: Settings, ledger_url: str) -> str | None:
     """The object folder of an existing ledger. Without a ledger no other process would read that folder."""
     path = sqlite_path(ledger_url)
     return storage_locations(settings, ledger_url).objects if path is not None and path.exists() else None
-
-
-def _labels(texts: Sequence[str]) -> dict[str, str]:
-    labels: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise OptionInvalid(option="--label", value=text, expected="write NAME=VALUE")
-        labels[name] = value
-    return labels

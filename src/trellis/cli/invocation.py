@@ -16,6 +16,7 @@ from trellis.auth.principals import LOCAL_ROLES, Principal
 from trellis.cli.output import Output
 from trellis.cli.places import CommandPlace, program_name
 from trellis.engine.admin_acts import this_node
+from trellis.engine.closing import closing
 from trellis.engine.errors import (
     LedgerMissing,
     LedgerReadOnly,
@@ -252,13 +253,10 @@ class Cli:
 
         self._check_place()
         identity = self._identity()
-        ledger = await open_ledger(self.url)
-        try:
+        async with closing(await open_ledger(self.url)) as ledger:
             if identity is not None:
                 await check_home_issuer(ledger, self.settings)
             yield ledger if identity is None else readable(ledger, identity.principal())
-        finally:
-            await ledger.close()
 
     @asynccontextmanager
     async def open_having(self, *, lifecycle: str | None = None, job_id: str | None = None) -> "AsyncGenerator[Ledger]":
@@ -274,11 +272,8 @@ class Cli:
             from trellis.ledgers import open_ledger
 
             identity = self._identity()
-            of_backend = await open_ledger(elsewhere)
-            try:
+            async with closing(await open_ledger(elsewhere)) as of_backend:
                 yield of_backend if identity is None else readable(of_backend, identity.principal())
-            finally:
-                await of_backend.close()
 
     @asynccontextmanager
     async def connect(self, *, operator: bool = False, app: "App | None" = None) -> "AsyncGenerator[Trellis]":
@@ -310,12 +305,9 @@ class Cli:
         if settings.memory is None:
             settings = settings.model_copy(update={"memory": Path()})  # memory is not opened
         place = storage_locations(settings, self.url).objects
-        objects = await open_objects(place, credentials=s3_credentials(os.environ))
-        try:
+        async with closing(await open_objects(place, credentials=s3_credentials(os.environ))) as objects:
             await objects.probe()
             yield objects
-        finally:
-            await objects.close()
 
     @asynccontextmanager
     async def nlm_ledger(self) -> "AsyncGenerator[Ledger | None]":
@@ -327,11 +319,8 @@ class Cli:
         if path is not None and not path.exists():
             yield None
             return
-        ledger = await open_ledger(url)
-        try:
+        async with closing(await open_ledger(url)) as ledger:
             yield ledger
-        finally:
-            await ledger.close()
 
     def owner(self, action: str) -> Principal:
         """The local owner as a principal, with the restrictions of the token. Raises NotAllowed."""

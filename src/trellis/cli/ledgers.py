@@ -38,6 +38,7 @@ from trellis.cli.invocation import Cli, make_folder, refuse_missing, sqlite_path
 from trellis.cli.lost_ledger import beginning_anew, records_of_lost_ledger
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.cli.problems import remedy_for, without_password
+from trellis.engine.closing import closing
 from trellis.engine.errors import (
     KeyUnusable,
     LedgerMissing,
@@ -628,11 +629,8 @@ async def _nlm(settings: Settings) -> list[Finding]:
     check, remedy = "nlm backend", f"start it there (`trellis up --roles nlm`) or correct {PREFIX}NLM_BACKEND; {NO_NLM}"
     address = without_password(settings.nlm_backend, settings.nlm_backend)
     try:
-        backend = NlmBackend(settings.nlm_backend, lambda: "", outgoing_tls(settings))
-        try:
+        async with closing(NlmBackend(settings.nlm_backend, lambda: "", outgoing_tls(settings))) as backend:
             health = await backend.health()
-        finally:
-            await backend.close()
     except TrellisError as error:
         return [error_finding(check, without_password(str(error), settings.nlm_backend), remedy)]
     if health == "ok":

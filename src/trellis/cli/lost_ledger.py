@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from trellis.cli.invocation import Cli, sqlite_path
+from trellis.engine.closing import closing
 from trellis.engine.errors import Refused
 
 
@@ -60,11 +61,8 @@ async def _place_with_records(cli: Cli) -> str | None:
     place = read_address(url)
     if isinstance(place, Path) and not place.is_dir():
         return None
-    objects = await open_objects(url, credentials=s3_credentials(os.environ))
-    try:
+    async with closing(await open_objects(url, credentials=s3_credentials(os.environ))) as objects:
         records = await objects.list(f"{ids.AUDIT_FOLDER}/", limit=1)
-    finally:
-        await objects.close()
     if not records.items:
         return None
     return str(place) if isinstance(place, Path) else f"s3://{place.bucket}/{place.prefix}"

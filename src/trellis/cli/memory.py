@@ -17,6 +17,7 @@ from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOp
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.output import ListingColumn, as_record, counting
 from trellis.engine.admin_acts import NewAct
+from trellis.engine.closing import closing
 from trellis.engine.errors import SettingsInvalid
 from trellis.engine.text import counted
 
@@ -137,13 +138,10 @@ async def import_(
         transfer = MemoryImport(folder, objects, place.prefix, new_id=new_id)
         with counting(cli.out) as progress:
             report = await asyncio.to_thread(transfer.run, lambda number: progress("commits imported", number))
-    ledger = await open_ledger(cli.url)
-    try:
+    async with closing(await open_ledger(cli.url)) as ledger:
         facts = {"commits": report.commits, "commit": report.commit}
         act = NewAct(event=IMPORTED, subject=SUBJECT, target=str(place), cause=reason, facts=facts)
         await ledger.record_act(actor, act)
-    finally:
-        await ledger.close()
     _show_transfer(cli, as_record(report), f"imported {counted(report.commits, 'commit')} to {place}")
     cli.out.note(
         f"start every process with TRELLIS_MEMORY={place}; {folder} refuses to be used as a memory from now on"

@@ -17,6 +17,7 @@ from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn
 from trellis.cli.values import pairs
+from trellis.engine.closing import closing
 from trellis.engine.errors import JobNotFound, OptionInvalid
 from trellis.engine.jobs import JobId
 from trellis.http.shapes import BusJob, JobWhole
@@ -127,11 +128,8 @@ async def _explained(cli: Cli, request: JobRequest, policy: Path | None) -> dict
         async with cli.client() as client:
             explanation = await client.safety.explain(request.model_dump(mode="json", exclude_defaults=True))
         return explanation.model_dump(mode="json", exclude_none=True)
-    kernel = kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
-    try:
+    async with closing(kernel_of(cli.settings, cli.url, monotonic=elapsed_s)) as kernel:
         return (await kernel.explain(request)).to_dict()
-    finally:
-        await kernel.close()
 
 
 def _show(cli: Cli, explanation: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from trellis.cli.output import ListingColumn, counting
 from trellis.documents import ids
 from trellis.documents.audit_chain import NLM_CHAIN
 from trellis.documents.errors import RebuildError
+from trellis.engine.closing import closing
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.text import counted
@@ -58,13 +59,10 @@ async def rebuild(
 async def _from_ledger(cli: Cli, objects: ObjectStore, reason: str | None) -> int:
     refuse_missing(cli.url)
     actor, alone = cli.operator("rebuild"), frozenset(cli.settings.audit_objects)
-    ledger = await open_ledger(cli.url)
-    try:
+    async with closing(await open_ledger(cli.url)) as ledger:
         with counting(cli.out) as progress:
             done = await rebuild_objects(ledger, objects, actor, alone=alone, cause=reason, on_progress=progress)
             of_backend = await _from_nlm_ledger(cli, objects, actor, reason, progress)
-    finally:
-        await ledger.close()
     both = [one for one in (done, of_backend) if one is not None]
     if cli.out.as_json:
         cli.out.record({**asdict(done), "nlm_backend": None if of_backend is None else asdict(of_backend)})
@@ -108,14 +106,11 @@ async def _from_objects(cli: Cli, objects: ObjectStore, reason: str | None) -> i
 
     _make_missing(cli)
     actor, alone = cli.operator("rebuild"), frozenset(cli.settings.audit_objects)
-    ledger = await open_ledger(cli.url)
-    try:
+    async with closing(await open_ledger(cli.url)) as ledger:
         with counting(cli.out) as progress:
             done = await rebuild_ledger(
                 ledger, objects, actor, alone=alone, tellers=(TELLS_CLIENTS,), cause=reason, on_progress=progress
             )
-    finally:
-        await ledger.close()
     _print_report(cli, done)
     return 1 if done.refused else 0
 

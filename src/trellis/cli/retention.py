@@ -8,6 +8,7 @@ import typer
 from trellis.cli.commands import ReasonOption, command, group
 from trellis.cli.invocation import Cli, refuse_missing
 from trellis.cli.output import ListingColumn
+from trellis.engine.closing import closing
 from trellis.engine.records import JobFilter, PlannedRemoval, RetentionReport
 from trellis.engine.text import counted, duration
 from trellis.ledgers import open_ledger
@@ -86,8 +87,7 @@ async def apply(
     refuse_missing(cli.url)
     options = replace(cli.settings.retention, batch=batch, cause=reason or "trellis retention apply")
     removed = RetentionReport()
-    ledger = await open_ledger(cli.url)
-    try:
+    async with closing(await open_ledger(cli.url)) as ledger:
         for number in range(PASSES_MAX):
             report = await ledger.retain(replace(options, from_the_start=not number), by=actor)
             removed = replace(
@@ -99,8 +99,6 @@ async def apply(
             )
             if not report.more:
                 break
-    finally:
-        await ledger.close()
     if cli.out.as_json:
         cli.out.record({"jobs": removed.jobs, "events": removed.events, "acts": removed.acts, "unread": removed.unread})
     else:

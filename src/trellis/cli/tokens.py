@@ -13,6 +13,7 @@ from trellis.cli import values
 from trellis.cli.commands import ReasonOption, command, group
 from trellis.cli.invocation import Cli, refuse_missing, user_name
 from trellis.engine.admin_acts import TOKEN_ISSUED, NewAct
+from trellis.engine.closing import closing
 from trellis.engine.errors import KeyUnusable, OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.engine.private_files import write_private
@@ -81,11 +82,8 @@ async def _record(cli: Cli, name: str, gives: list[str], ttl_s: float, reason: s
     """Record that a token is issued before it is printed: without a record it is not issued."""
     target = f"{', '.join(gives)} for {duration(ttl_s)}"
     act = NewAct(event=TOKEN_ISSUED, subject=name, target=target, cause=reason)
-    ledger = await open_ledger(cli.url)  # whatever token is configured: it may have expired
-    try:
+    async with closing(await open_ledger(cli.url)) as ledger:  # whatever token is configured: it may have expired
         await ledger.record_act(Actor(role=Role.CONTROL_PLANE, name=cli.person), act)
-    finally:
-        await ledger.close()
 
 
 def make_key(
@@ -129,16 +127,13 @@ async def home_issuer(
         raise OptionInvalid(option="--replaces", value=replaces, expected="give the new issuer and the one it replaces")
     actor = None if issuer is None else cli.operator("replace the issuer")
     refuse_missing(cli.url)
-    ledger = await open_ledger(cli.url)
-    try:
+    async with closing(await open_ledger(cli.url)) as ledger:
         before = await ledger.home_issuer()
         if actor is not None and issuer is not None:
             if before != replaces:
                 expected = f"the issuer that is recorded is {before or 'none'}"
                 raise OptionInvalid(option="--replaces", value=replaces, expected=expected)
             before = await ledger.set_home_issuer(actor, issuer, replaces=replaces, cause=reason)
-    finally:
-        await ledger.close()
     if cli.out.as_json:
         cli.out.record({"issuer": before})
     else:

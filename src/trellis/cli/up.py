@@ -31,6 +31,7 @@ from trellis.cli.up_process import (
     run_together,
     stopped_by_signals,
 )
+from trellis.engine.closing import closing
 from trellis.engine.disk_room import require_room
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.jobs import Actor
@@ -103,11 +104,9 @@ async def _served(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions, h
     ledger = await open_when_available(cli.url, part=process_part_name(wanted))
     if ledger is None:
         return
-    try:
+    async with closing(ledger):
         if sqlite_path(cli.url) is not None:
             make_development_key(cli.url)
-    finally:
-        await ledger.close()
     stop = stopped_by_signals(health)
     cli.out.line(f"ledger    {without_password(cli.url, cli.url)}")
     if sqlite_path(cli.url) is None and (cli.settings.objects is None or cli.settings.memory is None):

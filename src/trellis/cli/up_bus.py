@@ -8,10 +8,9 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 
-from trellis.app.fleet import is_without_policy, kernel_of, open_settings_bus, topics_of
+from trellis.app.fleet import bus_options, connect_bus, is_without_policy, kernel_of, topics_of
 from trellis.app.settings import LOCAL_BUS, Settings
 from trellis.app.system import SystemClock, elapsed_s, new_id, process_name
 from trellis.bus.pointers import Pointers
@@ -22,6 +21,7 @@ from trellis.bus.topics import Topics
 from trellis.bus.wire.local import LocalBus
 from trellis.cli.invocation import Cli
 from trellis.cli.up_process import SAFETY_KERNEL, print_ready
+from trellis.engine.closing import closing
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
 from trellis.engine.ledger import Ledger
 from trellis.engine.service import serve
@@ -53,9 +53,7 @@ class BusProcess:
         """Connect to the bus, start the services and print a line about it; stops them in order on exit."""
         clock = SystemClock()
         async with AsyncExitStack() as stack:
-            bus = await stack.enter_async_context(
-                open_settings_bus(self.settings, clock=clock, now=lambda: datetime.now(UTC), new_id=new_id)
-            )
+            bus = await stack.enter_async_context(closing(await connect_bus(bus_options(self.settings))))
             parts = BusDependencies(
                 ledger=self.ledger,
                 bus=bus,
@@ -112,13 +110,11 @@ def check_app(settings: Settings, roles: frozenset[str] | None) -> None:
 @asynccontextmanager
 async def open_part(cli: Cli, ledger: Ledger, roles: frozenset[BusRole]) -> AsyncGenerator[BusServices]:
     """Run these roles on a ledger without an instance."""
-    kernel = kernel_of(cli.settings, cli.url, monotonic=elapsed_s)
-    part = BusProcess(settings=cli.settings, ledger=ledger, topics=topics_of(cli.settings), kernel=kernel, roles=roles)
-    try:
+    topics = topics_of(cli.settings)
+    async with closing(kernel_of(cli.settings, cli.url, monotonic=elapsed_s)) as kernel:
+        part = BusProcess(settings=cli.settings, ledger=ledger, topics=topics, kernel=kernel, roles=roles)
         async with part.opened(cli) as services:
             yield services
-    finally:
-        await kernel.close()
 
 
 def bus_probe(services: BusServices) -> Probe:

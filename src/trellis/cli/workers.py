@@ -18,6 +18,7 @@ from trellis.cli.metrics_export import process_observed
 from trellis.cli.output import ListingColumn, brief
 from trellis.cli.telemetry import configure_tracing, log_only
 from trellis.cli.up_process import print_health
+from trellis.engine.closing import closing
 from trellis.engine.errors import OptionInvalid
 from trellis.http.operation_shapes import WorkerShape
 from trellis.http_server.health import ProcessHealth
@@ -134,15 +135,13 @@ async def _work(cli: Cli, app: App, options: WorkerOptions) -> int:
         ledger = await open_when_available(cli.url, part=options.name)
         if ledger is None:
             return ExitCode.DRAINED
-        try:
+        async with closing(ledger):
             health.needs(ledger=ledger.ping)
             types = ", ".join(spec.type for spec in app)
             cli.out.note(
                 f"{options.name} serves {types}; Ctrl-C finishes running jobs, then stops; a second Ctrl-C gives them back at once"
             )
             return await run_until_signalled(make_worker(app, ledger, options), on_stop=health.stopping)
-        finally:
-            await ledger.close()
 
 
 async def list_workers(cli: Cli, limit: LimitOption = LIMIT_DEFAULT) -> None:

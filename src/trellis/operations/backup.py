@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trellis.engine.admin_acts import NewAct
+from trellis.engine.closing import closing
 from trellis.engine.errors import Refused, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.private_files import make_private_folder, sync_folder
@@ -127,13 +128,10 @@ async def take_backup(
         report = await asyncio.to_thread(_take, places, file, version, on_progress)
     if read_mark(f"sqlite:///{places.ledger}") is not None:
         return report  # a ledger that is closed by a move records nothing more
-    ledger = await open_ledger(f"sqlite:///{places.ledger}")
-    try:
+    async with closing(await open_ledger(f"sqlite:///{places.ledger}")) as ledger:
         facts = {"digest": report.digest, "files": report.files, "bytes": report.bytes}
         act = NewAct(event=BACKED_UP, subject=SUBJECT, target=file.name, cause=reason, facts=facts)
         await ledger.record_act(actor, act)
-    finally:
-        await ledger.close()
     return report
 
 
@@ -373,8 +371,7 @@ async def _check_ledgers(
 ) -> VerifyReport:
     """Check the restored ledgers, and record the restore in the instance's own."""
     await asyncio.to_thread(_refuse_damaged, file, scratch, on_progress)
-    ledger = await open_ledger(f"sqlite:///{scratch[LEDGER]}")
-    try:
+    async with closing(await open_ledger(f"sqlite:///{scratch[LEDGER]}")) as ledger:
         verification = await verify(ledger, on_progress=lambda far: on_progress("jobs checked", far.jobs))
         if strict and not verification.ok:
             first = verification.violations[0]
@@ -386,8 +383,6 @@ async def _check_ledgers(
         facts = {"digest": report.digest, "taken_at": report.taken_at.isoformat()}
         if read_mark(f"sqlite:///{scratch[LEDGER]}") is None:
             await ledger.record_act(actor, NewAct(event=RESTORED, subject=SUBJECT, cause=reason, facts=facts))
-    finally:
-        await ledger.close()
     return verification
 
 

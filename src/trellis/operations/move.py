@@ -23,6 +23,7 @@ from typing import Any
 from trellis.documents.audit_chain import INSTANCE_CHAIN, NLM_CHAIN
 from trellis.documents.audit_verification import AuditedLedger, verify_audit
 from trellis.engine.admin_acts import NewAct
+from trellis.engine.closing import closing
 from trellis.engine.errors import LedgerError, LedgerUrlInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.private_files import sync_folder
@@ -159,13 +160,10 @@ class InstanceMove:
             self.on_phase("undo cleared")
             for source, _ in reversed(self._ledgers()):
                 await asyncio.to_thread(source.reopen)
-        ledger = await open_ledger(f"sqlite:///{self.places.ledger}")
-        try:
+        async with closing(await open_ledger(f"sqlite:///{self.places.ledger}")) as ledger:
             await ledger.record_act(
                 self.actor, NewAct(event=UNDONE, subject=SUBJECT, source=mark.ledger, cause=self.reason)
             )
-        finally:
-            await ledger.close()
         return MoveReport(id=mark.id, state="undone", seconds=self._seconds)
 
     def settings(self, key_file: Path) -> dict[str, str]:
@@ -289,11 +287,8 @@ class InstanceMove:
     async def _check_source(self) -> None:
         """Refuse ledgers that break their own rules: their copies would too."""
         for source, _ in self._ledgers():
-            ledger = await open_ledger(source.url)
-            try:
+            async with closing(await open_ledger(source.url)) as ledger:
                 report = await verify(ledger, on_progress=lambda far: self.on_progress("jobs checked", far.jobs))
-            finally:
-                await ledger.close()
             if not report.ok:
                 first = report.violations[0]
                 which = f"{report.found} violations, such as of job {first.job_id}: {first.detail}"
