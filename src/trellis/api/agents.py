@@ -5,7 +5,7 @@ from trellis.agents.definition import AgentMalformed, AgentStatus
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
 from trellis.agents.models import model_problem
 from trellis.agents.sources import SOURCES_TOKENS_MAX
-from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiPart
 from trellis.auth.ownership import sees_all
 from trellis.engine.cron import next_instants
 from trellis.http.agent_shapes import AgentDetail, AgentSourceShape, AgentSourcesShape, SourceLeftOut
@@ -16,11 +16,8 @@ READ = "agents.read"
 SHOWN_INSTANTS = 5
 
 
-class LocalAgents:
+class LocalAgents(ApiPart):
     """Agents on a ledger and its stores, with the calls of `client.agents`."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def list(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[AgentShape]:
         """The agents, by name."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiPart
 from trellis.artifacts.content import ArtifactType
 from trellis.artifacts.registry import CLEANUP_MAX, ArtifactRegistry
 from trellis.artifacts.rows import ArtifactNotFound
@@ -15,11 +15,8 @@ WHOLE = "of the old artifacts"
 """The subject of a cleanup, for the message of a refusal."""
 
 
-class LocalArtifacts:
+class LocalArtifacts(ApiPart):
     """Artifacts on a ledger and its stores, with the calls of `client.artifacts`."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def list(
         self,

@@ -66,3 +66,10 @@ class ApiContext:
     async def now(self) -> datetime:
         """The time of the ledger."""
         return await self.ledger.now()
+
+
+class ApiPart:
+    """One part of the application, such as its runs, for one caller."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context

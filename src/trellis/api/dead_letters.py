@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiPart
 from trellis.api.requests import IdempotentRequest
 from trellis.engine.errors import JobNotFound
 from trellis.engine.event_data import last_traceback
@@ -20,11 +20,8 @@ WHOLE = "of the dead letters"
 """The subject of a bulk requeue, for the message of a refusal."""
 
 
-class LocalDeadLetters:
+class LocalDeadLetters(ApiPart):
     """Dead letters on a ledger, with the calls of `client.dead_letters`."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def list(
         self,

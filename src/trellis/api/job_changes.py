@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from trellis.api.context import ApiContext
+from trellis.api.context import ApiPart
 from trellis.api.requests import IdempotentRequest
 from trellis.auth.ownership import cancelling_roles
 from trellis.auth.principals import Principal
@@ -24,11 +24,8 @@ MANY = "of many jobs"
 """The subject of a change of many jobs, for the message of a refused idempotency key."""
 
 
-class LocalJobChanges:
+class LocalJobChanges(ApiPart):
     """The changes of many jobs of `LocalJobs`."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     def wish(
         self, change: str, *, mode: str = "soft", to_priority: str | None = None, reason: str | None = None

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from trellis.api.context import ActingPrincipal, ApiContext
+from trellis.api.context import ActingPrincipal, ApiContext, ApiPart
 from trellis.app.settings import Settings
 from trellis.auth.own_reads import OwnReads
 from trellis.auth.principals import Principal
@@ -29,11 +29,8 @@ if TYPE_CHECKING:  # each part loads what it needs on its first use: `trellis jo
     from trellis.bus.topics import Topics
 
 
-class LocalApi:
+class LocalApi(ApiPart):
     """The parts of the application for one caller."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def now(self) -> datetime:
         """The time of the ledger."""

@@ -7,7 +7,7 @@ from typing import Literal
 from trellis.agents.catalog import AgentMissing
 from trellis.agents.definition import AgentMalformed
 from trellis.agents.errors import AgentNotFound, DefinitionMalformed
-from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiPart
 from trellis.http.agent_shapes import MemoryDiff
 from trellis.http.pages import read_pages
 from trellis.http.shapes import MemoryChange, MemoryRead, Page
@@ -19,11 +19,8 @@ from trellis.storage.objects.canonical_json import timestamp
 READ = "memory.read"
 
 
-class LocalMemory:
+class LocalMemory(ApiPart):
     """Agents' memory in its repository, with the calls of `client.memory`. Every call raises NotAllowed."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def list(self, *, limit: int = LIMIT_DEFAULT) -> Page[MemoryRead]:
         """The memories of the agents that the caller reaches, by name, each with its facts."""

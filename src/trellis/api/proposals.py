@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiPart
 from trellis.api.memory import READ as READ_MEMORY
 from trellis.app.system import SystemClock
 from trellis.bus import approvals
@@ -59,11 +59,8 @@ class ProposalNotApproved(InvalidTransition):
     """{job_id} is {source}; only an approved proposal is applied."""
 
 
-class LocalProposals:
+class LocalProposals(ApiPart):
     """Proposals on a ledger and its stores, with the calls of `client.proposals`."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def list(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from trellis.api.context import LIMIT_DEFAULT, ApiContext
+from trellis.api.context import LIMIT_DEFAULT, ApiPart
 from trellis.app.instance import Instance
 from trellis.app.system import SystemClock
 from trellis.auth.matrices import permit
@@ -71,11 +71,8 @@ class ReadableRun:
     agent_slug: str
 
 
-class LocalRuns:
+class LocalRuns(ApiPart):
     """Runs on a ledger and its stores, with the calls of `client.runs`."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def start(
         self,

@@ -5,18 +5,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trellis.api.context import ApiContext
+from trellis.api.context import ApiPart
 from trellis.bus.requests import JobRequest
 from trellis.bus.safety import evaluation
 from trellis.bus.safety.policy import SafetyPolicy, read_policy
 from trellis.http.policy_shapes import ExplanationShape, SimulatedShape, SimulationShape
 
 
-class LocalSafety:
+class LocalSafety(ApiPart):
     """The safety policy of an instance, with the calls of `client.safety`. Raises PolicyInvalid, BusRequestInvalid."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def explain(self, request: Mapping[str, Any], *, policy: str | None = None) -> ExplanationShape:
         """Explain what the policy in force, or the one given as text, decides about a job request."""

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from trellis.api.context import ApiContext
+from trellis.api.context import ApiPart
 from trellis.app.system import new_id
 from trellis.auth.ownership import owner_name
 from trellis.engine.errors import OptionInvalid, SettingsInvalid
@@ -24,11 +24,8 @@ SHOWN_INSTANTS = 5
 POLICIES = {"misfire": Misfire, "overlap": Overlap}
 
 
-class LocalSchedules:
+class LocalSchedules(ApiPart):
     """Schedules on a ledger and its stores, with the calls of `client.schedules`."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def list(self) -> Page[ScheduleShape]:
         """All schedules, those of agents first, each by name, with the next and the last time."""

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from trellis.api.context import ApiContext
+from trellis.api.context import ApiPart
 from trellis.auth.matrices import RULES
 from trellis.engine.alerts import ALERTS_MAX, Alert
 from trellis.engine.errors import Refused
@@ -34,11 +34,8 @@ if TYPE_CHECKING:
 READ, PAUSE = "system.read", "queues.pause"
 
 
-class LocalSystem:
+class LocalSystem(ApiPart):
     """The state of an instance on its ledger and stores, with the calls of `client.system`."""
-
-    def __init__(self, context: ApiContext) -> None:
-        self._context = context
 
     async def queues(self) -> Page[QueueShape]:
         """How many jobs of each type wait and are held, by type."""

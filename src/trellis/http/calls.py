@@ -274,6 +274,13 @@ class GatewayCalls:
         )
 
 
+class GatewayResource:
+    """One part of the gateway's interface, such as `client.runs`."""
+
+    def __init__(self, calls: GatewayCalls) -> None:
+        self._calls = calls
+
+
 def read_shape(shape: type[ShapeT], answer: GatewayResponse, ask: GatewayRequest) -> ShapeT:
     """The body as a typed value; raises AnswerInvalid."""
     try:

@@ -1,13 +1,12 @@
 """Jobs of every lifecycle: submit, read, wait for, cancel and requeue them."""
 
-import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from trellis.bus.requests import TopicSubmitOptions
 from trellis.engine.job_changes import CHANGED_MAX
-from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
+from trellis.http.calls import LIMIT_DEFAULT, GatewayRequest, GatewayResource, listed, path_of, read_shape
 from trellis.http.operation_shapes import BatchSubmittedShape, JobExplained, JobListed, JobsChanged, JobsPreview
 from trellis.http.shapes import (
     OUTCOME,
@@ -105,11 +104,8 @@ class JobChangeFilter(TypedDict, total=False):
     """All jobs are meant."""
 
 
-class Jobs:
+class Jobs(GatewayResource):
     """Jobs: `client.jobs`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def submit(
         self,
@@ -231,18 +227,10 @@ class Jobs:
         """The job once it has ended, however it did; raises TimeoutError."""
         return await wait_for_last(self.watch(job_id), self._calls.clock, timeout_s, f"job {job_id}")
 
-    async def watch(self, job_id: str) -> AsyncGenerator[JobWhole]:
+    def watch(self, job_id: str) -> AsyncGenerator[JobWhole]:
         """How the job stands, each time it has changed, until it has ended."""
-        job = await self.get(job_id)
         hints = follow(self._calls, {"job": job_id}, None)
-        async with contextlib.aclosing(
-            changes(lambda last: self._look(job, last), hints, ended=has_ended, clock=self._calls.clock)
-        ) as states:
-            async for state in states:
-                yield state
-
-    async def _look(self, first: JobWhole, last: JobWhole | None) -> JobWhole:
-        return first if last is None else await self.get(first.job_id)
+        return changes(lambda _: self.get(job_id), hints, ended=has_ended, clock=self._calls.clock)
 
     async def cancel(
         self, job_id: str, *, mode: str = "soft", reason: str | None = None, idempotency_key: str | None = None

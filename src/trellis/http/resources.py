@@ -1,6 +1,5 @@
 """The gateway's resources as typed calls: runs, agents, proposals, artifacts, memory, dead letters, inbox, safety."""
 
-import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -9,7 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from trellis.bus.topics import HELD_ACTION
 from trellis.engine.alerts import ALERTS_MAX
 from trellis.http.agent_shapes import AgentDetail, AgentSourcesShape, MemoryDiff
-from trellis.http.calls import LIMIT_DEFAULT, GatewayCalls, GatewayRequest, listed, path_of, read_shape
+from trellis.http.calls import LIMIT_DEFAULT, GatewayRequest, GatewayResource, listed, path_of, read_shape
 from trellis.http.errors import NotFound
 from trellis.http.operation_shapes import (
     AlertPage,
@@ -58,11 +57,8 @@ from trellis.http.shapes import (
 from trellis.http.streams import changes, follow, wait_for_last
 
 
-class Agents:
+class Agents(GatewayResource):
     """The agents: `client.agents`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def list(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[AgentShape]:
         """The agents, by name."""
@@ -95,11 +91,8 @@ class Agents:
 # Only the NLM backend creates artifacts, and only an operator's cleanup removes them.
 
 
-class Artifacts:
+class Artifacts(GatewayResource):
     """What queue jobs left behind: `client.artifacts`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def list(
         self,
@@ -166,11 +159,8 @@ class Artifacts:
         return await self._calls.post(CleanedUpShape, "/artifacts/cleanup", given, key=idempotency_key)
 
 
-class DeadLetters:
+class DeadLetters(GatewayResource):
     """Dead letters: `client.dead_letters`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def list(
         self,
@@ -198,11 +188,8 @@ class DeadLetters:
         return await self._calls.post(Requeued, "/dlq/requeue", body, key=idempotency_key)
 
 
-class Inbox:
+class Inbox(GatewayResource):
     """The inbox: `client.inbox`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def submit(
         self,
@@ -244,11 +231,8 @@ class Backing(TypedDict, total=False):
     """Of high priority a person decides, also about memory."""
 
 
-class Memory:
+class Memory(GatewayResource):
     """What agents remember: `client.memory`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def list(self, *, limit: int = LIMIT_DEFAULT) -> Page[MemoryRead]:
         """The memories of the agents, by name, each with its facts. Each is one request."""
@@ -291,11 +275,8 @@ class Memory:
         return await self._calls.post(MemoryProposed, path_of("memory", agent, "propose"), body, key=idempotency_key)
 
 
-class Logic:
+class Logic(GatewayResource):
     """What agents go by: `client.logic`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def propose(
         self,
@@ -319,11 +300,8 @@ OPEN = frozenset({"approved", "auto_approved", "applying"})
 AGAIN_S = 1.0
 
 
-class Proposals:
+class Proposals(GatewayResource):
     """What agents propose: `client.proposals`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def list(
         self,
@@ -405,11 +383,8 @@ CHANGES = ("run.status.changed", "run.step.completed")
 """Events after which status.json has changed."""
 
 
-class Runs:
+class Runs(GatewayResource):
     """Runs of agents: `client.runs`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def start(
         self,
@@ -471,14 +446,10 @@ class Runs:
         """The run once it has completed or failed; raises TimeoutError."""
         return await wait_for_last(self.watch(run_id), self._calls.clock, timeout_s, f"run {run_id}")
 
-    async def watch(self, run_id: str) -> AsyncGenerator[RunStatus]:
+    def watch(self, run_id: str) -> AsyncGenerator[RunStatus]:
         """How the run stands, each time it has changed, until it has ended; never an older state after a newer one."""
         hints = follow(self._calls, {"run": run_id, "type": list(CHANGES)}, None)
-        async with contextlib.aclosing(
-            changes(lambda last: self._look(run_id, last), hints, ended=has_ended, clock=self._calls.clock)
-        ) as states:
-            async for state in states:
-                yield state
+        return changes(lambda last: self._look(run_id, last), hints, ended=has_ended, clock=self._calls.clock)
 
     async def cancel(
         self, run_id: str, *, mode: str = "soft", reason: str | None = None, idempotency_key: str | None = None
@@ -501,11 +472,8 @@ def has_ended(run: RunStatus) -> bool:
     return run.status in ENDED
 
 
-class System:
+class System(GatewayResource):
     """What the instance does now: `client.system`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def queues(self) -> Page[QueueShape]:
         """How many jobs of each type wait and are held, by type."""
@@ -547,11 +515,8 @@ class System:
         return await self._calls.get(Page[RuleShape], "/authority")
 
 
-class Schedules:
+class Schedules(GatewayResource):
     """When agents run and jobs are submitted by themselves: `client.schedules`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def list(self) -> Page[ScheduleShape]:
         """All schedules, those of agents first, each by name, with the next and the last time."""
@@ -620,11 +585,8 @@ class Schedules:
         return await self._calls.post(ScheduleRun, path_of("schedules", name, "run"))
 
 
-class Feed:
+class Feed(GatewayResource):
     """Events of all jobs: `client.feed`. `client.events` follows them as they happen, with less in each."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def find(
         self,
@@ -652,11 +614,8 @@ class Feed:
         return await self._calls.get(EventPage, "/events", after=after, lifecycle=lifecycle, limit=size)
 
 
-class Safety:
+class Safety(GatewayResource):
     """The safety policy: `client.safety`."""
-
-    def __init__(self, calls: GatewayCalls) -> None:
-        self._calls = calls
 
     async def explain(self, request: Mapping[str, Any], *, policy: str | None = None) -> ExplanationShape:
         """Explain what the policy in force, or the one given as text, decides about a job request."""
