@@ -325,6 +325,11 @@ class LargeBodyRoute(StrictRoute):
     is_large = True
 
 
+def body_config(example: dict[str, Any]) -> pydantic.ConfigDict:
+    """The configuration of a body: unknown fields are refused, and the description of the route shows this example."""
+    return pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [example]})
+
+
 def too_large(bytes_max: int) -> Problem:
     """The problem for a body over the limit."""
     return Problem(

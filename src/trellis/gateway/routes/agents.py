@@ -10,7 +10,7 @@ from trellis.gateway.callers import Caller, requires
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page
 from trellis.http.agent_shapes import AgentDetail, AgentSourcesShape
 from trellis.http.shapes import AgentShape
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 
 router = APIRouter(tags=["agents"], route_class=StrictRoute)
@@ -22,9 +22,7 @@ class StatusChange(pydantic.BaseModel):
     """The new status: `active` lets the agent run, `paused` lets no further run of it begin."""
 
     # The agent of the demo is already active, so trying the example changes nothing.
-    model_config = pydantic.ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"status": "active", "reason": "its sources were checked"}]}
-    )
+    model_config = body_config({"status": "active", "reason": "its sources were checked"})
 
     status: Literal["active", "paused"]
     reason: str | None = pydantic.Field(None, max_length=500)

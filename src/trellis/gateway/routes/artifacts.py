@@ -19,7 +19,7 @@ from trellis.gateway.callers import Caller, requires, within_job_agent
 from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page
 from trellis.http.shapes import EXAMPLE_ARTIFACT, Artifact, ArtifactListed, ArtifactStaged, CleanedUpShape
-from trellis.http_server.bodies import LargeBodyRoute
+from trellis.http_server.bodies import LargeBodyRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 from trellis.storage.objects.canonical_json import encode
 
@@ -56,7 +56,7 @@ class ArtifactAsked(ArtifactDraft):
 class DiscardAsked(pydantic.BaseModel):
     """Why an operator discards a staged artifact."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"reason": "its job was lost"}]})
+    model_config = body_config({"reason": "its job was lost"})
 
     reason: str | None = pydantic.Field(None, max_length=500)
 
@@ -64,9 +64,7 @@ class DiscardAsked(pydantic.BaseModel):
 class CleanupAsked(pydantic.BaseModel):
     """Which artifacts to remove. Artifacts younger than the setting `artifact_days` are never removed."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"older_than_days": 90, "dry_run": True}]}
-    )
+    model_config = body_config({"older_than_days": 90, "dry_run": True})
 
     older_than_days: int | None = pydantic.Field(None, ge=1, le=DAYS_MAX)
     dry_run: bool = False

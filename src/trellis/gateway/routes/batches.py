@@ -13,7 +13,7 @@ from trellis.engine.job_batches import BATCH_MAX, checked_batch
 from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.http.operation_shapes import BatchShape
-from trellis.http_server.bodies import LargeBodyRoute
+from trellis.http_server.bodies import LargeBodyRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 from trellis.lifecycles.leased_job import LEASED_JOB
 from trellis.worker.kinds import JobRequestBody, make_job
@@ -24,16 +24,11 @@ router = APIRouter(tags=["jobs"], route_class=LargeBodyRoute)
 class BatchRequest(pydantic.BaseModel):
     """Jobs to submit together, each as `POST /jobs` takes one with a `type`, and the job that completes them."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "jobs": [{"type": "page.fetch", "payload": "a.html"}, {"type": "page.fetch", "payload": "b.html"}],
-                    "on_complete": {"type": "report", "payload": {"day": "2026-11-18"}},
-                }
-            ]
-        },
+    model_config = body_config(
+        {
+            "jobs": [{"type": "page.fetch", "payload": "a.html"}, {"type": "page.fetch", "payload": "b.html"}],
+            "on_complete": {"type": "report", "payload": {"day": "2026-11-18"}},
+        }
     )
 
     jobs: list[JobRequestBody] = pydantic.Field(max_length=BATCH_MAX)

@@ -11,7 +11,7 @@ from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, LIMIT_MAX, Cursor, Limit, Page
 from trellis.http.shapes import DeadLetterShape, Requeued
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 
 WithLetters = Literal["leased-job", "queue-job"]
@@ -44,10 +44,7 @@ class DeadLetterFilter(pydantic.BaseModel):
 class DeadLetterRequeue(pydantic.BaseModel):
     """Which jobs to requeue: their ids, or a filter (oldest first). Not both."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"filter": {"reason_code": "dependency_unavailable"}, "limit": 50}]},
-    )
+    model_config = body_config({"filter": {"reason_code": "dependency_unavailable"}, "limit": 50})
 
     job_ids: list[Annotated[str, pydantic.Field(max_length=200)]] | None = pydantic.Field(
         None, min_length=1, max_length=REQUEUE_MAX

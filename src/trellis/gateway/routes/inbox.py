@@ -19,7 +19,7 @@ from trellis.gateway.callers import Caller, gateway_of, requires
 from trellis.gateway.idempotency import IdempotentRequestOf, fingerprint_of
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.shapes import InboxEntry, InboxStats, InboxTaken
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 from trellis.inbox import RULES, InboxEntryState, NewInboxEntry
 from trellis.lifecycles import Role
@@ -83,17 +83,12 @@ class EntryMetadata(pydantic.BaseModel):
 class EntryAsked(pydantic.BaseModel):
     """An inbox entry. With an `id` that the sender chose, it needs no Idempotency-Key: the same id is the same entry."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "source": {"type": "ui"},
-                    "intent": {"action": "run", "target": "archivist-violin", "payload": {"topic": "bows"}},
-                    "metadata": {"priority": "normal", "ttl_hours": 72},
-                }
-            ]
-        },
+    model_config = body_config(
+        {
+            "source": {"type": "ui"},
+            "intent": {"action": "run", "target": "archivist-violin", "payload": {"topic": "bows"}},
+            "metadata": {"priority": "normal", "ttl_hours": 72},
+        }
     )
 
     id: str | None = pydantic.Field(None, pattern=ID_PATTERN)

@@ -14,7 +14,7 @@ from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf
 from trellis.http.jobs import JobChangeFilter
 from trellis.http.operation_shapes import JobsChanged, JobsPreview
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 
 PriorityName = Literal["critical", "interactive", "batch"]
@@ -59,10 +59,7 @@ class JobsFilter(pydantic.BaseModel):
 class JobsChangeRequest(pydantic.BaseModel):
     """Which jobs to change: their ids, or a filter (oldest first). Not both. `dry_run` counts and changes nothing."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"filter": {"type": "report", "status": "queued"}, "dry_run": True}]},
-    )
+    model_config = body_config({"filter": {"type": "report", "status": "queued"}, "dry_run": True})
 
     job_ids: list[Annotated[str, pydantic.Field(max_length=200)]] | None = pydantic.Field(
         None, min_length=1, max_length=CHANGED_MAX
@@ -91,10 +88,7 @@ class JobsCancelRequest(JobsChangeRequest):
 class JobsPrioritizeRequest(JobsChangeRequest):
     """Which jobs to give another priority, and which one."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"filter": {"correlation_id": "order-7"}, "priority": "critical"}]},
-    )
+    model_config = body_config({"filter": {"correlation_id": "order-7"}, "priority": "critical"})
 
     priority: PriorityName
 

@@ -49,7 +49,7 @@ from trellis.http.shapes import (
     SignalReceipt,
     SignalShape,
 )
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.bus_job import BUS_JOB
@@ -80,7 +80,7 @@ JobIdPath = Annotated[str, Path(max_length=200, examples=["0b9f3c1e-5d0a-4f5e-9a
 class JobCancelRequest(pydantic.BaseModel):
     """How to cancel: soft asks the worker to stop and becomes hard after a grace period, hard ends the job now."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "soft"}]})
+    model_config = body_config({"mode": "soft"})
 
     mode: CancelMode = CancelMode.SOFT
     reason: str | None = pydantic.Field(None, max_length=500)
@@ -89,9 +89,7 @@ class JobCancelRequest(pydantic.BaseModel):
 class JobSignalRequest(pydantic.BaseModel):
     """A signal to a job: `ctx.wait_signal(name)` of its handler returns the payload."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"name": "approved", "payload": {"by": "ada"}}]}
-    )
+    model_config = body_config({"name": "approved", "payload": {"by": "ada"}})
 
     name: str = pydantic.Field(min_length=1, max_length=SIGNAL_NAME_CHARS_MAX)
     payload: Any = None
@@ -100,9 +98,7 @@ class JobSignalRequest(pydantic.BaseModel):
 class JobRequeue(pydantic.BaseModel):
     """Why the job is requeued."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"reason": "the disk has room"}]}
-    )
+    model_config = body_config({"reason": "the disk has room"})
 
     reason: str | None = pydantic.Field(None, max_length=500)
 
@@ -110,12 +106,7 @@ class JobRequeue(pydantic.BaseModel):
 class JobDeadLetter(pydantic.BaseModel):
     """Why the job is dead-lettered."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [{"reason_code": "policy_violation", "reason": "it mails people who opted out"}]
-        },
-    )
+    model_config = body_config({"reason_code": "policy_violation", "reason": "it mails people who opted out"})
 
     reason_code: str = pydantic.Field(ReasonCode.POLICY_VIOLATION.value, max_length=50)
     reason: str = pydantic.Field(min_length=1, max_length=500)
@@ -127,10 +118,7 @@ class Approval(pydantic.BaseModel):
     With `policy_hash`, the decision applies only to a hold under that policy.
     """
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"decision": "approve", "note": "the backup is from today"}]},
-    )
+    model_config = body_config({"decision": "approve", "note": "the backup is from today"})
 
     decision: Literal["approve", "reject"]
     note: str | None = pydantic.Field(None, max_length=NOTE_CHARS_MAX)

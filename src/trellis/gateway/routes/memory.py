@@ -17,7 +17,7 @@ from trellis.gateway.idempotency import IdempotentRequest, IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, page_document
 from trellis.http.agent_shapes import MemoryDiff
 from trellis.http.shapes import LogicProposed, MemoryChange, MemoryProposed, MemoryRead
-from trellis.http_server.bodies import LargeBodyRoute
+from trellis.http_server.bodies import LargeBodyRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 from trellis.lifecycles import Role
 from trellis.proposals.proposal import (
@@ -77,17 +77,12 @@ class MemoryProposal(pydantic.BaseModel):
     With normal priority they are approved automatically, with high priority a person decides.
     """
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "type": "memory-update",
-                    "summary": "The bow was rehaired in March",
-                    "updates": [{"file": "facts.md", "operation": "append", "content": "- rehaired in March"}],
-                }
-            ]
-        },
+    model_config = body_config(
+        {
+            "type": "memory-update",
+            "summary": "The bow was rehaired in March",
+            "updates": [{"file": "facts.md", "operation": "append", "content": "- rehaired in March"}],
+        }
     )
 
     type: Literal["memory-update"] = MEMORY_UPDATE
@@ -112,10 +107,7 @@ class MemoryProposal(pydantic.BaseModel):
 class LogicProposal(pydantic.BaseModel):
     """A new text of the agent's logic. A person always decides."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"summary": "Ask before tagging", "text": "1. Ask.\n2. Tag.\n"}]},
-    )
+    model_config = body_config({"summary": "Ask before tagging", "text": "1. Ask.\n2. Tag.\n"})
 
     type: Literal["logic-update"] = LOGIC_UPDATE
     summary: str = pydantic.Field(min_length=1, max_length=SUMMARY_CHARS_MAX)

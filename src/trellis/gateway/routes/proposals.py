@@ -12,7 +12,7 @@ from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import LIMIT_DEFAULT, Cursor, Limit, Page, etag, expected, is_known
 from trellis.http.shapes import ProposalDiff, ProposalShape
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.proposals.proposal import NOTE_CHARS_MAX
 
@@ -27,10 +27,7 @@ State = Literal["pending", "approved", "auto_approved", "applying", "failed", "a
 class ProposalDecision(pydantic.BaseModel):
     """What a person decides; rejecting says why, in ten characters or more."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"decision": "reject", "note": "the source says otherwise"}]},
-    )
+    model_config = body_config({"decision": "reject", "note": "the source says otherwise"})
 
     decision: Literal["approve", "reject"]
     note: str | None = pydantic.Field(None, max_length=NOTE_CHARS_MAX)

@@ -27,7 +27,7 @@ from trellis.http.shapes import (
     StepFile,
     Stopped,
 )
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.http_server.request_plan import FromState
 
@@ -41,10 +41,7 @@ RunId = Annotated[str, Path(max_length=100, examples=[EXAMPLE_RUN], description=
 class RunStartRequest(pydantic.BaseModel):
     """The agent to run and its parameters."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"agent_slug": "archivist-violin", "params": {"topic": "bows"}}]},
-    )
+    model_config = body_config({"agent_slug": "archivist-violin", "params": {"topic": "bows"}})
 
     agent_slug: str = pydantic.Field(min_length=1, max_length=100)
     params: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -55,7 +52,7 @@ class RunStartRequest(pydantic.BaseModel):
 class RunCancelRequest(pydantic.BaseModel):
     """How to cancel the run."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "soft"}]})
+    model_config = body_config({"mode": "soft"})
 
     mode: CancelMode = CancelMode.SOFT
     reason: str | None = pydantic.Field(None, max_length=500)

@@ -11,7 +11,7 @@ from trellis.bus.safety.policy import FILE_BYTES_MAX
 from trellis.engine.jobs import JOB_ID_PATTERN
 from trellis.gateway.callers import Caller, requires
 from trellis.http.policy_shapes import ExplanationShape, SimulationShape
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 
 REQUESTS_MAX = 200
@@ -34,10 +34,7 @@ class RequestAsked(JobRequest):
 class ExplainAsked(pydantic.BaseModel):
     """The request that is asked about, and perhaps another policy than the one in force."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"request": {"topic": "job.code.lint", "tenant_id": "acme"}}]},
-    )
+    model_config = body_config({"request": {"topic": "job.code.lint", "tenant_id": "acme"}})
 
     request: RequestAsked
     policy: PolicyText | None = None
@@ -46,9 +43,7 @@ class ExplainAsked(pydantic.BaseModel):
 class SimulateAsked(pydantic.BaseModel):
     """The policy to simulate, and the requests, or the number of last bus jobs, to simulate it on."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"policy": POLICY_EXAMPLE, "last": 20}]}
-    )
+    model_config = body_config({"policy": POLICY_EXAMPLE, "last": 20})
 
     policy: PolicyText
     requests: list[RequestAsked] | None = pydantic.Field(None, min_length=1, max_length=REQUESTS_MAX)

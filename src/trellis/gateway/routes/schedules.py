@@ -10,7 +10,7 @@ from trellis.gateway.callers import Caller, requires
 from trellis.gateway.idempotency import IdempotentRequestOf
 from trellis.gateway.pages import Page
 from trellis.http.operation_shapes import ScheduleDetail, ScheduleRemoved, ScheduleRun, ScheduleShape
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS
 
 router = APIRouter(tags=["schedules"], route_class=StrictRoute)
@@ -26,13 +26,8 @@ Reason = Annotated[str | None, pydantic.Field(max_length=500)]
 class NewSchedule(pydantic.BaseModel):
     """A schedule to add: a cron expression in a time zone, and the `type` or the `topic` of the jobs to submit."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {"name": "nightly-report", "cron": "0 3 * * *", "tz": "Europe/Kyiv", "type": "report", "paused": True}
-            ]
-        },
+    model_config = body_config(
+        {"name": "nightly-report", "cron": "0 3 * * *", "tz": "Europe/Kyiv", "type": "report", "paused": True}
     )
 
     name: Text
@@ -52,7 +47,7 @@ class NewSchedule(pydantic.BaseModel):
 class ScheduleChange(pydantic.BaseModel):
     """Fields of a schedule to change. A field that is left out stays as it is."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"paused": True}]})
+    model_config = body_config({"paused": True})
 
     cron: Text | None = None
     tz: Text | None = None

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 
 from trellis.gateway.callers import InstanceOf
 from trellis.gateway.sign_in import CODE_CHARS_MAX, SignInCodes
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.problems import PROBLEMS, Problem
 
 router = APIRouter(tags=["system"], route_class=StrictRoute)
@@ -16,9 +16,7 @@ router = APIRouter(tags=["system"], route_class=StrictRoute)
 class SignInRequest(pydantic.BaseModel):
     """The code of a sign-in link."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"code": "the-code-of-the-link"}]}
-    )
+    model_config = body_config({"code": "the-code-of-the-link"})
 
     code: Annotated[str, pydantic.Field(min_length=1, max_length=CODE_CHARS_MAX)]
 

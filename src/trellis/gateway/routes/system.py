@@ -22,7 +22,7 @@ from trellis.http.operation_shapes import (
     WorkerShape,
 )
 from trellis.http.pages import EVENTS_MAX
-from trellis.http_server.bodies import StrictRoute
+from trellis.http_server.bodies import StrictRoute, body_config
 from trellis.http_server.health import INSTANCE_HEADER, ProcessHealth
 from trellis.http_server.problems import PROBLEMS, Problem
 from trellis.lifecycles import LIFECYCLES
@@ -87,7 +87,7 @@ class QueueChange(pydantic.BaseModel):
     """Whether jobs of the type may be claimed. `force` also accepts a type that was never seen."""
 
     # Resuming a type that is not paused changes nothing, so the example can be tried.
-    model_config = pydantic.ConfigDict(extra="forbid", json_schema_extra={"examples": [{"paused": False}]})
+    model_config = body_config({"paused": False})
 
     paused: bool
     reason: str | None = pydantic.Field(None, max_length=500)
