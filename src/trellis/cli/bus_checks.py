@@ -14,9 +14,9 @@ from trellis.bus.safety.policy import read_policy_file
 from trellis.cli.problems import without_password
 from trellis.engine.closing import closing
 from trellis.engine.errors import TrellisError
-from trellis.engine.records import Finding, FindingSeverity
+from trellis.engine.records import Finding
 from trellis.engine.text import counted
-from trellis.operations.doctor import error_finding
+from trellis.operations.doctor import error_finding, ok_finding, warning_finding
 
 NOT_THERE = f"{REDIS}://trellis:doctor"
 
@@ -41,31 +41,29 @@ def _config(settings: Settings, file: Path) -> Finding:
     except TrellisError as error:
         return error_finding("bus config", str(error), "correct the file; nothing that uses it starts before")
     detail = f"{file}: {counted(len(topics.topics), 'topic pattern')}, {counted(len(topics.pools), 'pool')}"
-    return Finding(check="bus config", severity=FindingSeverity.OK, detail=detail)
+    return ok_finding("bus config", detail)
 
 
 async def _policy(settings: Settings, url: str) -> Finding:
     if settings.policy is None:
         if is_embedded(settings, url):
-            return Finding(check="policy", severity=FindingSeverity.OK, detail="none: every job of job.> may go")
+            return ok_finding("policy", "none: every job of job.> may go")
         remedy = "set TRELLIS_POLICY; docs/how-to/safety-policy.md has an example"
-        return Finding(
-            check="policy", severity=FindingSeverity.WARNING, detail="none: every job is denied", remedy=remedy
-        )
+        return warning_finding("policy", detail="none: every job is denied", remedy=remedy)
     if not is_kernel_address(settings.policy):
         try:
             policy = read_policy_file(Path(settings.policy))
         except TrellisError as error:
             return error_finding("policy", str(error), "correct it: until then no job is handed out")
         detail = f"{settings.policy}: {counted(len(policy.rules), 'rule')}, hash {policy.hash[:12]}"
-        return Finding(check="policy", severity=FindingSeverity.OK, detail=detail)
+        return ok_finding("policy", detail)
     async with closing(kernel_of(settings, url, monotonic=elapsed_s)) as kernel:
         try:
             detail = f"{settings.policy} answers, policy {(await kernel.snapshot())[:12]}"
         except KernelUnavailable as error:
             remedy = "start it: `trellis up --roles safety-kernel`; until then jobs wait"
             return error_finding("policy", str(error), remedy)
-    return Finding(check="policy", severity=FindingSeverity.OK, detail=detail)
+    return ok_finding("policy", detail)
 
 
 async def _server(settings: Settings) -> Finding:
@@ -82,13 +80,13 @@ async def _server(settings: Settings) -> Finding:
         return error_finding("bus", str(error), "correct the setting")
     detail = f"{connection.options.shown} answers, " + ("with JetStream" if kept else "without JetStream")
     if has_stream:
-        return Finding(check="bus", severity=FindingSeverity.OK, detail=detail)
+        return ok_finding("bus", detail)
     lost = "without it a packet that comes while no scheduler listens is lost"
     remedy = f"start nats-server with -js: {lost}"
     if kept:
         detail += f", but no stream keeps {RESULT}"
         remedy = f"a scheduler makes it when it starts; if one runs, `stream_unusable` in its log says why not: {lost}"
-    return Finding(check="bus", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)
+    return warning_finding("bus", detail=detail, remedy=remedy)
 
 
 def _keys(settings: Settings) -> list[Finding]:
@@ -113,7 +111,7 @@ def _keys(settings: Settings) -> list[Finding]:
         remedy = f"put the public key of each worker and client there as <sender id>.pem; for workers {settings.bus_sender}.pem"
         return [error_finding("bus keys", f"{others} in {settings.bus_keys_dir}: every packet is dropped", remedy)]
     signs = "packets are signed" if settings.bus_key_file else "packets are not signed"
-    return [Finding(check="bus keys", severity=FindingSeverity.OK, detail=f"{signs}, {others}")]
+    return [ok_finding("bus keys", f"{signs}, {others}")]
 
 
 async def _keeps(client: Any) -> bool:
@@ -151,4 +149,4 @@ async def _redis(settings: Settings) -> Finding:
         return error_finding("redis", without_password(str(error), settings.redis_url), "start the server")
     finally:
         await pointers.close()
-    return Finding(check="redis", severity=FindingSeverity.OK, detail="it answers")
+    return ok_finding("redis", "it answers")

@@ -72,10 +72,12 @@ from trellis.operations.doctor import (
     follower_findings,
     has_errors,
     letters_finding,
+    ok_finding,
     python_finding,
     queue_findings,
     store_finding,
     version_findings,
+    warning_finding,
     work_findings,
 )
 
@@ -96,7 +98,6 @@ NO_NLM = "until then queue jobs are tried again, and fail when their tries are o
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "migrate", section=SECTION)(migrate)
     command(program, "verify", section=SECTION)(verify_ledger)
     command(program, "sweep", section=SECTION)(sweep)
@@ -271,11 +272,8 @@ async def sweep(cli: Cli) -> None:
             ledger=ledger, actor=Actor(role=Role.SWEEPER, name=cli.person), options=options
         ).run_once()
     record = {name: value for name, value in as_record(report).items() if name not in {"elected", "next_due_s"}}
-    if cli.out.as_json:
-        cli.out.record(record)
-    else:
-        done = ", ".join(_swept_phrase(name, count) for name, count in record.items() if count)
-        cli.out.line(done or "nothing was due")
+    done = ", ".join(_swept_phrase(name, count) for name, count in record.items() if count)
+    cli.out.answer(record, done or "nothing was due")
 
 
 SWEPT_PHRASES: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -342,10 +340,8 @@ async def leave_behind(
             hint = f"did you mean {near}?" if near else "`trellis followers` lists those that are."
             raise Refused(detail=f"Nobody has followed under the name {name!r}; {hint}")
         waited = await trellis.leave_behind(name, reason=reason)
-    if cli.out.as_json:
-        cli.out.record({"follower": name, "waits": False})
-    else:
-        cli.out.line(f"nothing is kept for {name} {'any more' if waited else 'anyway'}")
+    line = f"nothing is kept for {name} {'any more' if waited else 'anyway'}"
+    cli.out.answer({"follower": name, "waits": False}, line)
 
 
 # --- doctor ----------------------------------------------------------------------------------------------------------
@@ -369,10 +365,7 @@ async def doctor(
     except TrellisError as error:
         findings.append(_failed("settings", error, None))
     remedy = "correct the variable or take it away"
-    findings += [
-        Finding(check="settings", severity=FindingSeverity.WARNING, detail=text, remedy=remedy)
-        for text in unknown_variables(os.environ)
-    ]
+    findings += [warning_finding("settings", detail=text, remedy=remedy) for text in unknown_variables(os.environ)]
     url = None
     if settings is not None or cli.ledger is not None or cli.data is not None:
         url = cli.url
@@ -434,12 +427,9 @@ async def _gateway(cli: Cli) -> list[Finding]:
         return [error_finding(check, str(error), remedy_for(error, in_doctor=True))]
     detail = f"{url} answers; its version is {health.version or 'unknown'}, this program's is {program_version()}"
     if health.status == "ok":
-        return [Finding(check=check, severity=FindingSeverity.OK, detail=detail), token]
-    finding = Finding(
-        check=check,
-        severity=FindingSeverity.WARNING,
-        detail=f"{detail}; it is {health.status}",
-        remedy=f"curl {url}/system/health says which part",
+        return [ok_finding(check, detail), token]
+    finding = warning_finding(
+        check, detail=f"{detail}; it is {health.status}", remedy=f"curl {url}/system/health says which part"
     )
     return [finding, token]
 
@@ -455,7 +445,7 @@ async def _token_at(client: "GatewayClient", url: str) -> Finding:
         return error_finding(check, f"{url} says: {error}", remedy_for(error, in_doctor=True))
     except TrellisError as error:
         return error_finding(check, f"{url} could not be asked about it: {error}", remedy_for(error, in_doctor=True))
-    return Finding(check=check, severity=FindingSeverity.OK, detail=f"{url} accepts it")
+    return ok_finding(check, f"{url} accepts it")
 
 
 async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
@@ -470,7 +460,7 @@ async def _ledger_findings(url: str, *, beside_gateway: bool) -> list[Finding]:
         if not beside_gateway:
             return [_failed("ledger", error, url)]
         detail = f"there is none at {error.data['path']}: commands that go through the gateway need none"
-        return [Finding(check="ledger", severity=FindingSeverity.OK, detail=detail)]
+        return [ok_finding("ledger", detail)]
     except TrellisError as error:
         return [_failed("ledger", error, url)]
     try:
@@ -499,7 +489,7 @@ def _closed(url: str) -> list[Finding]:
     if mark is None:
         return []
     detail = f"this ledger is closed: its instance moves, or has moved, to {mark.ledger}"
-    return [Finding(check="move", severity=FindingSeverity.WARNING, detail=detail, remedy=mark.remedy)]
+    return [warning_finding("move", detail=detail, remedy=mark.remedy)]
 
 
 async def _queue_jobs(ledger: Ledger) -> list[Finding]:
@@ -518,9 +508,9 @@ def _operator(url: str) -> list[Finding]:
         from trellis.cli.machine_checks import development_key_cure  # only an unusable key needs it
 
         remedy = development_key_cure(url)
-        return [Finding(check="operator", severity=FindingSeverity.WARNING, detail=str(error), remedy=remedy)]
+        return [warning_finding("operator", detail=str(error), remedy=remedy)]
     detail = f"{development_key_path(url)} lets this user requeue and pause"
-    return [Finding(check="operator", severity=FindingSeverity.OK, detail=detail)]
+    return [ok_finding("operator", detail)]
 
 
 def _token(url: str, settings: Settings) -> list[Finding]:
@@ -538,7 +528,7 @@ def _token(url: str, settings: Settings) -> list[Finding]:
     if identity is None:
         return []
     left, roles = duration(identity.expires_at - time.time()), ", ".join(sorted(identity.roles))
-    return [Finding(check="token", severity=FindingSeverity.OK, detail=f"{identity.name} is {roles} for {left} more")]
+    return [ok_finding("token", f"{identity.name} is {roles} for {left} more")]
 
 
 def _exposed(url: str, settings: Settings) -> list[Finding]:
@@ -557,7 +547,7 @@ def _exposed(url: str, settings: Settings) -> list[Finding]:
         return []
     detail = f"others on this machine can read {', '.join(exposed)}"
     remedy = f"chmod -R o-rwx {shlex.join(exposed)}"
-    return [Finding(check="privacy", severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
+    return [warning_finding("privacy", detail=detail, remedy=remedy)]
 
 
 async def _objects(url: str, settings: Settings) -> list[Finding]:
@@ -617,7 +607,7 @@ async def _shared_memory(settings: Settings, url: str, objects: "ObjectStore") -
         return [error_finding("memory", f"{place} does not answer within {STORE_S:g} s", MEMORY_REMEDY)]
     except TrellisError as error:
         return [error_finding("memory", str(error), MEMORY_REMEDY)]
-    return [Finding(check="memory", severity=FindingSeverity.OK, detail=f"{place} has {there}")]
+    return [ok_finding("memory", f"{place} has {there}")]
 
 
 async def _nlm(settings: Settings) -> list[Finding]:
@@ -634,13 +624,11 @@ async def _nlm(settings: Settings) -> list[Finding]:
     except TrellisError as error:
         return [error_finding(check, without_password(str(error), settings.nlm_backend), remedy)]
     if health == "ok":
-        return [Finding(check=check, severity=FindingSeverity.OK, detail=f"{address} answers")]
+        return [ok_finding(check, f"{address} answers")]
     answer, remedy = "not as an NLM backend does", f"look whether {PREFIX}NLM_BACKEND is the address that is meant"
     if health == NLM_DEGRADED:
         answer, remedy = "its provider does not", "look in its log"
-    return [
-        Finding(check=check, severity=FindingSeverity.WARNING, detail=f"{address} answers, but {answer}", remedy=remedy)
-    ]
+    return [warning_finding(check, detail=f"{address} answers, but {answer}", remedy=remedy)]
 
 
 def _failed(check: str, error: TrellisError, url: str | None) -> Finding:

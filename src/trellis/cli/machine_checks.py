@@ -16,8 +16,8 @@ from trellis.cli.invocation import sqlite_path
 from trellis.engine.disk_room import existing_above
 from trellis.engine.errors import ExtraMissing, KeyUnusable, TrellisError
 from trellis.engine.private_files import read_private
-from trellis.engine.records import Finding, FindingSeverity
-from trellis.operations.doctor import disk_finding, error_finding
+from trellis.engine.records import Finding
+from trellis.operations.doctor import disk_finding, error_finding, ok_finding, warning_finding
 
 if TYPE_CHECKING:  # only some checks need a provider
     from trellis.nlm.provider import NlmProvider
@@ -79,7 +79,7 @@ def key_findings(settings: Settings) -> list[Finding]:
             findings.append(error_finding(check, str(error.data["reason"]), remedy))
         else:
             detail = f"{path} ({variable}) belongs to this user or to root, and others cannot read it"
-            findings.append(Finding(check=check, severity=FindingSeverity.OK, detail=detail))
+            findings.append(ok_finding(check, detail))
     return findings
 
 
@@ -156,14 +156,14 @@ async def unset_model_findings(settings: Settings, objects: "ObjectStore") -> li
         " that executes their runs needs it, which may have settings of its own"
     )
     remedy = f"set {PREFIX}MODEL_BASE_URL and {PREFIX}MODEL_KEY as `trellis up` has them, and ask again"
-    return [Finding(check=MODELS, severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)]
+    return [warning_finding(MODELS, detail=detail, remedy=remedy)]
 
 
 def _unread_models(problem: str) -> Finding:
     """That the models of agents were not checked, because it is not known which ones the agents name."""
     remedy = f"ask again, or set {PREFIX}MODEL_BASE_URL and {PREFIX}MODEL_KEY: their server is then asked itself"
     detail = f"models not checked: {problem}"
-    return Finding(check=MODELS, severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)
+    return warning_finding(MODELS, detail=detail, remedy=remedy)
 
 
 async def orchestrator_findings(settings: Settings) -> list[Finding]:
@@ -179,11 +179,11 @@ async def orchestrator_findings(settings: Settings) -> list[Finding]:
         await check_server(temporal)
     except ExtraMissing as error:
         detail, elsewhere = f"the Temporal server is not checked: {error}", "only processes that drive runs need it"
-        return [Finding(check=ORCHESTRATOR, severity=FindingSeverity.WARNING, detail=detail, remedy=elsewhere)]
+        return [warning_finding(ORCHESTRATOR, detail=detail, remedy=elsewhere)]
     except TrellisError as error:
         return [error_finding(ORCHESTRATOR, str(error), remedy)]
     detail = f"the Temporal server at {temporal.address}, namespace {temporal.namespace}, answers"
-    return [Finding(check=ORCHESTRATOR, severity=FindingSeverity.OK, detail=detail)]
+    return [ok_finding(ORCHESTRATOR, detail)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,4 +213,4 @@ async def _server_finding(server: ServerToAsk) -> Finding:
         await provider.close()
     if not health.ok:
         return error_finding(server.check, f"{server.shown} would not answer: {health.detail}", server.remedy)
-    return Finding(check=server.check, severity=FindingSeverity.OK, detail=f"{server.shown} would answer")
+    return ok_finding(server.check, f"{server.shown} would answer")

@@ -42,16 +42,16 @@ _IN_TROUBLE = ("FAILED", "DEAD")
 def python_finding(version: tuple[int, int, int]) -> Finding:
     text = ".".join(map(str, version))
     if version[:2] >= PYTHON_NEEDED:
-        return _ok("python", f"Python {text}")
+        return ok_finding("python", f"Python {text}")
     needed = ".".join(map(str, PYTHON_NEEDED))
     return error_finding("python", f"Python {text} is older than {needed}", f"install Python {needed} or newer")
 
 
-def _ok(check: str, detail: str) -> Finding:
+def ok_finding(check: str, detail: str) -> Finding:
     return Finding(check=check, severity=FindingSeverity.OK, detail=detail)
 
 
-def _warning(check: str, *, detail: str, remedy: str) -> Finding:
+def warning_finding(check: str, *, detail: str, remedy: str) -> Finding:
     return Finding(check=check, severity=FindingSeverity.WARNING, detail=detail, remedy=remedy)
 
 
@@ -90,10 +90,12 @@ def version_findings(workers: Sequence[WorkerRecord], own: str, now: datetime) -
     }
     others = sorted(f"{name} ({version})" for name, version in reported.items() if version != own)
     if not others:
-        return [_ok("versions", f"this program is {own}, and so is every living process that reports its version")]
+        return [
+            ok_finding("versions", f"this program is {own}, and so is every living process that reports its version")
+        ]
     named = ", ".join(others[:NAMES_SHOWN_MAX]) + (" and others" if len(others) > NAMES_SHOWN_MAX else "")
     return [
-        _warning(
+        warning_finding(
             "versions",
             detail=f"this program is {own}, but {'one living process is' if len(others) == 1 else f'{len(others)} living processes are'} not: {named}",
             remedy="finish the upgrade: start this version there too, then stop the other processes with SIGTERM",
@@ -104,7 +106,7 @@ def version_findings(workers: Sequence[WorkerRecord], own: str, now: datetime) -
 def store_finding(url: str, problem: str | None, *, is_away: bool = False) -> Finding:
     """Reports whether the object store takes a small object, returns it, and removes it."""
     if problem is None:
-        return _ok("object store", f"{url}: a small object was written, read and removed")
+        return ok_finding("object store", f"{url}: a small object was written, read and removed")
     return error_finding("object store", f"{url}: {problem}", STORE_AWAY_REMEDY if is_away else STORE_REMEDY)
 
 
@@ -116,7 +118,7 @@ def driving_findings(
     is_up = any(seen.until > now for seen in followers)
     remedy = "look in the log of `trellis up`: its orchestrators fail, or drive as many as TRELLIS_RUNS allows"
     return [
-        _warning(
+        warning_finding(
             f"type {queue.type}",
             detail=f"{_ready(queue)} ready, the oldest for {duration(queue.oldest_ready_s or 0)}, and nobody drives them",
             remedy=remedy if is_up else "start `trellis up`, or its role orchestrator: no service of it runs",
@@ -129,8 +131,8 @@ def clock_finding(here: datetime, ledger: datetime) -> Finding:
     """Compares this machine's clock with the ledger's."""
     ahead_s = (here - ledger).total_seconds()
     if abs(ahead_s) <= CLOCK_SKEW_S_MAX:
-        return _ok("clock", f"within {CLOCK_SKEW_S_MAX:g} s of the ledger's")
-    return _warning(
+        return ok_finding("clock", f"within {CLOCK_SKEW_S_MAX:g} s of the ledger's")
+    return warning_finding(
         "clock",
         detail=f"this machine's clock is {duration(ahead_s)} {'ahead of' if ahead_s > 0 else 'behind'} the ledger's",
         remedy="let NTP set it: tokens that one machine issues and another checks are refused as too new or expired",
@@ -141,19 +143,19 @@ def disk_finding(place: str, *, free: int, total: int) -> Finding:
     """Checks the free space of the file system that holds this file or folder."""
     detail = f"{place}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     if free >= DISK_BYTES_WARN:
-        return _ok("disk", detail)
+        return ok_finding("disk", detail)
     remedy = "free some space, or move it to a larger disk: when it is full, nothing can be submitted or settled"
     if free >= DISK_BYTES_ERROR:
-        return _warning("disk", detail=detail, remedy=remedy)
+        return warning_finding("disk", detail=detail, remedy=remedy)
     return error_finding("disk", detail, remedy)
 
 
 def letters_finding(count: int, limit: int) -> Finding:
     """Checks for dead letters. `limit` is how far they were counted."""
     if not count:
-        return _ok("dead letters", "none")
+        return ok_finding("dead letters", "none")
     many = f"{limit} or more" if count >= limit else str(count)
-    return _warning(
+    return warning_finding(
         "dead letters",
         detail=f"{many} {'waits' if count == 1 else 'wait'} for a decision",
         remedy="look with `trellis dlq`, then `trellis dlq requeue`",
@@ -188,7 +190,7 @@ def aside_findings(names: Sequence[str], limit: int) -> list[Finding]:
 
     `limit` is how far they were counted.
     """
-    chain = _warning(
+    chain = warning_finding(
         "audit chain",
         detail="nothing is sealed, because the object store has a block that the ledger does not have",
         remedy="`trellis audit verify` names it; docs/how-to/audit.md says what to do",
@@ -198,9 +200,9 @@ def aside_findings(names: Sequence[str], limit: int) -> list[Finding]:
 
 def _aside(jobs: Sequence[str], limit: int) -> Finding:
     if not jobs:
-        return _ok("published", "no job is set aside")
+        return ok_finding("published", "no job is set aside")
     many = f"{limit} or more jobs" if len(jobs) >= limit else counted(len(jobs), "job")
-    return _warning(
+    return warning_finding(
         "published",
         detail=f"{many} not published, because the object store holds something else: {', '.join(jobs[:3])}",
         remedy="look at alerts/projector in the object store, then `trellis rebuild --from ledger`",
@@ -216,7 +218,7 @@ def follower_findings(followers: Sequence[SubscriberRecord], now: datetime) -> l
     findings = [_left_behind(seen) if not seen.waits else _behind(seen, now) for seen in slow]
     if not findings and followers:
         names = ", ".join(seen.name for seen in followers)
-        findings.append(_ok("followers", f"nobody is behind: {names}"))
+        findings.append(ok_finding("followers", f"nobody is behind: {names}"))
     return findings
 
 
@@ -231,7 +233,7 @@ def has_errors(findings: Sequence[Finding]) -> bool:
 
 def _behind(seen: SubscriberRecord, now: datetime) -> Finding:
     kept = duration(RETENTION_DEFAULT.unread_s)
-    return _warning(
+    return warning_finding(
         f"follower {seen.name}",
         detail=f"it has not read what happened since {seen.unread_since:%Y-%m-%d %H:%M} UTC ({duration(behind_s(seen, now))} ago);"
         f" what ended since then is kept for it, {kept} beyond its time at most, and then removed unread;"
@@ -243,7 +245,7 @@ def _behind(seen: SubscriberRecord, now: datetime) -> Finding:
 
 def _left_behind(seen: SubscriberRecord) -> Finding:
     detail = "left behind: nothing is kept for it until somebody follows under this name again"
-    return _ok(f"follower {seen.name}", detail)
+    return ok_finding(f"follower {seen.name}", detail)
 
 
 OWN_TYPES = "trellis."
@@ -256,17 +258,17 @@ def _workers(alive: Sequence[WorkerRecord], *, wanted: bool) -> Finding:
     Workers on the bus do not count then: `wanted` is about jobs that workers claim from the ledger.
     """
     if not alive and not wanted:
-        return _ok("workers", "none, and no job waits for one")
+        return ok_finding("workers", "none, and no job waits for one")
     on_bus = [worker for worker in alive if worker_info(worker).get("bus")]
     if wanted and len(on_bus) == len(alive):
         beside = f"; {len(on_bus)} on the bus, for jobs on topics only" if on_bus else ""
-        return _warning(
+        return warning_finding(
             "workers",
             detail=f"none seen in the last {WORKER_SILENT_S:.0f} s{beside}",
             remedy="start one: `trellis worker MODULE:APP`",
         )
     held = sum(worker.held for worker in alive)
-    return _ok("workers", f"{len(alive)} alive, {counted(held, 'job')} held")
+    return ok_finding("workers", f"{len(alive)} alive, {counted(held, 'job')} held")
 
 
 def _is_for_workers(queue: QueueDepth) -> bool:
@@ -289,7 +291,7 @@ def _waits_long(queue: QueueDepth) -> bool:
 def _unsent(queue: QueueDepth) -> Finding:
     """Reports of alerts that nobody sends."""
     setting = "TRELLIS_ALERT_WEBHOOK" if queue.type == WEBHOOK else "TRELLIS_ALERT_APPRISE"
-    return _warning(
+    return warning_finding(
         f"type {queue.type}",
         detail=f"{counted(queue.ready, 'report')} of alerts not sent, the oldest for {duration(queue.oldest_ready_s or 0)}",
         remedy=f"start `trellis up`, or its role alerts, with {setting}",
@@ -297,7 +299,7 @@ def _unsent(queue: QueueDepth) -> Finding:
 
 
 def _unserved(queue: QueueDepth) -> Finding:
-    return _warning(
+    return warning_finding(
         f"type {queue.type}",
         detail=f"{_ready(queue)} ready and no living worker serves the type",
         remedy="start a worker whose application has this type",
@@ -309,7 +311,7 @@ def _ready(queue: QueueDepth) -> str:
 
 
 def _paused(queue: QueueDepth) -> Finding:
-    return _warning(
+    return warning_finding(
         f"type {queue.type}",
         detail=f"paused, {counted(queue.ready, 'job')} ready",
         remedy=f"`trellis queues resume {queue.type}`",
@@ -317,7 +319,7 @@ def _paused(queue: QueueDepth) -> Finding:
 
 
 def _slow(queue: QueueDepth) -> Finding:
-    return _warning(
+    return warning_finding(
         f"type {queue.type}",
         detail=f"the oldest ready job has waited {duration(queue.oldest_ready_s or 0)}",
         remedy="start more workers or raise their concurrency",
