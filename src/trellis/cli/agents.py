@@ -16,7 +16,7 @@ from trellis.auth.ownership import owner_name
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn
+from trellis.cli.output import ListingColumn, RecordColumn
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.jobs import Actor
 from trellis.lifecycles import Role
@@ -33,7 +33,6 @@ STYLES = {"active": "green", "error": "red", "malformed": "red"}
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     agents = group(
         program, "agents", section="Agents", help_="The agents: make one, let it run, or stop it.", lists=True
     )
@@ -57,11 +56,9 @@ async def list_agents(
     if cli.out.ids_alone(ids, [one.slug for one in agents if one.slug]):
         return
     columns = [
-        ListingColumn[Mapping[str, Any]](title="AGENT", cell=lambda one: one["slug"] or "?"),
-        ListingColumn[Mapping[str, Any]](
-            title="STATUS", cell=lambda one: Text(one["status"], STYLES.get(one["status"], "dim"))
-        ),
-        ListingColumn[Mapping[str, Any]](title="ABOUT", cell=_about, gives_way=True),
+        RecordColumn(title="AGENT", cell=lambda one: one["slug"] or "?"),
+        RecordColumn(title="STATUS", cell=lambda one: Text(one["status"], STYLES.get(one["status"], "dim"))),
+        RecordColumn(title="ABOUT", cell=_about, gives_way=True),
     ]
     empty = "No agents. `trellis agents create NAME` makes one; `trellis up --demo` brings two."
     cli.out.listing([one.model_dump(mode="json") for one in agents], columns, empty=empty)
@@ -257,9 +254,6 @@ async def resume(cli: Cli, agent: AgentArgument, reason: ReasonOption = None) ->
 
 def _print_changed(cli: Cli, agent: "AgentChanged") -> None:
     was, now = agent.previous, agent.status
-    if cli.out.as_json:
-        before = {} if was is None else {"previous": was, "changed": was != now}
-        cli.out.record({"slug": agent.slug, "status": now, **before})
-    else:
-        before = "" if was is None else f" (it was {was})" if was != now else " already"
-        cli.out.line(f"{agent.slug} is {now}{before}")
+    change = {} if was is None else {"previous": was, "changed": was != now}
+    before = "" if was is None else f" (it was {was})" if was != now else " already"
+    cli.out.answer({"slug": agent.slug, "status": now, **change}, f"{agent.slug} is {now}{before}")

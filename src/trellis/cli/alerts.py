@@ -1,6 +1,5 @@
 """`trellis alerts`: what needs an operator."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated
 
@@ -10,7 +9,7 @@ from rich.text import Text
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LimitOption, command, group
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn
+from trellis.cli.output import ListingColumn, RecordColumn
 from trellis.engine.alerts import ALERTS_MAX
 from trellis.engine.text import duration
 from trellis.http.operation_shapes import AlertShape
@@ -22,7 +21,6 @@ STYLES = {"open": "red", "resolved": "dim"}
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     help_ = "What needs an operator: list alerts, print the page that helps."
     commands = group(program, "alerts", section="Ledger", help_=help_, lists=True)
     command(commands, "list", gateway=True)(list_alerts)
@@ -68,8 +66,8 @@ def print_runbook(
 
 
 PAGES = (
-    ListingColumn[Mapping[str, str]](title="RUNBOOK", cell=lambda page: page["name"]),
-    ListingColumn[Mapping[str, str]](title="ABOUT", cell=lambda page: page["title"]),
+    RecordColumn(title="RUNBOOK", cell=lambda page: page["name"]),
+    RecordColumn(title="ABOUT", cell=lambda page: page["title"]),
 )
 COLUMNS = (
     ListingColumn[AlertShape](title="ALERT", cell=lambda alert: alert.name),

@@ -1,7 +1,6 @@
 """`trellis artifacts`: list and show the artifacts of queue jobs, and remove old ones."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +12,8 @@ from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn, age_column
-from trellis.engine.errors import InputError, OptionInvalid
+from trellis.cli.output import RecordColumn, age_column
+from trellis.engine.errors import OptionInvalid
 from trellis.engine.text import counted
 from trellis.storage.objects.canonical_json import sha256
 
@@ -24,7 +23,6 @@ DROPPED = frozenset({"ungrounded-dropped", "citations-dropped"})
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     commands = group(
         program,
         "artifacts",
@@ -55,12 +53,10 @@ async def list_artifacts(
     if cli.out.ids_alone(ids, [one.artifact_id for one in artifacts]):
         return
     columns = [
-        ListingColumn[Mapping[str, Any]](title="ARTIFACT", cell=lambda one: one["artifact_id"]),
-        ListingColumn[Mapping[str, Any]](title="TYPE", cell=lambda one: one["type"]),
+        RecordColumn(title="ARTIFACT", cell=lambda one: one["artifact_id"]),
+        RecordColumn(title="TYPE", cell=lambda one: one["type"]),
         age_column(now, of="finalized_at"),
-        ListingColumn[Mapping[str, Any]](
-            title="OF", cell=lambda one: f"{one['agent_slug']}: job {one['job_id']}", gives_way=True
-        ),
+        RecordColumn(title="OF", cell=lambda one: f"{one['agent_slug']}: job {one['job_id']}", gives_way=True),
     ]
     cli.out.listing([one.model_dump(mode="json") for one in artifacts], columns, empty="No artifacts.")
 
@@ -99,7 +95,8 @@ async def discard(
     """Discard a staged artifact that no job waits for; what is final stays, and no content is touched."""
     async with cli.api() as api:
         done = await api.artifacts.discard(id_, reason=reason)
-    print_discarded(cli, done.artifact_id)
+    record = {"artifact_id": done.artifact_id, "status": "discarded"}
+    cli.out.answer(record, f"{done.artifact_id} discarded")
 
 
 async def clean_up(
@@ -122,18 +119,12 @@ async def clean_up(
     async with cli.api() as api:
         done = await api.artifacts.cleanup(older_than_days=older_than_days, dry_run=True, limit=wanted)
         if done.items and not dry_run:
-            confirm(len(done.items), yes=yes)
+            if not yes:
+                many = counted(len(done.items), "artifact")
+                values.confirm(f"{many} would be removed", f"Remove {many} for good?", dry_run="see them")
             done = await api.artifacts.cleanup(older_than_days=older_than_days, limit=wanted)
     ids = [one.artifact_id for one in done.items]
     print_cleanup(cli, ids, days=done.older_than_days, dry_run=dry_run, more=done.more)
-
-
-def print_discarded(cli: Cli, artifact_id: str) -> None:
-    """Report that an artifact was discarded."""
-    if cli.out.as_json:
-        cli.out.record({"artifact_id": artifact_id, "status": "discarded"})
-    else:
-        cli.out.line(f"{artifact_id} discarded")
 
 
 def write_download(cli: Cli, artifact_id: str, body: bytes, output: Path | None, *, force: bool) -> None:
@@ -232,17 +223,6 @@ _PAGES = {
     ArtifactType.BRIEF: _brief,
     ArtifactType.PREPROCESSED_PROPOSAL: _proposal,
 }
-
-
-def confirm(count: int, *, yes: bool) -> None:
-    """Ask for confirmation before a permanent removal; raises InputError if there is no terminal."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise InputError(
-            detail=f"{counted(count, 'artifact')} would be removed: say --yes to do it, --dry-run to see them."
-        )
-    typer.confirm(f"Remove {counted(count, 'artifact')} for good?", abort=True, err=True)
 
 
 def artifact_type(text: str | None) -> ArtifactType | None:

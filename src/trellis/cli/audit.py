@@ -25,7 +25,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     audit = group(
         program, "audit", section="Ledger", help_="The sealed audit records: check them, print the newest block."
     )

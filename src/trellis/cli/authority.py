@@ -16,7 +16,6 @@ STYLES = {"yes": "green", "own": "yellow", "no": "dim"}
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put this command into the program."""
     command(program, "authority", section="Reference", gateway=True)(authority)
 
 

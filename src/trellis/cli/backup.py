@@ -33,7 +33,6 @@ KeysOption = Annotated[
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "backup", section=SECTION)(backup)
     command(program, "restore", section=SECTION)(restore)
 

@@ -32,7 +32,6 @@ AbandonOption = Annotated[
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put this command into the program."""
     command(program, "batch", section="Jobs", gateway=True)(batch)
 
 

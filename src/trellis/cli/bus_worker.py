@@ -68,7 +68,9 @@ def chosen_options(
         "drain_s": settings.drain_s,
         **{name: value for name, value in given.items() if value is not None},
     }
-    return BusWorkerOptions(**known, capabilities=tuple(capabilities), labels=pairs("--label", labels))
+    return BusWorkerOptions(
+        **known, capabilities=tuple(capabilities), labels=pairs("--label", labels, form="NAME=VALUE")
+    )
 
 
 async def run_on_bus(cli: Cli, app: App, url: str, name: str | None, options: BusWorkerOptions) -> int:

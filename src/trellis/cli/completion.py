@@ -21,7 +21,6 @@ class Shell(StrEnum):
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "completion", section="Reference", json=False)(completion)
 
 

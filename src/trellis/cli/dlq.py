@@ -1,7 +1,5 @@
 """`trellis dlq`: list and requeue dead letters."""
 
-import sys
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -13,7 +11,7 @@ from trellis.cli import values
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
-from trellis.cli.output import ListingColumn, age_column
+from trellis.cli.output import RecordColumn, age_column
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.engine.event_data import traceback_in
 from trellis.engine.text import counted
@@ -38,7 +36,6 @@ CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="On
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     dlq = group(program, "dlq", section="Queues", help_="Dead letters: list, show, requeue.", lists=True)
     command(dlq, "list", gateway=True)(list_letters)
     command(dlq, "show", gateway=True)(show_letter)
@@ -68,10 +65,10 @@ async def list_letters(
         if isinstance(api, LocalApi) and not reason and lifecycle != LEASED_JOB.name:
             failed = await api.dead_letters.count_failed(type_=type_, correlation_id=correlation, limit=COUNTED_MAX)
     columns = [
-        ListingColumn[Mapping[str, Any]](title="JOB", cell=lambda letter: letter["job_id"]),
-        ListingColumn[Mapping[str, Any]](title="REASON", cell=lambda letter: Text(letter["reason_code"], style="red")),
+        RecordColumn(title="JOB", cell=lambda letter: letter["job_id"]),
+        RecordColumn(title="REASON", cell=lambda letter: Text(letter["reason_code"], style="red")),
         age_column(now, of="at"),
-        ListingColumn[Mapping[str, Any]](
+        RecordColumn(
             title="TYPE: ERROR", cell=lambda letter: f"{letter['type']}: {letter['last_error']}", gives_way=True
         ),
     ]
@@ -145,9 +142,13 @@ async def requeue(
             cli.out.line(f"No dead letter is like that: nothing was requeued.{values.other_type(type_ or '', types)}")
             return 0
         if dry_run or not chosen:
-            return _counted(cli, len(chosen), wanted)
+            bound = " (--limit allows no more)" if len(chosen) == wanted else ""
+            line = f"{counted(len(chosen), 'job')} would be requeued{bound}"
+            cli.out.answer({"would_requeue": len(chosen)}, line)
+            return 0
         if filtered and not yes:
-            _ask(len(chosen))
+            many = counted(len(chosen), "job")
+            values.confirm(f"{many} would be requeued", f"Requeue {many}?")
         answers = list[dict[str, Any]]()
         for first in range(0, len(chosen), REQUEUE_CHUNK):
             answers += (await api.dead_letters.requeue(chosen[first : first + REQUEUE_CHUNK], reason=cause)).items
@@ -155,23 +156,6 @@ async def requeue(
     if not cli.out.as_json and len(answers) > 1:
         cli.out.line(f"{sum(answer['requeued'] for answer in answers)} of {len(answers)} requeued")
     return code
-
-
-def _counted(cli: Cli, count: int, most: int) -> int:
-    if cli.out.as_json:
-        cli.out.record({"would_requeue": count})
-    else:
-        bound = " (--limit allows no more)" if count == most else ""
-        cli.out.line(f"{counted(count, 'job')} would be requeued{bound}")
-    return 0
-
-
-def _ask(count: int) -> None:
-    if not sys.stdin.isatty():
-        raise InputError(
-            detail=f"{counted(count, 'job')} would be requeued: say --yes to do it, --dry-run to count only."
-        )
-    typer.confirm(f"Requeue {counted(count, 'job')}?", abort=True, err=True)
 
 
 def _filter(

@@ -34,7 +34,6 @@ PAGE_MAX = 500
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "events", section="Jobs", gateway=True)(events)
 
 

@@ -23,7 +23,6 @@ class ProcessNotReady(TrellisError):
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "health", section="Workers")(health)
 
 
@@ -49,10 +48,7 @@ def health(
         checks: dict[str, Any] = answer.get("checks") or {}
         down = [f"{name} is {result}" for name, result in checks.items() if result != "ok"]
         raise ProcessNotReady(address=shown, reason=", ".join(down) or f"it is {answer.get('status', status)}")
-    if cli.out.as_json:
-        cli.out.record({"address": shown, **answer})
-    else:
-        cli.out.line(f"{shown} is {'alive' if live else 'ready'}")
+    cli.out.answer({"address": shown, **answer}, f"{shown} is {'alive' if live else 'ready'}")
 
 
 def _place(cli: Cli, address: str | None) -> tuple[str, int]:

@@ -32,7 +32,6 @@ ledger = "sqlite:///trellis.db"
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "init", section="Begin")(init)
 
 

@@ -1,6 +1,5 @@
 """`trellis jobs cancel|discard|run-now|prioritize`: change many jobs that a filter names. The same for one job of `trellis job`."""
 
-import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -11,7 +10,7 @@ import typer
 from trellis.cli import values
 from trellis.cli.commands import LimitOption
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn, age_column, counting
+from trellis.cli.output import RecordColumn, age_column, counting
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.engine.job_changes import CHANGED_MAX, PARTICIPLES, JobChange
 from trellis.engine.text import counted
@@ -263,13 +262,16 @@ async def _change(  # noqa: PLR0917 - what the four commands have in common
         preview = await api.jobs.preview(change.value, **how, **where)
         nothing = not (preview.matched or preview.more)
         if nothing and not (dry_run and cli.out.as_json):
-            _report_nothing(cli, change)
+            line = f"No job is like that: nothing is to be {PARTICIPLES[change]}."
+            cli.out.answer({"change": change.value, **NO_TOTALS}, line)
             return 0
         if dry_run:
             _report_preview(cli, change, preview, now, wanted)
             return 0
         if not yes:
-            _ask(change, preview, wanted)
+            many = _many(preview.matched, wanted, more=preview.more)
+            verb = change.value.replace("_", " ").capitalize()
+            values.confirm(f"{many} would be {PARTICIPLES[change]}", f"{verb} {many}, the oldest first?")
         totals = await _run(cli, api, change, where, {**how, "reason": cause}, wanted)
     _report_totals(cli, change, totals, wanted)
     return 0
@@ -323,23 +325,9 @@ def _moment(name: str, text: str, now: datetime) -> datetime:
     return moment
 
 
-def _ask(change: JobChange, preview: "JobsPreview", limit: int) -> None:
-    many = _many(preview.matched, limit, more=preview.more)
-    if not sys.stdin.isatty():
-        raise InputError(detail=f"{many} would be {PARTICIPLES[change]}: say --yes to do it, --dry-run to count only.")
-    typer.confirm(f"{change.value.replace('_', ' ').capitalize()} {many}, the oldest first?", abort=True, err=True)
-
-
 def _many(matched: int, limit: int, *, more: bool) -> str:
     every = f"{'more than ' if more else ''}{counted(matched, 'job')}"
     return f"{limit} of {every}" if matched + more > limit else every
-
-
-def _report_nothing(cli: Cli, change: JobChange) -> None:
-    if cli.out.as_json:
-        cli.out.record({"change": change.value, **NO_TOTALS})
-    else:
-        cli.out.line(f"No job is like that: nothing is to be {PARTICIPLES[change]}.")
 
 
 def _report_preview(cli: Cli, change: JobChange, preview: "JobsPreview", now: datetime, limit: int) -> None:
@@ -349,11 +337,11 @@ def _report_preview(cli: Cli, change: JobChange, preview: "JobsPreview", now: da
     many = _many(preview.matched, limit, more=preview.more)
     cli.out.line(f"{many} would be {PARTICIPLES[change]}; the oldest:")
     columns = [
-        ListingColumn[Any](title="JOB", cell=lambda job: job["job_id"]),
-        ListingColumn[Any](title="STATUS", cell=lambda job: job["status"]),
-        ListingColumn[Any](title="PRIORITY", cell=lambda job: job["priority"]),
+        RecordColumn(title="JOB", cell=lambda job: job["job_id"]),
+        RecordColumn(title="STATUS", cell=lambda job: job["status"]),
+        RecordColumn(title="PRIORITY", cell=lambda job: job["priority"]),
         age_column(now),
-        ListingColumn[Any](title="TYPE", cell=lambda job: job["type"], gives_way=True),
+        RecordColumn(title="TYPE", cell=lambda job: job["type"], gives_way=True),
     ]
     cli.out.listing([job.model_dump() for job in preview.examples[:limit]], columns, empty="")
 

@@ -13,7 +13,7 @@ from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events, stop_text
 from trellis.cli.invocation import Cli, is_local
-from trellis.cli.output import ListingColumn, age_column, as_record, event_record, state_text
+from trellis.cli.output import RecordColumn, age_column, as_record, event_record, state_text
 from trellis.cli.places import PROGRAM
 from trellis.cli.unserved import note_unserved_jobs
 from trellis.engine.attempts import attempts_made, has_attempts
@@ -47,7 +47,6 @@ NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the rec
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     jobs = group(
         program,
         "jobs",
@@ -173,16 +172,14 @@ def _if_known(attempts: int | None) -> dict[str, int]:
     return {} if attempts is None else {"attempts_made": attempts}
 
 
-def _columns(now: datetime, waits: Mapping[str, str | None]) -> list[ListingColumn[Mapping[str, Any]]]:
+def _columns(now: datetime, waits: Mapping[str, str | None]) -> list[RecordColumn]:
     return [
-        ListingColumn[Mapping[str, Any]](title="JOB", cell=lambda job: job["job_id"]),
-        ListingColumn[Mapping[str, Any]](title="TYPE", cell=lambda job: job["type"], gives_way=True),
-        ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda job: state_text(job["lifecycle"], job["status"])),
-        ListingColumn[Mapping[str, Any]](title="TRY", cell=_tries, right=True),
+        RecordColumn(title="JOB", cell=lambda job: job["job_id"]),
+        RecordColumn(title="TYPE", cell=lambda job: job["type"], gives_way=True),
+        RecordColumn(title="STATUS", cell=lambda job: state_text(job["lifecycle"], job["status"])),
+        RecordColumn(title="TRY", cell=_tries, right=True),
         age_column(now),
-        ListingColumn[Mapping[str, Any]](
-            title="WAITS FOR", cell=lambda job: waits.get(job["job_id"]) or "", gives_way=True
-        ),
+        RecordColumn(title="WAITS FOR", cell=lambda job: waits.get(job["job_id"]) or "", gives_way=True),
     ]
 
 

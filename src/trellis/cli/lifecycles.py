@@ -15,7 +15,6 @@ from trellis.lifecycles.describe import StateLine, TransitionLine, describe, mer
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "lifecycles", section="Reference")(lifecycles)
 
 

@@ -22,7 +22,6 @@ OWN_TOKEN_S = 3600.0
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put this command into the program."""
     command(program, "mcp", section="Agents", gateway=True, json=False)(mcp)
 
 

@@ -15,7 +15,7 @@ from trellis.cli import values
 from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, ReasonOption, command, group
 from trellis.cli.invocation import Cli, refuse_missing
-from trellis.cli.output import ListingColumn, as_record, counting
+from trellis.cli.output import RecordColumn, as_record, counting
 from trellis.engine.admin_acts import NewAct
 from trellis.engine.closing import closing
 from trellis.engine.errors import SettingsInvalid
@@ -29,7 +29,6 @@ WideOption = Annotated[bool, typer.Option("--wide", help="With the facts; withou
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     memory = group(
         program,
         "memory",
@@ -109,7 +108,7 @@ async def export(
         facts = {"commits": report.commits, "commit": report.commit}
         act = NewAct(event=EXPORTED, subject=SUBJECT, target=folder.name, cause=reason, facts=facts)
         await instance.ledger.record_act(actor, act)
-    _show_transfer(cli, as_record(report), f"exported {counted(report.commits, 'commit')} to {folder}")
+    cli.out.answer(as_record(report), f"exported {counted(report.commits, 'commit')} to {folder}", style="green")
 
 
 async def import_(
@@ -142,26 +141,19 @@ async def import_(
         facts = {"commits": report.commits, "commit": report.commit}
         act = NewAct(event=IMPORTED, subject=SUBJECT, target=str(place), cause=reason, facts=facts)
         await ledger.record_act(actor, act)
-    _show_transfer(cli, as_record(report), f"imported {counted(report.commits, 'commit')} to {place}")
+    cli.out.answer(as_record(report), f"imported {counted(report.commits, 'commit')} to {place}", style="green")
     cli.out.note(
         f"start every process with TRELLIS_MEMORY={place}; {folder} refuses to be used as a memory from now on"
     )
 
 
-def _show_transfer(cli: Cli, record: dict[str, Any], line: str) -> None:
-    if cli.out.as_json:
-        cli.out.record(record)
-    else:
-        cli.out.line(line, style="green")
-
-
 def _show_list(cli: Cli, memories: Sequence[dict[str, Any]]) -> None:
     columns = [
-        ListingColumn[dict[str, Any]](title="AGENT", cell=lambda one: one["agent_id"]),
-        ListingColumn[dict[str, Any]](title="VERSION", cell=lambda one: str(one["version"]), right=True),
-        ListingColumn[dict[str, Any]](title="TOKENS", cell=lambda one: str(one["token_count"]), right=True),
-        ListingColumn[dict[str, Any]](title="CHANGED", cell=lambda one: one["last_update"] or "never"),
-        ListingColumn[dict[str, Any]](title="BY RUN", cell=lambda one: one["last_run_id"] or "", gives_way=True),
+        RecordColumn(title="AGENT", cell=lambda one: one["agent_id"]),
+        RecordColumn(title="VERSION", cell=lambda one: str(one["version"]), right=True),
+        RecordColumn(title="TOKENS", cell=lambda one: str(one["token_count"]), right=True),
+        RecordColumn(title="CHANGED", cell=lambda one: one["last_update"] or "never"),
+        RecordColumn(title="BY RUN", cell=lambda one: one["last_run_id"] or "", gives_way=True),
     ]
     cli.out.listing(memories, columns, empty="No agents, so nobody remembers anything.")
 
@@ -181,12 +173,12 @@ def _show(cli: Cli, document: dict[str, Any]) -> None:
 
 def _show_history(cli: Cli, changes: Sequence[dict[str, Any]]) -> None:
     columns = [
-        ListingColumn[dict[str, Any]](title="VERSION", cell=lambda one: str(one["version"] or ""), right=True),
-        ListingColumn[dict[str, Any]](title="AT", cell=lambda one: one["at"]),
-        ListingColumn[dict[str, Any]](title="BY", cell=lambda one: one["author"]),
-        ListingColumn[dict[str, Any]](title="PROPOSAL", cell=lambda one: one["proposal_id"] or ""),
-        ListingColumn[dict[str, Any]](title="RUN", cell=lambda one: one["run_id"] or ""),
-        ListingColumn[dict[str, Any]](title="FILES", cell=_files, gives_way=True),
+        RecordColumn(title="VERSION", cell=lambda one: str(one["version"] or ""), right=True),
+        RecordColumn(title="AT", cell=lambda one: one["at"]),
+        RecordColumn(title="BY", cell=lambda one: one["author"]),
+        RecordColumn(title="PROPOSAL", cell=lambda one: one["proposal_id"] or ""),
+        RecordColumn(title="RUN", cell=lambda one: one["run_id"] or ""),
+        RecordColumn(title="FILES", cell=_files, gives_way=True),
     ]
     cli.out.listing(changes, columns, empty="Its memory has never been changed.")
 

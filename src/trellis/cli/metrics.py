@@ -20,7 +20,6 @@ RunbooksOption = Annotated[
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put this command into the program."""
     command(program, "metrics", section="Ledger", gateway=True)(metrics)
 
 

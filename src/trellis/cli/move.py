@@ -27,7 +27,6 @@ GUIDE = "docs/how-to/move-to-a-fleet.md"
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "move", section=SECTION)(move)
 
 

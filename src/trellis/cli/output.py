@@ -73,6 +73,10 @@ class ListingColumn(Generic[T]):
     """Wrapped to the next line if the terminal is narrow."""
 
 
+RecordColumn: TypeAlias = ListingColumn[Mapping[str, Any]]
+"""A column of records, as commands print them with `--json`."""
+
+
 class Output:
     """Standard output and standard error of one command."""
 
@@ -112,12 +116,12 @@ class Output:
         sys.stdout.write(json_line(record) + "\n")
         sys.stdout.flush()
 
-    def answer(self, record: dict[str, Any], line: str) -> None:
+    def answer(self, record: dict[str, Any], line: str, style: str | None = None) -> None:
         """Print what a command did: the record with --json, otherwise the line."""
         if self.as_json:
             self.record(record)
         else:
-            self.line(line)
+            self.line(line, style)
 
     def content(self, job_id: str, name: str, body: bytes) -> None:
         """Print bytes: unchanged to a file or pipe, escaped on a terminal, with --json in a record under `name`."""
@@ -322,7 +326,7 @@ def brief(seconds: float) -> str:
     return f"{seconds}s"
 
 
-def age_column(now: datetime, *, of: str = "created_at") -> ListingColumn[Mapping[str, Any]]:
+def age_column(now: datetime, *, of: str = "created_at") -> RecordColumn:
     """A column with the age of records."""
     return ListingColumn(title="AGE", cell=lambda record: age(datetime.fromisoformat(record[of]), now), right=True)
 

@@ -15,7 +15,7 @@ from trellis.bus.safety.evaluation import JOBS_MAX
 from trellis.bus.safety.policy import PolicyRule, read_bounded, read_policy_file
 from trellis.cli.commands import command, group
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn
+from trellis.cli.output import ListingColumn, RecordColumn
 from trellis.cli.values import pairs
 from trellis.engine.closing import closing
 from trellis.engine.errors import JobNotFound, OptionInvalid
@@ -31,7 +31,6 @@ FileOption = Annotated[
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     policy = group(program, "policy", section="Jobs", help_="The safety policy: check, explain, simulate.")
     command(policy, "check")(check)
     command(policy, "explain", gateway=True)(explain)
@@ -159,12 +158,12 @@ async def simulate(
         decisions = (await api.safety.simulate(read_bounded(file).decode(), last=last)).items
     records = [one.model_dump() for one in decisions]
     columns = [
-        ListingColumn[dict[str, Any]](title="JOB", cell=lambda one: one["job_id"]),
-        ListingColumn[dict[str, Any]](title="TOPIC", cell=lambda one: one["topic"], gives_way=True),
-        ListingColumn[dict[str, Any]](title="BEFORE", cell=lambda one: one["before"] or "not decided"),
-        ListingColumn[dict[str, Any]](title="AFTER", cell=lambda one: one["after"]),
-        ListingColumn[dict[str, Any]](title="BY", cell=lambda one: one["after_rule"]),
-        ListingColumn[dict[str, Any]](title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
+        RecordColumn(title="JOB", cell=lambda one: one["job_id"]),
+        RecordColumn(title="TOPIC", cell=lambda one: one["topic"], gives_way=True),
+        RecordColumn(title="BEFORE", cell=lambda one: one["before"] or "not decided"),
+        RecordColumn(title="AFTER", cell=lambda one: one["after"]),
+        RecordColumn(title="BY", cell=lambda one: one["after_rule"]),
+        RecordColumn(title="CHANGES", cell=lambda one: "yes" if one["changes"] else "no"),
     ]
     cli.out.listing(records, columns, empty="No jobs on the bus.")
     if not cli.out.as_json:

@@ -16,7 +16,6 @@ ProposalArgument = Annotated[str, typer.Argument(metavar="ID", help="The proposa
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     proposals = group(
         program, "proposals", section="Agents", help_="Proposals of agents: list, show, approve, reject.", lists=True
     )

@@ -17,7 +17,6 @@ TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The job type.
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     queues = group(
         program, "queues", section="Queues", help_="Depth of each job type; pause and resume one.", lists=True
     )

@@ -32,7 +32,6 @@ REFUSALS_SHOWN = 20
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "rebuild", section="Ledger")(rebuild)
 
 

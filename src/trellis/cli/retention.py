@@ -21,7 +21,6 @@ FINALIZED = "finalized"
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     retention = group(
         program, "retention", section="Ledger", help_="What is kept of ended jobs: see what would go, let it go now."
     )

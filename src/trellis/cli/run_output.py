@@ -14,7 +14,7 @@ from trellis.agents.refusals import refusal_advice, refusal_text
 from trellis.cli import values
 from trellis.cli.bus_jobs import print_context_hint
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn, age_column, escape_terminal_codes, state_text
+from trellis.cli.output import RecordColumn, age_column, escape_terminal_codes, state_text
 from trellis.documents import ids
 from trellis.engine.errors import OptionInvalid, Refused
 from trellis.engine.text import counted, duration
@@ -120,15 +120,13 @@ def refusals(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def show_runs(cli: Cli, runs: Sequence[Mapping[str, Any]], now: datetime) -> None:
     """Print runs as a listing. Zero counts are left empty."""
     columns = [
-        ListingColumn[Mapping[str, Any]](title="RUN", cell=lambda run: run["run_id"]),
-        ListingColumn[Mapping[str, Any]](title="AGENT", cell=lambda run: run["agent_slug"]),
-        ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda run: state_text(RUN.name, run["status"])),
+        RecordColumn(title="RUN", cell=lambda run: run["run_id"]),
+        RecordColumn(title="AGENT", cell=lambda run: run["agent_slug"]),
+        RecordColumn(title="STATUS", cell=lambda run: state_text(RUN.name, run["status"])),
         age_column(now),
-        ListingColumn[Mapping[str, Any]](title="PROPOSALS", cell=lambda run: _number(run["proposals"]), right=True),
-        ListingColumn[Mapping[str, Any]](
-            title="REPEATED", cell=lambda run: _number(run["already_proposed"]), right=True
-        ),
-        ListingColumn[Mapping[str, Any]](title="REFUSED", cell=lambda run: _number(run["refused_actions"]), right=True),
+        RecordColumn(title="PROPOSALS", cell=lambda run: _number(run["proposals"]), right=True),
+        RecordColumn(title="REPEATED", cell=lambda run: _number(run["already_proposed"]), right=True),
+        RecordColumn(title="REFUSED", cell=lambda run: _number(run["refused_actions"]), right=True),
     ]
     cli.out.listing(runs, columns, empty="No runs.")
 
@@ -244,11 +242,11 @@ def what(document: Mapping[str, Any]) -> str:
 def show_proposals(cli: Cli, documents: Sequence[Mapping[str, Any]], now: datetime) -> None:
     """Print proposals as a listing."""
     columns = [
-        ListingColumn[Mapping[str, Any]](title="PROPOSAL", cell=lambda one: one["id"]),
-        ListingColumn[Mapping[str, Any]](title="STATUS", cell=lambda one: one["status"]),
+        RecordColumn(title="PROPOSAL", cell=lambda one: one["id"]),
+        RecordColumn(title="STATUS", cell=lambda one: one["status"]),
         age_column(now),
-        ListingColumn[Mapping[str, Any]](title="FLAGS", cell=_flags),
-        ListingColumn[Mapping[str, Any]](title="WHAT", cell=what, gives_way=True),
+        RecordColumn(title="FLAGS", cell=_flags),
+        RecordColumn(title="WHAT", cell=what, gives_way=True),
     ]
     cli.out.listing([record_of(document) for document in documents], columns, empty="No proposals.")
 

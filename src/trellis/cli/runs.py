@@ -13,7 +13,7 @@ from trellis.cli.agents import AgentArgument
 from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
 from trellis.cli.events import stop_text
 from trellis.cli.invocation import Cli
-from trellis.cli.output import ListingColumn
+from trellis.cli.output import RecordColumn
 from trellis.cli.run_output import (
     calls_text,
     made_by,
@@ -47,7 +47,6 @@ RunArgument = Annotated[
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "run", section="Agents", gateway=True)(run)
     runs = group(program, "runs", section="Agents", help_="Runs of agents: list, show, cancel.", lists=True)
     command(runs, "list", gateway=True)(list_runs)
@@ -99,11 +98,9 @@ async def run(
                 return print_ended(cli, ended, await _step_files(api, begun.run_id))
             except TimeoutError:
                 raise still_at_work(begun.run_id, patience_s or 0.0) from None
-        if cli.out.as_json:
-            run = await api.runs.get(begun.run_id) if isinstance(api, LocalApi) else begun
-            cli.out.record(run.model_dump(include={"run_id", "status", "position"}))
-        else:
-            cli.out.line(begun.run_id)
+        is_asked = cli.out.as_json and isinstance(api, LocalApi)
+        run = await api.runs.get(begun.run_id) if is_asked else begun
+        cli.out.answer(run.model_dump(include={"run_id", "status", "position"}), begun.run_id)
     return 0
 
 
@@ -166,11 +163,11 @@ async def show_run(cli: Cli, id_: RunArgument) -> None:
     if steps:
         cli.out.line()
         columns = [
-            ListingColumn[dict[str, Any]](title="STEP", cell=lambda step: step["name"]),
-            ListingColumn[dict[str, Any]](title="BEGAN", cell=lambda step: step["started_at"]),
-            ListingColumn[dict[str, Any]](title="TOOK", cell=took, right=True),
-            ListingColumn[dict[str, Any]](title="CALLS", cell=calls_text, wraps=True),
-            ListingColumn[dict[str, Any]](title="FILE", cell=lambda step: step["file"], gives_way=True),
+            RecordColumn(title="STEP", cell=lambda step: step["name"]),
+            RecordColumn(title="BEGAN", cell=lambda step: step["started_at"]),
+            RecordColumn(title="TOOK", cell=took, right=True),
+            RecordColumn(title="CALLS", cell=calls_text, wraps=True),
+            RecordColumn(title="FILE", cell=lambda step: step["file"], gives_way=True),
         ]
         cli.out.listing(steps, columns, empty="")
 

@@ -17,7 +17,6 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of a
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     schedules = group(
         program,
         "schedules",

@@ -13,7 +13,6 @@ STYLES = {"met": "green", "missed": "bold red", "no data": "dim"}
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put this command into the program."""
     command(program, "slo", section="Ledger", gateway=True)(slo)
 
 

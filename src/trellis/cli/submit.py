@@ -97,7 +97,6 @@ DebounceMaxOption = Annotated[
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put this command into the program."""
     command(program, "submit", section=SECTION, gateway=True)(submit)
 
 

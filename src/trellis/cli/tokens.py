@@ -23,7 +23,6 @@ from trellis.lifecycles import Role
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     token = group(program, "token", section="Ledger", help_="Access tokens: issue one, make a key, record an issuer.")
     command(token, "issue")(issue_token)
     command(token, "key")(make_key)
@@ -134,7 +133,4 @@ async def home_issuer(
                 expected = f"the issuer that is recorded is {before or 'none'}"
                 raise OptionInvalid(option="--replaces", value=replaces, expected=expected)
             before = await ledger.set_home_issuer(actor, issuer, replaces=replaces, cause=reason)
-    if cli.out.as_json:
-        cli.out.record({"issuer": before})
-    else:
-        cli.out.line(before or "none is recorded; the first gateway records its own")
+    cli.out.answer({"issuer": before}, before or "none is recorded; the first gateway records its own")

@@ -46,7 +46,6 @@ from trellis.operations.metrics import ledger_gauges
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "up", section="Workers", json=False)(up)
 
 

@@ -9,7 +9,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from trellis.engine.errors import OptionInvalid, PayloadInvalid, PayloadTooLarge, SettingsInvalid, UnknownLifecycle
+import typer
+
+from trellis.engine.errors import (
+    InputError,
+    OptionInvalid,
+    PayloadInvalid,
+    PayloadTooLarge,
+    SettingsInvalid,
+    UnknownLifecycle,
+)
 from trellis.engine.jobs import PAYLOAD_BYTES_MAX, ReasonCode
 from trellis.lifecycles import EVENT_TYPES, LIFECYCLES
 
@@ -116,6 +125,13 @@ def limit(value: int, most: int) -> int:
     return value
 
 
+def confirm(would: str, question: str, *, dry_run: str = "count only") -> None:
+    """Ask before a change of many things. Raises InputError if there is nobody to ask, and Abort for a no."""
+    if not sys.stdin.isatty():
+        raise InputError(detail=f"{would}: say --yes to do it, --dry-run to {dry_run}.")
+    typer.confirm(question, abort=True, err=True)
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is closest to a mistyped one."""
     names = list(known)
@@ -179,13 +195,13 @@ def _finite(text: str) -> float:
     return value
 
 
-def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
-    """Parse `name=text` values of a repeatable option."""
+def pairs(option: str, texts: Iterable[str], form: str = "NAME=TEXT") -> dict[str, str]:
+    """Parse `name=text` values of a repeatable option, which its help writes like this."""
     parsed: dict[str, str] = {}
     for text in texts:
         name, mark, value = text.partition("=")
         if not mark or not name:
-            raise OptionInvalid(option=option, value=text, expected="write NAME=TEXT")
+            raise OptionInvalid(option=option, value=text, expected=f"write {form}")
         parsed[name] = value
     return parsed
 

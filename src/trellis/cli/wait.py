@@ -45,7 +45,6 @@ class _GatewayLocation:
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "wait", section="Workers", gateway=True)(wait)
 
 
@@ -61,10 +60,7 @@ async def wait(
     """
     patience_s = values.seconds("--for", patience) or 0.0
     address = await _answering(cli, patience_s)
-    if cli.out.as_json:
-        cli.out.record({"gateway": address, "ready": True})
-    else:
-        cli.out.line(address)
+    cli.out.answer({"gateway": address, "ready": True}, address)
 
 
 async def _answering(cli: Cli, patience_s: float) -> str:

@@ -53,7 +53,6 @@ HeartbeatOption = Annotated[
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "worker", section=SECTION, json=False)(worker)
     command(program, "workers", section=SECTION, gateway=True)(list_workers)
 

@@ -62,7 +62,6 @@ BATCHES = (
 
 
 def add_to(program: typer.Typer) -> None:
-    """Put these commands into the program."""
     command(program, "demo", section="Begin", json=False)(demo)
 
 
