@@ -10,13 +10,14 @@ import typer
 from trellis.artifacts.content import ArtifactType
 from trellis.artifacts.registry import CLEANUP_MAX
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, YesOption, command, group
 from trellis.cli.invocation import Cli
 from trellis.cli.output import RecordColumn, age_column
 from trellis.engine.errors import OptionInvalid
 from trellis.engine.text import counted
 from trellis.storage.objects.canonical_json import sha256
 
+ArtifactArgument = Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Only this type, such as BRIEF.")]
 DROPPED = frozenset({"ungrounded-dropped", "citations-dropped"})
 """Tags of an artifact that lacks a part of the provider's answer."""
@@ -61,9 +62,7 @@ async def list_artifacts(
     cli.out.listing([one.model_dump(mode="json") for one in artifacts], columns, empty="No artifacts.")
 
 
-async def show_artifact(
-    cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")]
-) -> None:
+async def show_artifact(cli: Cli, id_: ArtifactArgument) -> None:
     """One artifact as a page to read; --json prints the whole document."""
     async with cli.api() as api:
         artifact = await api.artifacts.get(id_)
@@ -72,7 +71,7 @@ async def show_artifact(
 
 async def download(
     cli: Cli,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")],
+    id_: ArtifactArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to standard output.")
     ] = None,
@@ -89,7 +88,7 @@ async def download(
 
 async def discard(
     cli: Cli,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The artifact's id, art-….")],
+    id_: ArtifactArgument,
     reason: Annotated[str | None, typer.Option("--reason", help="Why, for the artifact's event.")] = None,
 ) -> None:
     """Discard a staged artifact that no job waits for; what is final stays, and no content is touched."""
@@ -106,7 +105,7 @@ async def clean_up(
         int | None, typer.Option("--older-than-days", metavar="N", help="Finalized more than N days ago.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     limit: LimitOption = CLEANUP_MAX,
 ) -> None:
     """Remove old artifacts for good, the oldest first; each is one audited event.

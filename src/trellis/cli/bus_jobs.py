@@ -1,7 +1,7 @@
 """Jobs on topics in the command line: build a request, and describe a job's state."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
 import typer
@@ -13,28 +13,22 @@ from trellis.engine.errors import OptionInvalid
 from trellis.engine.records import Event, Job, Signal
 from trellis.lifecycles.bus_job import BUS_JOB
 
-TopicOption = Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")]
-LabelOption = Annotated[
-    list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="A label of the job; may be repeated.")
-]
-TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="ID", help="The tenant of a job on a topic.")]
-ContextOption = Annotated[
-    str | None, typer.Option("--context", metavar="POINTER", help="A pointer to the payload, instead of PAYLOAD.")
-]
-RequestOption = Annotated[
-    str | None, typer.Option("--request", metavar="JSON", help="More fields of the bus request: JSON, @file or -.")
-]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TopicOptions:
     """The options that only jobs on topics have."""
 
-    topic: str | None = None
-    label: list[str] | None = None
-    tenant: str | None = None
-    context: str | None = None
-    request: str | None = None
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic, instead of TYPE: a job for the bus.")] = None
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="NAME=TEXT", help="A label of the job; may be repeated.")
+    ] = None
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="ID", help="The tenant of a job on a topic.")] = None
+    context: Annotated[
+        str | None, typer.Option("--context", metavar="POINTER", help="A pointer to the payload, instead of PAYLOAD.")
+    ] = None
+    request: Annotated[
+        str | None, typer.Option("--request", metavar="JSON", help="More fields of the bus request: JSON, @file or -.")
+    ] = None
 
     def named(
         self, type_: str | None, payload: str | None, lifecycle: str | None
@@ -47,14 +41,7 @@ class TopicOptions:
             if type_ is None:
                 raise OptionInvalid(option="TYPE", value=None, expected="name the job type, or a topic with --topic")
             meant = lifecycle == BUS_JOB.name
-            options = TopicOptions(
-                topic=type_ if meant else None,
-                label=self.label,
-                tenant=self.tenant,
-                context=self.context,
-                request=self.request,
-            )
-            return options, type_, payload
+            return replace(self, topic=type_ if meant else None), type_, payload
         if payload is not None:
             raise OptionInvalid(option="--topic", value=self.topic, expected=f"it stands for TYPE; leave out {type_!r}")
         if lifecycle not in {None, BUS_JOB.name}:

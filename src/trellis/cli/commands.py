@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -37,6 +38,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object
 IdsOption = Annotated[bool, typer.Option("--ids", help="Print the ids alone, one per line.")]
 ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why, for the audit record.")]
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", help="At most this many.")]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
+StatusOption = Annotated[str | None, typer.Option("--status", "--state", help="Only jobs of this status.")]
+CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="Only those with this correlation id.")]
+KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Only jobs of this key.")]
+ParentOption = Annotated[str | None, typer.Option("--parent", metavar="ID", help="Only jobs that this one caused.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -72,11 +80,13 @@ def command(
 ) -> Callable[[FunctionT], FunctionT]:
     """Register `function(cli, …)`, sync or async, as a command; its return value is the exit code.
 
-    `gateway` says that the function asks `cli.api()`, so that it also works with `--gateway`.
+    `gateway` says that the function asks `cli.api()`, so that it also works with `--gateway`. A parameter that is a
+    dataclass stands for options: those of its fields.
     """
 
     def register(function: FunctionT) -> FunctionT:
         own = list(inspect.signature(function).parameters.values())[1:]
+        groups: dict[str, Any] = {one.name: one.annotation for one in own if is_dataclass(one.annotation)}
         shared = {
             "ledger": LedgerOption,
             "data": DataOption,
@@ -89,9 +99,12 @@ def command(
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=_default(option))
             for option, kind in shared.items()
         ]
-        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        options = [option for one in own for option in (_options(one.annotation) if one.name in groups else [one])]
+        keyword = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
 
         def invoke(ctx: typer.Context, **given: Any) -> None:
+            for parameter, options_ in groups.items():
+                given[parameter] = options_(**{one.name: given.pop(one.name) for one in fields(options_)})
             _invoke(function, ctx, given)
 
         invoke.__doc__ = function.__doc__
@@ -100,6 +113,12 @@ def command(
         return function
 
     return register
+
+
+def _options(options: Any) -> list[inspect.Parameter]:
+    """The fields of a dataclass of options, as parameters of a command."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(one.name, kind, annotation=one.type, default=one.default) for one in fields(options)]
 
 
 def _default(option: str) -> Any:

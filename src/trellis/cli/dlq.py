@@ -8,7 +8,18 @@ from rich.text import Text
 
 from trellis.api.local import LocalApi
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
+from trellis.cli.commands import (
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    CorrelationOption,
+    IdsOption,
+    JobArgument,
+    LimitOption,
+    TypeOption,
+    YesOption,
+    command,
+    group,
+)
 from trellis.cli.invocation import Cli
 from trellis.cli.jobs import report_requeued, show
 from trellis.cli.output import RecordColumn, age_column
@@ -25,14 +36,12 @@ REQUEUE_MAX = 100_000
 COUNTED_MAX = 100
 """Counting limit for failed queue jobs without a dead letter."""
 
-TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
 ReasonOption = Annotated[
     str | None, typer.Option("--reason", metavar="CODE", help="Only this reason code: exhausted_retries, timeout, …")
 ]
 LifecycleOption = Annotated[
     str | None, typer.Option("--lifecycle", metavar="NAME", help="Only leased-job, or only queue-job.")
 ]
-CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="Only those with this correlation id.")]
 
 
 def add_to(program: typer.Typer) -> None:
@@ -83,7 +92,7 @@ async def list_letters(
         cli.out.note(f"{many} {are} {state}, without a dead letter: `trellis jobs --lifecycle {name} --status {state}`")
 
 
-async def show_letter(cli: Cli, id_: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]) -> None:
+async def show_letter(cli: Cli, id_: JobArgument) -> None:
     """Show one dead letter and its job."""
     async with cli.api() as api:
         letter = (await api.dead_letters.get(id_)).model_dump()
@@ -119,7 +128,7 @@ async def requeue(
     lifecycle: LifecycleOption = None,
     all_: Annotated[bool, typer.Option("--all", help="Every dead letter.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be requeued.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     limit: LimitOption = 1_000,
     cause: Annotated[str | None, typer.Option("--cause", help="Why, for the jobs' events.")] = None,
 ) -> int:

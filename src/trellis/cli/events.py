@@ -11,7 +11,7 @@ import typer
 
 from trellis.app.system import SystemClock
 from trellis.cli import values
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, LimitOption, command
+from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, CorrelationOption, LimitOption, command
 from trellis.cli.invocation import Cli
 from trellis.cli.output import ListingColumn, Output, as_record, table
 from trellis.engine.attempts import attempt_number
@@ -44,9 +44,7 @@ async def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until stopped.")] = False,
     after: Annotated[str | None, typer.Option("--after", metavar="POSITION", help="Begin after this position.")] = None,
     type_: Annotated[str | None, typer.Option("--type", help="Only this event type, such as job_failed.")] = None,
-    correlation: Annotated[
-        str | None, typer.Option("--correlation", help="Only those with this correlation id.")
-    ] = None,
+    correlation: CorrelationOption = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="With --type: only since then, ISO 8601 with zone.")
     ] = None,

@@ -1,6 +1,7 @@
 """`trellis jobs cancel|discard|run-now|prioritize`: change many jobs that a filter names. The same for one job of `trellis job`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trellis.cli import values
-from trellis.cli.commands import LimitOption
+from trellis.cli.commands import (
+    CorrelationOption,
+    JobArgument,
+    KeyOption,
+    LimitOption,
+    ParentOption,
+    StatusOption,
+    TypeOption,
+    YesOption,
+)
 from trellis.cli.invocation import Cli
 from trellis.cli.output import RecordColumn, age_column, counting
 from trellis.engine.errors import InputError, OptionInvalid
@@ -32,138 +42,109 @@ FILTERS = (
 PRIORITIES = "critical, interactive or batch"
 
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="These jobs, instead of a filter.")]
-JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
-TypeOption = Annotated[str | None, typer.Option("--type", help="Only this job type.")]
-StatusOption = Annotated[str | None, typer.Option("--status", "--state", help="Only jobs of this status.")]
 LifecycleOption = Annotated[
     str | None, typer.Option("--lifecycle", metavar="NAME", help="Only leased-job, queue-job or bus-job.")
 ]
-CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="Only those with this correlation id.")]
-KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Only jobs of this key.")]
-ParentOption = Annotated[str | None, typer.Option("--parent", metavar="ID", help="Only jobs that this one caused.")]
-ReasonCodeOption = Annotated[
-    str | None, typer.Option("--reason", metavar="CODE", help="Only dead letters of this reason code.")
-]
-PriorityOption = Annotated[str | None, typer.Option("--priority", help=f"Only jobs of this priority: {PRIORITIES}.")]
-BeforeOption = Annotated[
-    str | None,
-    typer.Option("--submitted-before", metavar="WHEN", help="Only older jobs: a moment, or an age such as 2h."),
-]
-AfterOption = Annotated[
-    str | None,
-    typer.Option("--submitted-after", metavar="WHEN", help="Only younger jobs: a moment, or an age such as 2h."),
-]
-AllOption = Annotated[bool, typer.Option("--all", help="Every job that can be changed so.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count them and show the oldest.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 CauseOption = Annotated[str | None, typer.Option("--cause", help="Why, for the jobs' events.")]
-HardOption = Annotated[bool, typer.Option("--hard", help="End held jobs now; their workers' results are refused.")]
 NewPriorityArgument = Annotated[str, typer.Argument(metavar="PRIORITY", help=f"The new priority: {PRIORITIES}.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOptions:
+    """Which jobs to change, and how to go about it."""
+
+    type_: TypeOption = None
+    correlation: CorrelationOption = None
+    key: KeyOption = None
+    parent: ParentOption = None
+    priority: Annotated[str | None, typer.Option("--priority", help=f"Only jobs of this priority: {PRIORITIES}.")] = (
+        None
+    )
+    before: Annotated[
+        str | None,
+        typer.Option("--submitted-before", metavar="WHEN", help="Only older jobs: a moment, or an age such as 2h."),
+    ] = None
+    after: Annotated[
+        str | None,
+        typer.Option("--submitted-after", metavar="WHEN", help="Only younger jobs: a moment, or an age such as 2h."),
+    ] = None
+    all_: Annotated[bool, typer.Option("--all", help="Every job that can be changed so.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them and show the oldest.")] = False
+    yes: YesOption = False
+    limit: LimitOption = LIMIT_OF_CHANGE
+    cause: CauseOption = None
+
+    def where(self, status: str | None, lifecycle: str | None) -> dict[str, Any]:
+        """The filter as both implementations of the application take it, without its times."""
+        state, of = values.state(status, values.lifecycle(lifecycle))
+        given = {
+            "type_": self.type_,
+            "status": state,
+            "lifecycle": of,
+            "correlation_id": self.correlation,
+            "concurrency_key": self.key,
+            "parent_id": self.parent,
+            "priority": self.priority,
+            "everything": self.all_ or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def times(self, now: datetime) -> dict[str, datetime]:
+        """The times of the filter."""
+        named = {"submitted_before": self.before, "submitted_after": self.after}
+        return {name: _moment(name, time, now) for name, time in named.items() if time is not None}
 
 
 async def cancel_many(
     cli: Cli,
     ids: IdsArgument = None,
     *,
-    type_: TypeOption = None,
     status: StatusOption = None,
     lifecycle: LifecycleOption = None,
-    correlation: CorrelationOption = None,
-    key: KeyOption = None,
-    parent: ParentOption = None,
-    priority: PriorityOption = None,
-    before: BeforeOption = None,
-    after: AfterOption = None,
-    all_: AllOption = False,
-    hard: HardOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    limit: LimitOption = LIMIT_OF_CHANGE,
-    cause: CauseOption = None,
+    options: ChangeOptions,
+    hard: Annotated[
+        bool, typer.Option("--hard", help="End held jobs now; their workers' results are refused.")
+    ] = False,
 ) -> int:
     """Cancel jobs that have not ended: those named, or all that a filter finds. Held ones are asked to stop.
 
     A queue-job is cancelled by an operator: say --lifecycle queue-job.
     """
-    where = _where(type_, status, lifecycle, correlation, key, parent, priority, all_=all_)
     how = {"mode": "hard" if hard else "soft"}
-    return await _change(cli, JobChange.CANCEL, ids, where, (before, after), how, dry_run, yes, limit, cause)
+    return await _change(cli, JobChange.CANCEL, ids, options, options.where(status, lifecycle), how)
 
 
 async def discard_many(
     cli: Cli,
     ids: IdsArgument = None,
     *,
-    type_: TypeOption = None,
     status: StatusOption = None,
     lifecycle: LifecycleOption = None,
-    correlation: CorrelationOption = None,
-    key: KeyOption = None,
-    parent: ParentOption = None,
-    reason: ReasonCodeOption = None,
-    priority: PriorityOption = None,
-    before: BeforeOption = None,
-    after: AfterOption = None,
-    all_: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    limit: LimitOption = LIMIT_OF_CHANGE,
-    cause: CauseOption = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="CODE", help="Only dead letters of this reason code.")
+    ] = None,
+    options: ChangeOptions,
 ) -> int:
     """Discard failed and dead-lettered jobs: those named, or all that a filter finds. Their dead letters are no longer listed.
 
     `trellis job requeue ID` takes a discarded job back, until retention removes it.
     """
     code = values.reason(reason)
-    where = _where(type_, status, lifecycle, correlation, key, parent, priority, all_=all_)
-    where |= {} if code is None else {"reason_code": code.value}
-    return await _change(cli, JobChange.DISCARD, ids, where, (before, after), {}, dry_run, yes, limit, cause)
+    where = options.where(status, lifecycle) | ({} if code is None else {"reason_code": code.value})
+    return await _change(cli, JobChange.DISCARD, ids, options, where, {})
 
 
-async def run_now_many(
-    cli: Cli,
-    ids: IdsArgument = None,
-    *,
-    type_: TypeOption = None,
-    correlation: CorrelationOption = None,
-    key: KeyOption = None,
-    parent: ParentOption = None,
-    priority: PriorityOption = None,
-    before: BeforeOption = None,
-    after: AfterOption = None,
-    all_: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    limit: LimitOption = LIMIT_OF_CHANGE,
-    cause: CauseOption = None,
-) -> int:
+async def run_now_many(cli: Cli, ids: IdsArgument = None, *, options: ChangeOptions) -> int:
     """End the delay of jobs that wait for their time or their next attempt: those named, or all that a filter finds."""
-    where = _where(type_, None, None, correlation, key, parent, priority, all_=all_)
-    return await _change(cli, JobChange.RUN_NOW, ids, where, (before, after), {}, dry_run, yes, limit, cause)
+    return await _change(cli, JobChange.RUN_NOW, ids, options, options.where(None, None), {})
 
 
 async def prioritize_many(
-    cli: Cli,
-    new_priority: NewPriorityArgument,
-    ids: IdsArgument = None,
-    *,
-    type_: TypeOption = None,
-    correlation: CorrelationOption = None,
-    key: KeyOption = None,
-    parent: ParentOption = None,
-    priority: PriorityOption = None,
-    before: BeforeOption = None,
-    after: AfterOption = None,
-    all_: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    limit: LimitOption = LIMIT_OF_CHANGE,
-    cause: CauseOption = None,
+    cli: Cli, new_priority: NewPriorityArgument, ids: IdsArgument = None, *, options: ChangeOptions
 ) -> int:
     """Give waiting jobs another priority: those named, or all that a filter finds."""
-    where = _where(type_, None, None, correlation, key, parent, priority, all_=all_)
     how = {"to_priority": new_priority}
-    return await _change(cli, JobChange.PRIORITIZE, ids, where, (before, after), how, dry_run, yes, limit, cause)
+    return await _change(cli, JobChange.PRIORITIZE, ids, options, options.where(None, None), how)
 
 
 # --- one job ---------------------------------------------------------------------------------------------------------
@@ -212,67 +193,37 @@ def _report_jobs(cli: Cli, change: JobChange, done: "JobsChanged") -> None:
 # --- many jobs -------------------------------------------------------------------------------------------------------
 
 
-def _where(
-    type_: str | None,
-    status: str | None,
-    lifecycle: str | None,
-    correlation: str | None,
-    key: str | None,
-    parent: str | None,
-    priority: str | None,
-    *,
-    all_: bool,
-) -> dict[str, Any]:
-    """The filter as both implementations of the application take it, without its times."""
-    state, of = values.state(status, values.lifecycle(lifecycle))
-    given = {
-        "type_": type_,
-        "status": state,
-        "lifecycle": of,
-        "correlation_id": correlation,
-        "concurrency_key": key,
-        "parent_id": parent,
-        "priority": priority,
-    }
-    return {name: value for name, value in given.items() if value is not None} | ({"everything": True} if all_ else {})
-
-
-async def _change(  # noqa: PLR0917 - what the four commands have in common
+async def _change(
     cli: Cli,
     change: JobChange,
     ids: list[str] | None,
+    options: ChangeOptions,
     where: dict[str, Any],
-    times: tuple[str | None, str | None],
     how: dict[str, Any],
-    dry_run: bool,  # noqa: FBT001 - a flag as it was given
-    yes: bool,  # noqa: FBT001 - a flag as it was given
-    limit: int,
-    cause: str | None,
 ) -> int:
-    filtered = bool(where) or any(time is not None for time in times)
-    if bool(ids) == filtered or (ids and dry_run):
+    filtered = bool(where) or options.before is not None or options.after is not None
+    if bool(ids) == filtered or (ids and options.dry_run):
         raise InputError(detail=f"Name jobs, or filter with {FILTERS}; not both. --dry-run counts what a filter finds.")
     if ids:
-        return await _change_named(cli, change, ids, how, cause)
-    wanted = values.limit(limit, LIMIT_OF_CHANGE_MAX)
+        return await _change_named(cli, change, ids, how, options.cause)
+    wanted = values.limit(options.limit, LIMIT_OF_CHANGE_MAX)
     async with cli.api() as api:
         now = await cli.ledger_time(api)
-        named = zip(("submitted_before", "submitted_after"), times, strict=True)
-        where |= {name: _moment(name, time, now) for name, time in named if time is not None}
+        where |= options.times(now)
         preview = await api.jobs.preview(change.value, **how, **where)
         nothing = not (preview.matched or preview.more)
-        if nothing and not (dry_run and cli.out.as_json):
+        if nothing and not (options.dry_run and cli.out.as_json):
             line = f"No job is like that: nothing is to be {PARTICIPLES[change]}."
             cli.out.answer({"change": change.value, **NO_TOTALS}, line)
             return 0
-        if dry_run:
+        if options.dry_run:
             _report_preview(cli, change, preview, now, wanted)
             return 0
-        if not yes:
+        if not options.yes:
             many = _many(preview.matched, wanted, more=preview.more)
             verb = change.value.replace("_", " ").capitalize()
             values.confirm(f"{many} would be {PARTICIPLES[change]}", f"{verb} {many}, the oldest first?")
-        totals = await _run(cli, api, change, where, {**how, "reason": cause}, wanted)
+        totals = await _run(cli, api, change, where, {**how, "reason": options.cause}, wanted)
     _report_totals(cli, change, totals, wanted)
     return 0
 

@@ -10,7 +10,20 @@ from rich.text import Text
 
 from trellis.cli import job_changes, values
 from trellis.cli.bus_jobs import bus_job_facts, print_context_hint
-from trellis.cli.commands import LIMIT_DEFAULT, LIMIT_MAX, IdsOption, LimitOption, command, group
+from trellis.cli.commands import (
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    CorrelationOption,
+    IdsOption,
+    JobArgument,
+    KeyOption,
+    LimitOption,
+    ParentOption,
+    StatusOption,
+    TypeOption,
+    command,
+    group,
+)
 from trellis.cli.events import EVENT_COLUMNS, asked_to_stop, event_row, print_events, stop_text
 from trellis.cli.invocation import Cli, is_local
 from trellis.cli.output import RecordColumn, age_column, as_record, event_record, state_text
@@ -42,7 +55,6 @@ PAYLOAD_CHARS_INLINE = 60
 PAYLOAD_CHARS_SHOWN = 2_000
 
 WAIT = "60s"
-JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 NoteOption = Annotated[str | None, typer.Option("--note", help="Why, for the record; denying needs ten characters.")]
 
 
@@ -86,16 +98,12 @@ def add_to(program: typer.Typer) -> None:
 
 async def list_jobs(  # noqa: PLR0917 - the options of one command
     cli: Cli,
-    state: Annotated[str | None, typer.Option("--status", "--state", help="Only jobs of this status.")] = None,
-    type_: Annotated[str | None, typer.Option("--type", help="Only this job type.")] = None,
+    state: StatusOption = None,
+    type_: TypeOption = None,
     lifecycle: Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Only this lifecycle.")] = None,
-    correlation: Annotated[
-        str | None, typer.Option("--correlation", help="Only those with this correlation id.")
-    ] = None,
-    parent: Annotated[
-        str | None, typer.Option("--parent", metavar="ID", help="Only jobs that this one caused.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--concurrency-key", help="Only jobs of this key.")] = None,
+    correlation: CorrelationOption = None,
+    parent: ParentOption = None,
+    key: KeyOption = None,
     limit: LimitOption = LIMIT_DEFAULT,
     cursor: Annotated[str | None, typer.Option("--cursor", help="Continue after an earlier page.")] = None,
     ids: IdsOption = False,  # noqa: FBT002 - a flag

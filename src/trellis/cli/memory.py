@@ -5,7 +5,7 @@ import need an operator of this machine.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -183,5 +183,5 @@ def _show_history(cli: Cli, changes: Sequence[dict[str, Any]]) -> None:
     cli.out.listing(changes, columns, empty="Its memory has never been changed.")
 
 
-def _files(one: dict[str, Any]) -> str:
+def _files(one: Mapping[str, Any]) -> str:
     return ", ".join(f"{file['file']} +{file['added']} -{file['removed']}" for file in one["files"])

@@ -80,7 +80,10 @@ GATEWAY = "--gateway"
 
 @cache
 def commands_of(module: str) -> Mapping[str, Any]:
-    """The commands that a module defines, by name. They are made once in a process: `main` may be called many times."""
+    """The commands that a module puts into a program with its `add_to`, by name.
+
+    They are made once in a process: `main` may be called many times.
+    """
     part = typer.Typer(rich_markup_mode=None)
     import_module(f"trellis.cli.{module}").add_to(part)
     return typer.main.get_group(part).commands

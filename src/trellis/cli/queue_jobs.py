@@ -23,25 +23,22 @@ from trellis.lifecycles.queue_job import QUEUE_JOB
 
 KEY_SCOPE = "trellis submit"
 
-AgentOption = Annotated[
-    str | None,
-    typer.Option("--agent", metavar="SLUG", help="The agent of a RESEARCH, BRIEF or PROPOSAL_PREPROCESS job."),
-]
-EntityOption = Annotated[
-    list[str] | None, typer.Option("--entity", metavar="SLUG", help="An entity that the job is about; may be repeated.")
-]
-RunOption = Annotated[
-    str | None, typer.Option("--run", metavar="ID", help="The run of the agent that the job belongs to.")
-]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class QueueJobOptions:
     """The options that only jobs of the job queue have."""
 
-    agent: str | None
-    entity: list[str] | None
-    run: str | None
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", metavar="SLUG", help="The agent of a RESEARCH, BRIEF or PROPOSAL_PREPROCESS job."),
+    ] = None
+    entity: Annotated[
+        list[str] | None,
+        typer.Option("--entity", metavar="SLUG", help="An entity that the job is about; may be repeated."),
+    ] = None
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="ID", help="The run of the agent that the job belongs to.")
+    ] = None
 
     def asked(self, type_: str, payload: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         """The request body for a gateway.

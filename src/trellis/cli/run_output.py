@@ -183,13 +183,13 @@ def run_facts(record: dict[str, Any]) -> list[tuple[str, str | Text]]:
     return [*facts, ("folder", record["folder"])] if record.get("folder") else facts
 
 
-def took(step: dict[str, Any]) -> str:
+def took(step: Mapping[str, Any]) -> str:
     """How long a step took."""
     began, ended = (datetime.fromisoformat(step[name]) for name in ("started_at", "finished_at"))
     return f"{(ended - began).total_seconds():.1f}s"
 
 
-def calls_text(step: dict[str, Any]) -> str:
+def calls_text(step: Mapping[str, Any]) -> str:
     """How many calls of each kind a step made, and how long they took together."""
     kinds: dict[str, list[int]] = {}
     for call in step.get("calls") or ():

@@ -1,32 +1,23 @@
 """`trellis submit`: submits one job of any kind, and prints its id or result."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trellis.bus.requests import TopicSubmitOptions
 from trellis.cli import values
 from trellis.cli.applications import load_app
-from trellis.cli.bus_jobs import ContextOption, LabelOption, RequestOption, TenantOption, TopicOption, TopicOptions
+from trellis.cli.bus_jobs import TopicOptions
 from trellis.cli.commands import command
 from trellis.cli.invocation import Cli
 from trellis.cli.job_end import GatewayWatch, LedgerWatch, SubmittedJob, finish
-from trellis.cli.queue_jobs import (
-    AgentOption,
-    EntityOption,
-    QueueJobOptions,
-    RunOption,
-    is_queue_job,
-    submit_queue_job,
-)
+from trellis.cli.queue_jobs import QueueJobOptions, is_queue_job, submit_queue_job
 from trellis.cli.unserved import note_unserved_submit
 from trellis.client import JobHandle, Trellis
 from trellis.worker.requests import SubmitSettings
-
-if TYPE_CHECKING:  # HTTP is imported only when it is used
-    pass
 
 SECTION = "Jobs"
 TypeArgument = Annotated[
@@ -35,24 +26,6 @@ TypeArgument = Annotated[
 KeyOfRequestOption = Annotated[
     str | None, typer.Option("--key", help="Idempotency key: the same key returns the same job.")
 ]
-IdOption = Annotated[str | None, typer.Option("--id", help="The job's id; default: a new one.")]
-PriorityOption = Annotated[
-    str | None,
-    typer.Option("--priority", help="critical, interactive or batch; batch unless its handler says otherwise."),
-]
-DelayOption = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Start after this delay: 30s, 2h.")]
-RunAtOption = Annotated[
-    str | None, typer.Option("--run-at", metavar="TIME", help="Start at this time: ISO 8601 with zone.")
-]
-DeadlineOption = Annotated[
-    str | None, typer.Option("--deadline", metavar="TIME", help="Time from now until the job must have ended.")
-]
-AttemptsOption = Annotated[
-    int | None, typer.Option("--max-attempts", metavar="N", help="Maximum number of executions.")
-]
-CorrelationOption = Annotated[str | None, typer.Option("--correlation", help="The job's correlation id.")]
-ParentOption = Annotated[str | None, typer.Option("--parent", metavar="ID", help="The job that caused this one.")]
-LifecycleOption = Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Default: leased-job.")]
 AppOption = Annotated[
     str | None,
     typer.Option("--app", metavar="MODULE:APP", help="Application that checks type and payload and sets options."),
@@ -63,37 +36,86 @@ PayloadArgument = Annotated[
 WaitOption = Annotated[
     str | None, typer.Option("--wait", metavar="TIME", help="Wait at most this long for the end, and print the result.")
 ]
-KeyOption = Annotated[str | None, typer.Option("--concurrency-key", help="Jobs with the same key wait for each other.")]
-KeyLimitOption = Annotated[
-    int | None, typer.Option("--concurrency-limit", metavar="N", help="How many jobs of the key may run at once.")
-]
-UniqueOption = Annotated[
-    str | None,
-    typer.Option(
-        "--unique", metavar="KEY", help="Unique key of the job, or args for its payload: one of a key at a time."
-    ),
-]
-WhileOption = Annotated[
-    str | None, typer.Option("--while", help="How long the job holds its unique key: while waiting, or unfinished.")
-]
-WindowOption = Annotated[
-    str | None, typer.Option("--window", metavar="TIME", help="Hold the unique key at least so long after the submit.")
-]
-ConflictOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on-conflict", help="If the unique key is taken: return that job, replace the waiting one, or raise."
-    ),
-]
-DebounceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--debounce", metavar="TIME", help="Replace the waiting job of the unique key, and start after this time."
-    ),
-]
-DebounceMaxOption = Annotated[
-    str | None, typer.Option("--debounce-max", metavar="TIME", help="Start at most this long after the first submit.")
-]
+
+
+TIMES = {
+    "delay_s": "--delay",
+    "deadline_s": "--deadline",
+    **{name: option for name, option in values.UNIQUE_OPTIONS.items() if name.endswith("_s")},
+}
+"""The settings that are times, and their options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions:
+    """What can be said about every new job: the settings of the job, as text."""
+
+    idempotency_key: KeyOfRequestOption = None
+    job_id: Annotated[str | None, typer.Option("--id", help="The job's id; default: a new one.")] = None
+    priority: Annotated[
+        str | None,
+        typer.Option("--priority", help="critical, interactive or batch; batch unless its handler says otherwise."),
+    ] = None
+    delay_s: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Start after this delay: 30s, 2h.")] = (
+        None
+    )
+    run_at: Annotated[
+        str | None, typer.Option("--run-at", metavar="TIME", help="Start at this time: ISO 8601 with zone.")
+    ] = None
+    deadline_s: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="Time from now until the job must have ended.")
+    ] = None
+    max_attempts: Annotated[
+        int | None, typer.Option("--max-attempts", metavar="N", help="Maximum number of executions.")
+    ] = None
+    concurrency_key: Annotated[
+        str | None, typer.Option("--concurrency-key", help="Jobs with the same key wait for each other.")
+    ] = None
+    concurrency_limit: Annotated[
+        int | None, typer.Option("--concurrency-limit", metavar="N", help="How many jobs of the key may run at once.")
+    ] = None
+    unique: Annotated[
+        str | None,
+        typer.Option(
+            "--unique", metavar="KEY", help="Unique key of the job, or args for its payload: one of a key at a time."
+        ),
+    ] = None
+    while_: Annotated[
+        str | None, typer.Option("--while", help="How long the job holds its unique key: while waiting, or unfinished.")
+    ] = None
+    window_s: Annotated[
+        str | None,
+        typer.Option("--window", metavar="TIME", help="Hold the unique key at least so long after the submit."),
+    ] = None
+    on_conflict: Annotated[
+        str | None,
+        typer.Option(
+            "--on-conflict", help="If the unique key is taken: return that job, replace the waiting one, or raise."
+        ),
+    ] = None
+    debounce_s: Annotated[
+        str | None,
+        typer.Option(
+            "--debounce", metavar="TIME", help="Replace the waiting job of the unique key, and start after this time."
+        ),
+    ] = None
+    debounce_max_s: Annotated[
+        str | None,
+        typer.Option("--debounce-max", metavar="TIME", help="Start at most this long after the first submit."),
+    ] = None
+    correlation_id: Annotated[str | None, typer.Option("--correlation", help="The job's correlation id.")] = None
+    parent_id: Annotated[str | None, typer.Option("--parent", metavar="ID", help="The job that caused this one.")] = (
+        None
+    )
+    lifecycle: Annotated[str | None, typer.Option("--lifecycle", metavar="NAME", help="Default: leased-job.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """The settings that are given. Raises OptionInvalid."""
+        settings: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        settings |= {name: values.seconds(option, settings[name]) for name, option in TIMES.items()}
+        settings["run_at"] = values.moment("--run-at", self.run_at)
+        settings["lifecycle"] = values.lifecycle(self.lifecycle)
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 def add_to(program: typer.Typer) -> None:
@@ -105,66 +127,18 @@ async def submit(
     type_: TypeArgument = None,
     payload: PayloadArgument = None,
     *,
-    key: KeyOfRequestOption = None,
-    id_: IdOption = None,
-    priority: PriorityOption = None,
-    delay: DelayOption = None,
-    run_at: RunAtOption = None,
-    deadline: DeadlineOption = None,
-    max_attempts: AttemptsOption = None,
-    concurrency_key: KeyOption = None,
-    concurrency_limit: KeyLimitOption = None,
-    unique: UniqueOption = None,
-    while_: WhileOption = None,
-    window: WindowOption = None,
-    on_conflict: ConflictOption = None,
-    debounce: DebounceOption = None,
-    debounce_max: DebounceMaxOption = None,
-    correlation: CorrelationOption = None,
-    parent: ParentOption = None,
-    lifecycle: LifecycleOption = None,
+    options: SubmitOptions,
     app: AppOption = None,
     wait: WaitOption = None,
-    agent: AgentOption = None,
-    entity: EntityOption = None,
-    run: RunOption = None,
-    topic: TopicOption = None,
-    label: LabelOption = None,
-    tenant: TenantOption = None,
-    context: ContextOption = None,
-    request: RequestOption = None,
+    about: QueueJobOptions,
+    on_bus: TopicOptions,
 ) -> int:
     """Submit one job and print its id.
 
     RESEARCH, BRIEF and PROPOSAL_PREPROCESS are jobs of the job queue: they need --agent, `trellis up` works on them, and an artifact comes of them.
     docs/how-to/submit-queue-jobs.md has the fields of their payloads. With --topic it is a job for the bus: docs/how-to/run-the-bus.md.
     """
-    settings: dict[str, Any] = {
-        "idempotency_key": key,
-        "job_id": id_,
-        "priority": priority,
-        "delay_s": values.seconds("--delay", delay),
-        "run_at": values.moment("--run-at", run_at),
-        "deadline_s": values.seconds("--deadline", deadline),
-        "max_attempts": max_attempts,
-        "concurrency_key": concurrency_key,
-        "concurrency_limit": concurrency_limit,
-        **_uniqueness(unique, while_, on_conflict, window, debounce, debounce_max),
-        "correlation_id": correlation,
-        "parent_id": parent,
-        "lifecycle": values.lifecycle(lifecycle),
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    on_bus = TopicOptions(topic=topic, label=label, tenant=tenant, context=context, request=request)
-    about = QueueJobOptions(agent=agent, entity=entity, run=run)
-    return await _submit(cli, (type_, payload), given, about, on_bus, app=app, wait=wait)
-
-
-def _uniqueness(unique: str | None, while_: str | None, on_conflict: str | None, *times: str | None) -> dict[str, Any]:
-    """The settings about unique jobs. `times` are those of --window, --debounce and --debounce-max."""
-    names = ("window_s", "debounce_s", "debounce_max_s")
-    seconds = {name: values.seconds(values.UNIQUE_OPTIONS[name], time) for name, time in zip(names, times, strict=True)}
-    return {"unique": unique, "while_": while_, "on_conflict": on_conflict, **seconds}
+    return await _submit(cli, (type_, payload), options.given(), about, on_bus, app=app, wait=wait)
 
 
 async def _submit(

@@ -51,23 +51,14 @@ def add_to(program: typer.Typer) -> None:
 
 def up(
     cli: Cli,
-    demo: Annotated[bool, typer.Option("--demo", help="Bring the two agents of the demonstration garden.")] = False,  # noqa: FBT002 - a flag
     roles: Annotated[
         str | None,
         typer.Option(
             "--roles", metavar="ROLE,…", help=f"Only these, as a list with commas; all by default: {', '.join(ROLES)}."
         ),
     ] = None,
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="HOST", help="The address on which the gateway listens.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 chooses a free one.")
-    ] = None,
-    app: Annotated[
-        str | None,
-        typer.Option("--app", metavar="MODULE:APP", help="Run this application's topics here, on the local bus."),
-    ] = None,
+    *,
+    choices: UpOptions,
 ) -> None:
     """Serve the gateway and run the services of an instance until stopped.
 
@@ -82,7 +73,7 @@ def up(
     """
     log_only(cli.settings, cli.out)
     configure_tracing()
-    run_tuned(_up(cli, _wanted_roles(roles), UpOptions(host=host, port=port, demo=demo, app=app)), tune=tune_server)
+    run_tuned(_up(cli, _wanted_roles(roles), choices), tune=tune_server)
 
 
 async def _up(cli: Cli, wanted: frozenset[str] | None, choices: UpOptions) -> None:

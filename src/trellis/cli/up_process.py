@@ -5,7 +5,9 @@ import os
 import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from trellis.app.system import process_name
 from trellis.cli.invocation import Cli
@@ -44,14 +46,21 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 USES_MEMORY = frozenset({GATEWAY, ORCHESTRATOR, "apply-engine"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class UpOptions:
     """The options of the command line besides the roles."""
 
-    host: str | None
-    port: int | None
-    demo: bool
-    app: str | None
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="HOST", help="The address on which the gateway listens.")
+    ] = None
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 chooses a free one.")
+    ] = None
+    app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:APP", help="Run this application's topics here, on the local bus."),
+    ] = None
+    demo: Annotated[bool, typer.Option("--demo", help="Bring the two agents of the demonstration garden.")] = False
 
 
 def uses_memory(roles: frozenset[str] | None) -> bool:
