@@ -60,7 +60,7 @@ from trellis.engine.jobs import (
     submit_parts,
 )
 from trellis.engine.ledger import Ledger
-from trellis.engine.option_values import check_listed
+from trellis.engine.option_values import check_choice, check_listed
 from trellis.engine.records import Event, FeedPage, Job, JobFilter, Signal
 from trellis.lifecycles import LIFECYCLES, Role, State
 from trellis.operations.dead_letters import letter_of
@@ -426,7 +426,7 @@ class Trellis:
 
         `grace_s` is how long the job may continue after a soft cancel before it is ended. Default: from the settings.
         """
-        chosen, grace_s = _mode(mode), self._cancel_grace_s if grace_s is None else grace_s
+        chosen, grace_s = check_choice(CancelMode, "mode", mode), self._cancel_grace_s if grace_s is None else grace_s
         actor = await self._canceller(JobId(job_id))
         answer = await self.ledger.cancel(
             actor, JobId(job_id), chosen, self._request_id(), grace_s=grace_s, cause=cause
@@ -578,9 +578,11 @@ class Trellis:
     def _wish(
         self, change: JobChange | str, priority: Priority | str | None, mode: CancelMode | str, cause: str | None
     ) -> ChangeWish:
-        chosen, grace_s = _change(change), self._cancel_grace_s
+        chosen, grace_s = check_choice(JobChange, "change", change), self._cancel_grace_s
         new = None if priority is None else priority_of(priority)
-        return ChangeWish(change=chosen, mode=_mode(mode), grace_s=grace_s, priority=new, cause=cause)
+        return ChangeWish(
+            change=chosen, mode=check_choice(CancelMode, "mode", mode), grace_s=grace_s, priority=new, cause=cause
+        )
 
     async def _declare_new(self) -> None:
         """Declares, once, the application's types that the ledger does not know.
@@ -681,20 +683,6 @@ def _is_settled(job: Job) -> bool:
 
 def _state(job: Job) -> State:
     return LIFECYCLES[job.lifecycle].by_name[job.state]
-
-
-def _mode(mode: CancelMode | str) -> CancelMode:
-    try:
-        return CancelMode(mode)
-    except ValueError:
-        raise OptionInvalid(option="mode", value=mode, expected=f"choose one of {', '.join(CancelMode)}") from None
-
-
-def _change(change: JobChange | str) -> JobChange:
-    try:
-        return JobChange(change)
-    except ValueError:
-        raise OptionInvalid(option="change", value=change, expected=f"choose one of {', '.join(JobChange)}") from None
 
 
 def _refused(answer: NotMoved, role: Role) -> InvalidTransition:

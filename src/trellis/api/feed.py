@@ -35,6 +35,11 @@ LATEST = "latest"
 """The position after the last event."""
 
 
+def rule_of(lifecycle: str) -> str:
+    """The rule that says who may read jobs of a lifecycle."""
+    return RULE_OF_LIFECYCLE.get(lifecycle, "jobs.read")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventRows:
     """Events, oldest first, and the position after them in the feed; None if they were looked up."""
@@ -119,7 +124,7 @@ class LocalFeed:
     def _readable(self, lifecycle: str | None) -> frozenset[str]:
         """The lifecycles, or this one, whose events the caller may read: all of them, or those of its own jobs."""
         own_only, reader = not sees_all(self._context.reader, FOLLOW), self._context.reader
-        rules = {name: RULE_OF_LIFECYCLE.get(name, "jobs.read") for name in LIFECYCLES}
+        rules = {name: rule_of(name) for name in LIFECYCLES}
         readable = {
             name for name, rule in rules.items() if sees_all(reader, rule) or (own_only and rule == "jobs.read")
         }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trellis.api.context import ApiPart
 from trellis.api.requests import IdempotentRequest
@@ -11,6 +11,7 @@ from trellis.auth.principals import Principal
 from trellis.engine.errors import InputError, OptionInvalid
 from trellis.engine.job_changes import CHANGED_MAX, JobChange, answer_json, counts
 from trellis.engine.jobs import CancelMode, Priority, ReasonCode
+from trellis.engine.option_values import check_choice
 from trellis.lifecycles import LIFECYCLES, Role
 from trellis.operations.job_changes import ChangeFilter, ChangeWish, JobChanges
 from trellis.worker.app import priority_of
@@ -32,8 +33,8 @@ class LocalJobChanges(ApiPart):
     ) -> ChangeWish:
         """What is to be done; raises OptionInvalid."""
         return ChangeWish(
-            change=_one_of(JobChange, "change", change),
-            mode=_one_of(CancelMode, "mode", mode),
+            change=check_choice(JobChange, "change", change),
+            mode=check_choice(CancelMode, "mode", mode),
             grace_s=self._context.cancel_grace_s,
             priority=_priority(to_priority),
             cause=reason,
@@ -99,14 +100,6 @@ def _priority(name: str | None) -> Priority | None:
     return None if name is None else priority_of(name)
 
 
-def _one_of(kind: Any, option: str, name: str) -> Any:
-    try:
-        return kind(name)
-    except ValueError:
-        expected = f"one of {', '.join(one.value for one in kind)}"
-        raise OptionInvalid(option=option, value=name[:50], expected=expected) from None
-
-
 def _filter(principal: Principal, where: "JobChangeFilter") -> ChangeFilter:
     reason = where.get("reason_code")
     return ChangeFilter(
@@ -116,7 +109,7 @@ def _filter(principal: Principal, where: "JobChangeFilter") -> ChangeFilter:
         correlation_id=where.get("correlation_id"),
         concurrency_key=stored_concurrency_key(principal, where.get("concurrency_key")),
         parent_id=where.get("parent_id"),
-        reason_code=None if reason is None else _one_of(ReasonCode, "reason_code", reason),
+        reason_code=None if reason is None else check_choice(ReasonCode, "reason_code", reason),
         priority=_priority(where.get("priority")),
         submitted_before=where.get("submitted_before"),
         submitted_after=where.get("submitted_after"),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from trellis.api.context import ApiPart
 from trellis.app.system import new_id
 from trellis.auth.ownership import owner_name
-from trellis.engine.errors import OptionInvalid, SettingsInvalid
+from trellis.engine.errors import SettingsInvalid
+from trellis.engine.option_values import check_choice
 from trellis.engine.schedules import Misfire, Overlap, ScheduleRecord, ScheduleSpec, next_fires
 from trellis.http.operation_shapes import ScheduleDetail, ScheduleRemoved, ScheduleRun, ScheduleShape
 from trellis.http.shapes import Page
@@ -66,8 +67,8 @@ class LocalSchedules(ApiPart):
             topic=topic,
             payload=payload,
             concurrency_key=concurrency_key,
-            misfire=Misfire(_policy("misfire", misfire)),
-            overlap=Overlap(_policy("overlap", overlap)),
+            misfire=check_choice(Misfire, "misfire", misfire),
+            overlap=check_choice(Overlap, "overlap", overlap),
             jitter_s=jitter_s,
         )
         return await self._detail(await self._jobs().add(spec, paused=paused, reason=reason))
@@ -77,7 +78,8 @@ class LocalSchedules(ApiPart):
     ) -> ScheduleDetail:
         """Change fields of a schedule of jobs, or pause or resume it. Raises ScheduleNotFound."""
         checked_changes = {
-            field: _policy(field, value) if field in POLICIES else value for field, value in changes.items()
+            field: check_choice(POLICIES[field], field, value) if field in POLICIES else value
+            for field, value in changes.items()
         }
         return await self._detail(await self._jobs().change(name, checked_changes, paused=paused, reason=reason))
 
@@ -136,14 +138,6 @@ class LocalSchedules(ApiPart):
             jitter_s=spec.jitter_s,
             next=next_fires(record, await self._context.now(), SHOWN_INSTANTS),
         )
-
-
-def _policy(option: str, value: str) -> Misfire | Overlap:
-    try:
-        return POLICIES[option](value)
-    except ValueError:
-        expected = f"choose one of {', '.join(POLICIES[option])}"
-        raise OptionInvalid(option=option, value=value, expected=expected) from None
 
 
 def _of_jobs(record: ScheduleRecord) -> ScheduleShape:

@@ -100,11 +100,9 @@ class LedgerWatch:
         self._cli, self._trellis = cli, trellis
 
     async def state(self, job_id: str) -> str:
-        """The state of a job."""
         return (await self._trellis.job(job_id)).state
 
     async def ended(self, job_id: str, left_s: float) -> EndedJob:
-        """The job once it has ended; raises TimeoutError."""
         job = await self._trellis.wait(job_id, left_s)
         if LIFECYCLES[job.lifecycle].by_name[job.state].success:
             body = await self._trellis.ledger.result(job.job_id)
@@ -131,11 +129,9 @@ class GatewayWatch:
         self._jobs = client.jobs
 
     async def state(self, job_id: str) -> str:
-        """The state of a job."""
         return (await self._jobs.get(job_id)).status
 
     async def ended(self, job_id: str, left_s: float) -> EndedJob:
-        """The job once it has ended; raises TimeoutError."""
         from trellis.http.shapes import BusJob
 
         job = await self._jobs.wait(job_id, left_s)

@@ -6,10 +6,13 @@ cannot compare or measure it.
 
 from collections.abc import Collection, Mapping
 from decimal import Decimal
+from enum import StrEnum
 from numbers import Real
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from trellis.engine.errors import OptionInvalid
+
+ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 
 SECONDS = "seconds"
 CLAIMS_A_SECOND = "claims a second; 10 a minute is 10/60"
@@ -58,3 +61,11 @@ def check_bool(option: str, value: Any) -> None:
     """Check that a value is True or False: a text such as "no" counts as true in Python. Raises OptionInvalid."""
     if not isinstance(value, bool):
         raise OptionInvalid(option=option, value=value, expected="it must be True or False")
+
+
+def check_choice(kind: type[ChoiceT], option: str, value: Any) -> ChoiceT:
+    """The member of an enumeration that a value names. Raises OptionInvalid."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise OptionInvalid(option=option, value=value, expected=f"choose one of {', '.join(kind)}") from None

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fastapi import Request
@@ -60,16 +60,7 @@ class Tickets:
         await self.clean()
         expires_at = math.floor(self.now()) + TTL_S
         ticket = f"{expires_at:010d}.{(self.new_id() + self.new_id()).replace('-', '')[:64]}"
-        body = {
-            "name": identity.name,
-            "roles": sorted(identity.roles),
-            "issuer": identity.issuer,
-            "expires_at": identity.expires_at,
-            "job_id": identity.job_id,
-            "key_id": identity.key_id,
-            "tenant": identity.tenant,
-            "agent": identity.agent,
-        }
+        body = asdict(identity) | {"roles": sorted(identity.roles)}
         answer = await self.objects.put(_key(ticket), json.dumps(body).encode(), when=CREATE)
         assert isinstance(answer, PutStored), "random text came twice"
         return ticket

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from trellis.agents.errors import SlugInvalid
+from trellis.api.feed import rule_of
 from trellis.auth.matrices import permit
 from trellis.auth.principals import Principal
 from trellis.documents import ids
@@ -22,8 +23,6 @@ from trellis.engine.records import Event
 from trellis.gateway.visibility import RunDocument
 from trellis.lifecycles import LIFECYCLES
 from trellis.lifecycles.artifact import ARTIFACT
-from trellis.lifecycles.inbox_entry import INBOX_ENTRY
-from trellis.lifecycles.nlm_job import NLM_JOB
 from trellis.lifecycles.proposal import PROPOSAL
 from trellis.lifecycles.run import RUN
 from trellis.storage.objects.canonical_json import timestamp
@@ -54,15 +53,6 @@ _TYPES_OF: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 _TYPES_OF_JOBS = frozenset({JOB_STATUS, JOB_RECORDED})
-_RULES: Mapping[str, str] = MappingProxyType(
-    {
-        RUN.name: "runs.read",
-        PROPOSAL.name: "proposals.read",
-        INBOX_ENTRY.name: "inbox.read",
-        ARTIFACT.name: "artifacts.read",
-        NLM_JOB.name: "nlm.read",
-    }
-)
 _NOT_STREAMED = frozenset({"staged", "discarded"})
 """Artifact states that are not streamed: readers learn only of artifacts that are final (ART-7)."""
 OF_AGENTS = frozenset({RUN.name, PROPOSAL.name})
@@ -145,11 +135,6 @@ class StreamView:
 def types_of(lifecycle: str) -> frozenset[str]:
     """The event types that a lifecycle has in the stream."""
     return _TYPES_OF.get(lifecycle, _TYPES_OF_JOBS)
-
-
-def rule_of(lifecycle: str) -> str:
-    """The rule that says who may read jobs of a lifecycle."""
-    return _RULES.get(lifecycle, "jobs.read")
 
 
 def view_of(principal: Principal, filter_: StreamFilter) -> StreamView:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, cast
 
+from trellis.api.feed import rule_of
 from trellis.auth.ownership import owns, submitter_of
 from trellis.documents.run_documents import has_ended, proposals_created
 from trellis.engine.clock import Clock, sleep_or_stop
@@ -37,7 +38,7 @@ from trellis.engine.positions import is_of_sqlite, to_postgres
 from trellis.engine.recent_entries import LruCache
 from trellis.engine.records import Event, FeedPage
 from trellis.engine.service import serve
-from trellis.gateway.events import OF_AGENTS, StreamedEvent, StreamView, rule_of, to_streamed_event
+from trellis.gateway.events import OF_AGENTS, StreamedEvent, StreamView, to_streamed_event
 from trellis.gateway.visibility import PublishedVersions, RunDocument, Visibility
 from trellis.http_server.deadlines import SharedDeadlines
 from trellis.lifecycles import Role

@@ -10,7 +10,7 @@ evaluators raise an alert once. A condition that cannot be read changes nothing:
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import TypeVar
@@ -44,34 +44,27 @@ COUNT_S = 60.0
 _log = log_of("trellis.alerts")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class AlertDeclaration:
     """One kind of alert."""
 
     name: str
     watches: str
     """What holds while the alert is open, as a sentence."""
-    subject: str
+    subject: str = ""
     """What its subject is; empty if the alert is about the whole instance."""
-    setting: str | None
+    _: KW_ONLY
+    setting: str | None = None
     """The setting with its threshold; None for a fixed one."""
     action: str
     """What the operator does first."""
-    runbook: str
-    """The file of docs/runbooks with the commands that help."""
+    page: str
+    """The name of its runbook, the page with the commands that help."""
 
     @property
-    def page(self) -> str:
-        """The name of its runbook, such as `jobs-wait`."""
-        return self.runbook.removesuffix(SUFFIX)
-
-
-def _declared(
-    name: str, watches: str, subject: str = "", *, setting: str | None = None, action: str, runbook: str
-) -> AlertDeclaration:
-    return AlertDeclaration(
-        name=name, watches=watches, subject=subject, setting=setting, action=action, runbook=f"{runbook}{SUFFIX}"
-    )
+    def runbook(self) -> str:
+        """The file of that page in docs/runbooks."""
+        return f"{self.page}{SUFFIX}"
 
 
 JOBS_WAIT = "jobs-wait"
@@ -92,93 +85,93 @@ ALERTS: Mapping[str, AlertDeclaration] = MappingProxyType(
         one.name: one
         for one in (
             # The four of document 000, 5.4.
-            _declared(
+            AlertDeclaration(
                 JOBS_WAIT,
                 "A job has waited to be claimed for more than five minutes.",
                 "job type",
                 setting="alert_queued_s",
                 action="Check that a worker serves the type; for queue jobs, also the NLM backend.",
-                runbook="jobs-wait",
+                page="jobs-wait",
             ),
-            _declared(
+            AlertDeclaration(
                 DEAD_JOBS,
                 "More than 1 % of the queue jobs that ended in the last seven days are DEAD.",
                 setting="alert_dead_percent",
                 action="Read the log of the orchestrator.",
-                runbook="dead-letters",
+                page="dead-letters",
             ),
-            _declared(
+            AlertDeclaration(
                 ARTIFACT_WRITES,
                 "The last three tries of queue jobs to write an artifact failed.",
                 action="Check that the object store answers.",
-                runbook="object-store-down",
+                page="object-store-down",
             ),
-            _declared(
+            AlertDeclaration(
                 CONTEXT_TIMEOUTS,
                 "The last three context assemblies of queue jobs took too long.",
                 action="Check the memory repository and the object store.",
-                runbook="context-timeouts",
+                page="context-timeouts",
             ),
             # What else needs an operator.
-            _declared(
+            AlertDeclaration(
                 AGENT_FAILING,
                 "Three runs of an agent failed in a row: it was stopped, or a server that it needs, as its model's, is away.",
                 "agent",
                 action="Read the error of its last run and mend the cause; activate the agent if it was stopped.",
-                runbook="agent-failing",
+                page="agent-failing",
             ),
-            _declared(
+            AlertDeclaration(
                 PROPOSAL_WAITS,
                 "A proposal has waited for a decision for more than 48 hours. It expires after 72.",
                 "proposal",
                 setting="alert_proposal_hours",
                 action="Approve or reject it.",
-                runbook="proposal-waits",
+                page="proposal-waits",
             ),
-            _declared(
+            AlertDeclaration(
                 WORKER_LOST,
                 "A worker stopped sending heartbeats without having drained.",
                 "worker",
                 action="Look whether its process or its machine died, and start it again.",
-                runbook="worker-lost",
+                page="worker-lost",
             ),
-            _declared(
+            AlertDeclaration(
                 PROJECTOR_LAG,
                 "The projector has not read an event that is over a minute old.",
                 "follower",
                 setting="alert_lag_s",
                 action="Check that a process with the role projector runs and reaches the object store.",
-                runbook="follower-behind",
+                page="follower-behind",
             ),
-            _declared(
+            AlertDeclaration(
                 RETENTION_HELD,
                 "Retention keeps ended jobs because a follower has not read their events.",
                 "follower",
                 action="Start the follower again, or let retention go on without it.",
-                runbook="retention-held",
+                page="retention-held",
             ),
-            _declared(
+            AlertDeclaration(
                 DEAD_LETTERS,
                 "More than 1 % of the jobs that ended in the last hour became dead letters, and at least three did.",
                 setting="alert_dead_percent",
                 action="Read the dead letters, mend the cause, and requeue them.",
-                runbook="dead-letters",
+                page="dead-letters",
             ),
-            _declared(
+            AlertDeclaration(
                 DISK_LOW,
                 "A disk of an instance has less than a tenth of its space left.",
                 "machine and folder",
                 setting="alert_disk_percent",
                 action="Make room, or enlarge the disk.",
-                runbook="disk-low",
+                page="disk-low",
             ),
-            _declared(
+            AlertDeclaration(
                 EXPIRY,
                 "A certificate or a token of this instance ends within 14 days.",
                 "machine and setting",
                 setting="alert_expiry_days",
                 action="Renew it.",
-                runbook="expiry",
+                page="expiry",
             ),
         )
     }

@@ -111,10 +111,6 @@ async def _crash(cli: Cli) -> int:
         return await _print_story(cli, trellis, watch, crashed, folder)
 
 
-# --- the story
-# -----------------------------------------------------------------------------------------------------------
-
-
 async def _run_story(trellis: Trellis, watch: DemoWatch, workers: DemoWorkers) -> Job:
     """Submit, work, kill, recover. Returns the job that was running when its worker died."""
     with watch:
@@ -172,10 +168,6 @@ def _step(job: Job) -> int:
 
 def _steps(job: Job) -> int:
     return int(json_.loads(job.progress)["of"]) if job.progress else 0
-
-
-# --- the summary
-# ---------------------------------------------------------------------------------------------------------
 
 
 async def _print_story(cli: Cli, trellis: Trellis, watch: DemoWatch, crashed: Job, folder: Path) -> int:

@@ -33,12 +33,7 @@ class DeadLetterFilter(pydantic.BaseModel):
 
     def to_filter(self) -> JobFilter:
         """As the ledger is asked."""
-        return JobFilter(
-            lifecycle=self.lifecycle,
-            type=self.type,
-            reason_code=self.reason_code,
-            correlation_id=self.correlation_id,
-        )
+        return JobFilter(**dict(self))
 
 
 class DeadLetterRequeue(pydantic.BaseModel):

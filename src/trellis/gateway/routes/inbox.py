@@ -4,6 +4,7 @@ A caller without permission gets 403 and one over its rate limit gets 429; neith
 gate rejects for its content is stored as rejected, with the reason. The answer and the entry say the same.
 """
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -130,13 +131,7 @@ async def submit(
 @router.get("/inbox/stats", response_model=InboxStats, responses=PROBLEMS)
 async def stats(caller: Annotated[Caller, requires("inbox.read")]) -> dict[str, Any]:
     """Count the entries that wait, and today's entries by outcome."""
-    counts = await caller.instance.inbox(_gateway(caller)).stats()
-    return {
-        "pending": counts.pending,
-        "processed_today": counts.processed_today,
-        "rejected_today": counts.rejected_today,
-        "expired_today": counts.expired_today,
-    }
+    return asdict(await caller.instance.inbox(_gateway(caller)).stats())
 
 
 @router.get("/inbox/entries", response_model=Page[InboxEntry], responses=PROBLEMS)

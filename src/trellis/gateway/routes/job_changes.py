@@ -3,7 +3,7 @@
 Each request is one batch of at most 500 jobs in one transaction. The answer says where the next batch begins.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from fastapi import APIRouter
@@ -41,19 +41,8 @@ class JobsFilter(pydantic.BaseModel):
 
     def to_options(self) -> JobChangeFilter:
         """As the application is asked."""
-        return JobChangeFilter(
-            type_=self.type,
-            lifecycle=self.lifecycle,
-            status=self.status,
-            correlation_id=self.correlation_id,
-            concurrency_key=self.concurrency_key,
-            parent_id=self.parent_id,
-            reason_code=self.reason_code,
-            priority=self.priority,
-            submitted_before=self.submitted_before,
-            submitted_after=self.submitted_after,
-            everything=self.all,
-        )
+        fields: dict[str, Any] = dict(self)
+        return JobChangeFilter(type_=fields.pop("type"), everything=fields.pop("all"), **fields)
 
 
 class JobsChangeRequest(pydantic.BaseModel):
