@@ -20,7 +20,6 @@ class LocalAgents(ApiPart):
     """Agents on a ledger and its stores, with the calls of `client.agents`."""
 
     async def list(self, *, limit: int = LIMIT_DEFAULT, cursor: str | None = None) -> Page[AgentShape]:
-        """The agents, by name."""
         self._context.check_read(READ)
         catalog = (await self._context.instance()).catalog
         listed = [one for one in (await catalog.list()).agents if cursor is None or (one.slug or "") > cursor]
@@ -72,11 +71,9 @@ class LocalAgents(ApiPart):
         )
 
     async def activate(self, agent: str, *, reason: str | None = None) -> AgentChanged:
-        """Let an agent run."""
         return await self.change(agent, AgentStatus.ACTIVE, reason=reason)
 
     async def pause(self, agent: str, *, reason: str | None = None) -> AgentChanged:
-        """Let no further run of it begin."""
         return await self.change(agent, AgentStatus.PAUSED, reason=reason)
 
     async def change(

@@ -78,7 +78,6 @@ class LocalArtifacts(ApiPart):
         return registry
 
     async def discard(self, artifact_id: str, *, reason: str | None = None) -> ArtifactListed:
-        """Discard a staged artifact that no job waits for, as an operator."""
         actor = self._context.permit("artifacts.registry")
         registry = (await self._context.instance()).artifacts
         row = await registry.give_up(actor, artifact_id, cause=reason or f"discarded by {actor.name}")
@@ -92,7 +91,6 @@ class LocalArtifacts(ApiPart):
         limit: int | None = None,
         idempotency_key: str | None = None,
     ) -> CleanedUpShape:
-        """Remove artifacts that are old enough, as an operator; with `dry_run` only return which those are."""
         request, most = self._context.request_of(idempotency_key), limit or CLEANUP_MAX
         actor = self._context.permit("artifacts.cleanup")
         registry = (await self._context.instance()).artifacts

@@ -63,7 +63,6 @@ class LocalDeadLetters(ApiPart):
     async def requeue(
         self, job_ids: Sequence[str], *, reason: str | None = None, idempotency_key: str | None = None
     ) -> Requeued:
-        """Run these jobs again; an operator's act. Each is answered for."""
         request = self._context.request_of(idempotency_key)
         return await self.requeue_once(request, job_ids=job_ids, limit=len(job_ids), reason=reason)
 

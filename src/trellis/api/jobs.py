@@ -169,7 +169,6 @@ class LocalJobs:
         )
 
     async def explain(self, job_id: str) -> "JobExplained":
-        """Why a job is where it is and what happens next, in sentences."""
         from trellis.api.explanations import explanation
         from trellis.http.operation_shapes import JobExplained
 
@@ -178,7 +177,6 @@ class LocalJobs:
         return JobExplained(job_id=job.job_id, **asdict(explained))
 
     async def signals(self, job_id: str) -> Sequence[Signal]:
-        """The last log lines and signs of progress of a job, oldest first, as long as they are retained."""
         job = await self.find(job_id)
         return await self._context.ledger.signals(job.job_id, limit=SIGNALS_MAX)
 
@@ -362,10 +360,6 @@ class LocalJobs:
         idempotency_key: str | None = None,
         **where: "Unpack[JobChangeFilter]",
     ) -> "JobsChanged":
-        """`cancel`, `discard`, `run_now` or `prioritize` the named jobs, or the next ones of a filter, oldest first.
-
-        At most 500 in one transaction. `next_cursor` of the answer asks for the next ones.
-        """
         many, request = LocalJobChanges(self._context), self._context.request_of(idempotency_key)
         wish = many.wish(change, mode=mode, to_priority=to_priority, reason=reason)
         return await many.change(wish, request, where, job_ids=job_ids, limit=limit, cursor=cursor)
@@ -373,7 +367,6 @@ class LocalJobs:
     async def preview(
         self, change: str, *, mode: str = "soft", to_priority: str | None = None, **where: "Unpack[JobChangeFilter]"
     ) -> "JobsPreview":
-        """How many jobs such a change would concern, and the oldest of them. Changes nothing."""
         many = LocalJobChanges(self._context)
         return await many.preview(many.wish(change, mode=mode, to_priority=to_priority), where)
 

@@ -133,7 +133,6 @@ class LocalRuns(ApiPart):
         limit: int = LIMIT_DEFAULT,
         cursor: str | None = None,
     ) -> Page[RunListed]:
-        """Runs, newest first; with `archived` only those that have ended."""
         self._context.check_read(READ)
         key, place = None if agent is None else f"run:{agent}", JobPlace.ENDED if archived else None
         where = JobFilter(lifecycle=RUN.name, state=status, concurrency_key=key, place=place)
@@ -161,7 +160,6 @@ class LocalRuns(ApiPart):
         return RunManifest(**await manifest_file(await self._context.instance(), await self.find(run_id)))
 
     async def wait(self, run_id: str, timeout_s: float | None = None) -> RunStatus:
-        """The run once it has completed or failed; raises TimeoutError."""
         from trellis.http.streams import wait_for_last  # loads HTTP
 
         return await wait_for_last(self.watch(run_id), SystemClock(), timeout_s, f"run {run_id}")

@@ -16,7 +16,6 @@ class LocalSafety(ApiPart):
     """The safety policy of an instance, with the calls of `client.safety`. Raises PolicyInvalid, BusRequestInvalid."""
 
     async def explain(self, request: Mapping[str, Any], *, policy: str | None = None) -> ExplanationShape:
-        """Explain what the policy in force, or the one given as text, decides about a job request."""
         if policy is None:
             explanation = await (await self._context.instance()).kernel.explain(_read(request))
         else:

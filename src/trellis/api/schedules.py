@@ -29,7 +29,6 @@ class LocalSchedules(ApiPart):
     """Schedules on a ledger and its stores, with the calls of `client.schedules`."""
 
     async def list(self) -> Page[ScheduleShape]:
-        """All schedules, those of agents first, each by name, with the next and the last time."""
         self._context.check_read(READ)
         now, jobs = await self._context.now(), await self._jobs().list()
         agents: Sequence[Schedule] = ()
@@ -84,15 +83,12 @@ class LocalSchedules(ApiPart):
         return await self._detail(await self._jobs().change(name, checked_changes, paused=paused, reason=reason))
 
     async def pause(self, name: str, *, reason: str | None = None) -> ScheduleDetail:
-        """Fire no instant of a schedule of jobs until it is resumed."""
         return await self.change(name, {}, paused=True, reason=reason)
 
     async def resume(self, name: str, *, reason: str | None = None) -> ScheduleDetail:
-        """Fire a schedule of jobs again, from now on."""
         return await self.change(name, {}, paused=False, reason=reason)
 
     async def remove(self, name: str, *, reason: str | None = None) -> ScheduleRemoved:
-        """Remove a schedule of jobs. The jobs that it submitted stay."""
         await self._jobs().remove(name, reason=reason)
         return ScheduleRemoved(name=name)
 

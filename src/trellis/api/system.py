@@ -38,7 +38,6 @@ class LocalSystem(ApiPart):
     """The state of an instance on its ledger and stores, with the calls of `client.system`."""
 
     async def queues(self) -> Page[QueueShape]:
-        """How many jobs of each type wait and are held, by type."""
         self._context.check_read(READ)
         queue_counts = await self._context.ledger.queues()
         return Page[QueueShape](items=[QueueShape.model_validate(one) for one in queue_counts], next_cursor=None)
@@ -51,7 +50,6 @@ class LocalSystem(ApiPart):
         return await self._set(type_, paused=True, reason=reason, force=force)
 
     async def resume(self, type_: str, *, reason: str | None = None, force: bool = False) -> QueuePaused:
-        """Resume a job type: its jobs are claimed again. An operator's act."""
         return await self._set(type_, paused=False, reason=reason, force=force)
 
     async def _set(self, type_: str, *, paused: bool, reason: str | None, force: bool) -> QueuePaused:
@@ -76,14 +74,12 @@ class LocalSystem(ApiPart):
         )
 
     async def workers(self) -> Page[WorkerShape]:
-        """Worker processes that were seen lately, the last one first, and how much each holds."""
         self._context.check_read(READ)
         now, workers = await self._context.now(), await self._context.ledger.workers()
         newest_first = sorted(workers, key=lambda seen: seen.seen_at, reverse=True)
         return Page[WorkerShape](items=[_worker(one, now) for one in newest_first], next_cursor=None)
 
     async def alerts(self, *, only_open: bool = False, limit: int = ALERTS_MAX) -> AlertPage:
-        """Open alerts, then resolved ones while they are kept, each newest first."""
         self._context.check_read(READ)
         alerts = await self._context.ledger.alerts(limit=limit, only_open=only_open)
         last, now = await self._context.ledger.alert_mark(), await self._context.now()
@@ -100,7 +96,6 @@ class LocalSystem(ApiPart):
         return exposition(await ledger_gauges(self._context.ledger)).decode()
 
     async def slo(self) -> Page[SloShape]:
-        """The service level objectives, each measured over its window from what the ledger has stored (OBS-3)."""
         self._context.check_read(READ)
         from trellis.operations.slo import measure_objectives  # loads the lifecycles' own modules
 
@@ -108,7 +103,6 @@ class LocalSystem(ApiPart):
         return Page[SloShape](items=items, next_cursor=None)
 
     async def authority(self) -> Page[RuleShape]:
-        """The authority matrices: for each action, how far the right of each role goes (AUTH-7)."""
         self._context.check_read("rules.read")
         items = [
             RuleShape(
