@@ -40,7 +40,7 @@ from trellis.engine.errors import (
 )
 from trellis.engine.event_data import ArtifactPointer, artifacts_of, reason_of
 from trellis.engine.job_batches import checked_batch
-from trellis.engine.job_changes import CHANGED_MAX, JobChange
+from trellis.engine.job_changes import CHANGED_MAX, JobChange, refusal_facts
 from trellis.engine.jobs import (
     CANCEL_GRACE_S_DEFAULT,
     Actor,
@@ -432,7 +432,7 @@ class Trellis:
             actor, JobId(job_id), chosen, self._request_id(), grace_s=grace_s, cause=cause
         )
         if isinstance(answer, NotMoved):
-            raise _refused(answer, actor.role)
+            raise InvalidTransition(**refusal_facts(answer, actor))
         assert isinstance(answer, Moved | CancelRequested)
         return await self.job(job_id)
 
@@ -459,7 +459,7 @@ class Trellis:
             self.ledger, actor, JobId(job_id), self._request_id(), reason_code=code, reason=reason
         )
         if isinstance(answer, NotMoved):
-            raise _refused(answer, actor.role)
+            raise InvalidTransition(**refusal_facts(answer, actor))
         return await self.job(job_id)
 
     async def requeue(
@@ -683,9 +683,3 @@ def _is_settled(job: Job) -> bool:
 
 def _state(job: Job) -> State:
     return LIFECYCLES[job.lifecycle].by_name[job.state]
-
-
-def _refused(answer: NotMoved, role: Role) -> InvalidTransition:
-    return InvalidTransition(
-        job_id=answer.job_id, source=answer.state, target=answer.target, actor=role.value, reason=answer.reason
-    )

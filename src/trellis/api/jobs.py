@@ -26,7 +26,7 @@ from trellis.bus.pointers import PointerPart
 from trellis.engine.attempts import EVENTS_OF_END, attempts_made, needs_events
 from trellis.engine.dead_letters import dead_letter, operator_reason_code
 from trellis.engine.errors import InvalidTransition, JobNotFound, Refused
-from trellis.engine.job_changes import CHANGED_MAX
+from trellis.engine.job_changes import CHANGED_MAX, refusal_facts
 from trellis.engine.jobs import Actor, CancelMode, JobId, Moved, NotMoved, ReasonCode
 from trellis.engine.records import DeadLetter, Event, Job, JobFilter, JobPlace, Signal
 from trellis.engine.text import duration
@@ -307,7 +307,7 @@ class LocalJobs:
         """The error for a job that cannot be cancelled. It tells since when the job has ended, and what followed."""
         job = await self.find(job_id, "jobs.cancel")
         if job.place is not JobPlace.ENDED:
-            return _refused(answer, actor)
+            return InvalidTransition(**refusal_facts(answer, actor))
         ago = duration((await self._context.now() - job.updated_at).total_seconds())
         again = await self.successor(job)
         since = f"{job.updated_at:%Y-%m-%d %H:%M:%S} UTC, {ago} ago" + (f"; {again.words}" if again else "")
@@ -388,7 +388,7 @@ class LocalJobs:
             ledger, actor, job.job_id, request.request_id, reason_code=code, reason=reason, key=key
         )
         if isinstance(answer, NotMoved):
-            raise _refused(answer, actor)
+            raise InvalidTransition(**refusal_facts(answer, actor))
         return _moved(job, answer, request)
 
     # --- jobs that the safety kernel held ----------------------------------------------------------------------------
@@ -448,21 +448,13 @@ def _shape(job: Job, status: str, version: int) -> "JobShape":
     return JobShape(job_id=job.job_id, lifecycle=job.lifecycle, status=status, type=job.type, version=version)
 
 
-def _refused(answer: NotMoved, actor: Actor) -> InvalidTransition:
-    return InvalidTransition(
-        job_id=answer.job_id, source=answer.state, target=answer.target, actor=actor.role.value, reason=answer.reason
-    )
-
-
 def _not_requeued(answer: NotMoved, actor: Actor, job: Job, now: datetime) -> NotRequeued:
     """The error for a job that cannot be requeued. It tells when the job goes on by itself."""
     alone, lifecycle = timer_phrase(job, now), LIFECYCLES[job.lifecycle]
     reason = f"it {alone}" if alone else "only failed and dead-lettered jobs are requeued"
     if lifecycle.pull(answer.state, Trigger.REQUEUE) is not None:  # its state allows it: something else does not
         reason = answer.reason
-    return NotRequeued(
-        job_id=answer.job_id, source=answer.state, target=answer.target, actor=actor.role.value, reason=reason
-    )
+    return NotRequeued(**{**refusal_facts(answer, actor), "reason": reason})
 
 
 def _waits_for(job: Job, now: datetime | None) -> str:

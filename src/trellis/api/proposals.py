@@ -13,6 +13,7 @@ from trellis.app.system import SystemClock
 from trellis.bus import approvals
 from trellis.documents.errors import ProposalDecided, ProposalNotFound, ProposalOutdated
 from trellis.engine.errors import InvalidTransition, Refused
+from trellis.engine.job_changes import refusal_facts
 from trellis.engine.jobs import Actor, JobId, NotMoved
 from trellis.engine.ledger import Ledger
 from trellis.engine.records import JobFilter
@@ -227,12 +228,12 @@ def _other_version(document: dict[str, Any], expected: int | None) -> ProposalHa
 
 def refused_decision(answer: NotMoved, actor: Actor, document: Mapping[str, Any]) -> InvalidTransition:
     """The error for a proposal whose state does not allow the decision: who decided about it, and when."""
-    facts = {"job_id": answer.job_id, "source": answer.state, "target": answer.target, "actor": actor.role.value}
+    facts = refusal_facts(answer, actor)
     if answer.state == "pending":
-        return InvalidTransition(**facts, reason=answer.reason)
+        return InvalidTransition(**facts)
     approval: Mapping[str, Any] | None = document.get("approval")
     decided = f", decided by {approval['decided_by']} at {approval['decided_at']}" if approval else ""
-    return ProposalDecided(**facts, reason=answer.reason, decided=decided)
+    return ProposalDecided(**facts, decided=decided)
 
 
 async def proposal_page(

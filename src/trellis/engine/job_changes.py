@@ -177,6 +177,12 @@ class ChangedJobs:
     """An earlier request with the same key was answered so."""
 
 
+def refusal_facts(answer: NotMoved, actor: Actor) -> dict[str, str]:
+    """What an `InvalidTransition` says about a refused step."""
+    about = {"job_id": answer.job_id, "source": answer.state, "target": answer.target}
+    return {**about, "actor": actor.role.value, "reason": answer.reason}
+
+
 def check_order(order: ChangeOrder, jobs: Sequence[JobToChange]) -> None:
     """Check a change before the ledger is asked. Raises OptionInvalid."""
     if not 1 <= len(jobs) <= CHANGED_MAX:
