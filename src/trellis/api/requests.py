@@ -21,8 +21,6 @@ class IdempotentRequest:
     key: IdempotencyKey | None
     given: str | None
     """The key as the caller sent it, for messages."""
-    fingerprint: bytes
-    """Digest of the path, the caller's name and the body. Empty without a key."""
     request_id: RequestId
     """The id under which the ledger records the request when it changes a job."""
     on_replay: Callable[[], None] | None = None
@@ -49,7 +47,7 @@ class IdempotentRequest:
         return RequestKey(
             scope=self.key.scope,
             key=self.key.key,
-            fingerprint=self.fingerprint,
+            fingerprint=self.key.fingerprint,
             about=about,
             given=self.given,
             keeps_refusals=keeps_refusals,
@@ -77,4 +75,4 @@ class IdempotentRequest:
 
 def single_request(request_id: str | None = None) -> IdempotentRequest:
     """A request without a stored key. Given the same id again, the ledger answers what it answered first."""
-    return IdempotentRequest(key=None, given=None, fingerprint=b"", request_id=RequestId(request_id or new_id()))
+    return IdempotentRequest(key=None, given=None, request_id=RequestId(request_id or new_id()))

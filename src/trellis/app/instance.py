@@ -328,14 +328,9 @@ class Instance:
 
     async def release(self) -> None:
         """Closes the connections that were opened on demand."""
-        if "memory_reader" in vars(self):
-            await self.memory_reader.close()
-        if "nlm_reader" in vars(self):
-            await self.nlm_reader.close()
-        if "pointers" in vars(self):
-            await self.pointers.close()
-        if "kernel" in vars(self):
-            await self.kernel.close()
+        for part in ("memory_reader", "nlm_reader", "pointers", "kernel"):
+            if part in vars(self):
+                await vars(self)[part].close()
 
     def queue_orchestrator(self) -> QueueOrchestrator:
         """Builds the orchestrator that drives queue jobs."""

@@ -56,7 +56,6 @@ class Caller:
     """An authenticated caller that the route's rule allows."""
 
     principal: Principal
-    identity: Identity
     instance: Instance
     """The instance that the application of the request serves."""
     actor: Actor
@@ -115,7 +114,7 @@ class Caller:
 
 def gateway_of(request: Request) -> GatewayState:
     """The gateway state of this app."""
-    return request.app.state.gateway
+    return request.scope["app"].state.gateway
 
 
 async def authenticate(request: Request, token: Annotated[str | None, Security(bearer)]) -> tuple[Principal, Identity]:
@@ -131,25 +130,25 @@ async def authenticate(request: Request, token: Annotated[str | None, Security(b
     return who
 
 
+Authenticated = Annotated[tuple[Principal, Identity], Depends(authenticate)]
+
+
 class RequiresRule:
     """A route dependency that yields the caller if `rule` allows it. Tests read the rule of each route from here."""
 
     def __init__(self, rule: str) -> None:
         self.rule = rule
 
-    async def __call__(
-        self, request: Request, who: Annotated[tuple[Principal, Identity], Depends(authenticate)]
-    ) -> Caller:
+    async def __call__(self, request: Request, who: Authenticated) -> Caller:
         """The caller; raises NotAllowed, which `refusal_answer` answers, logs and records."""
         known: tuple[RequiresRule, Any, Caller] | None = request.scope.get("trellis.caller")
         if known is not None and known[0] is self and known[1] is who:
             return known[2]
-        principal, identity = who
+        principal = who[0]
         actor = permit(principal, self.rule)
         correlation_id = correlation_of(request) or ""
         caller = Caller(
             principal=principal,
-            identity=identity,
             instance=gateway_of(request).instance,
             actor=actor,
             correlation_id=correlation_id,

@@ -10,10 +10,9 @@ from fastapi import Depends, Request, Response
 from trellis.api.requests import IdempotentRequest
 from trellis.app.system import new_id
 from trellis.auth.principals import Principal
-from trellis.auth.tokens import Identity
 from trellis.engine.jobs import RequestId
 from trellis.engine.records import IdempotencyKey
-from trellis.gateway.callers import KeyHeader, authenticate
+from trellis.gateway.callers import Authenticated, KeyHeader
 from trellis.http.shapes import REPLAYED
 from trellis.http_server.bodies import in_thread_if_large
 
@@ -32,20 +31,17 @@ _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 async def idempotent_request(
-    request: Request,
-    who: Annotated[tuple[Principal, Identity], Depends(authenticate)],
-    given: KeyHeader,
-    response: Response,
+    request: Request, who: Authenticated, given: KeyHeader, response: Response
 ) -> IdempotentRequest:
-    """The key, fingerprint and request id of this request. Without a key nobody compares it, so it has no fingerprint."""
+    """The key and request id of this request. Without a key nobody compares it, so it has no fingerprint."""
     mark = partial(mark_replayed, response, replayed=True)
     if given is None:
-        return IdempotentRequest(key=None, given=None, fingerprint=b"", request_id=RequestId(new_id()), on_replay=mark)
+        return IdempotentRequest(key=None, given=None, request_id=RequestId(new_id()), on_replay=mark)
     fingerprint = await fingerprint_of(request, who[0])
     scope = f"{request.method} {request.scope['route'].path}"
     key = IdempotencyKey(scope=scope, key=_digest(who[0].name, given), fingerprint=fingerprint)
     request_id = RequestId(f"{REQUEST}:{_digest(key.scope, key.key)}:{fingerprint.hex()[:FINGERPRINT_CHARS]}")
-    return IdempotentRequest(key=key, given=given, fingerprint=fingerprint, request_id=request_id, on_replay=mark)
+    return IdempotentRequest(key=key, given=given, request_id=request_id, on_replay=mark)
 
 
 IdempotentRequestOf = Annotated[IdempotentRequest, Depends(idempotent_request)]

@@ -119,8 +119,9 @@ async def submit(
         return _inbox_answer(await inbox.settle(earlier))
     gateway_of(request).inbox_limits.take(request, caller.principal)
     entry = _entry(body, caller, await caller.instance.ledger.now())
-    fingerprint = request_key.fingerprint or await fingerprint_of(request, caller.principal)  # an id is a key, too
-    stored = await inbox.submit(entry, key=request_key.key, fingerprint=fingerprint, given=body.id is not None)
+    key = request_key.key  # an id is a key, too
+    fingerprint = await fingerprint_of(request, caller.principal) if key is None else key.fingerprint
+    stored = await inbox.submit(entry, key=key, fingerprint=fingerprint, given=body.id is not None)
     request_key.note(replayed=not stored.created)
     settled = await inbox.settle(stored.job_id)
     if body.intent.action == "job":
