@@ -11,8 +11,8 @@ from fastapi.responses import Response
 
 from trellis.api.context import ApiContext
 from trellis.api.local import LocalApi
-from trellis.app.fleet import bus_problem
 from trellis.api.requests import IdempotentRequest
+from trellis.app.fleet import bus_problem
 from trellis.app.instance import Instance
 from trellis.auth.matrices import permit
 from trellis.auth.ownership import within_agent

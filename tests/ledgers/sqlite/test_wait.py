@@ -9,6 +9,7 @@ import pytest
 
 from tests.ledgers.sqlite.people import ADMIN, WORKER, claim, submit
 from trellis.engine.jobs import Claim, ClaimId, Turn, TypeClaim
+from trellis.ledgers.sqlite import reads
 from trellis.ledgers.sqlite.ledger import SqliteLedger
 from trellis.ledgers.sqlite.notifier import UNTOLD_POLL_S, CommitWatch, FileWatch
 
