@@ -50,6 +50,7 @@ ALONE = {
     "document",
     "execute",
     "check_executable",
+    "check_requeue",
     "find",
     "history_page",
     "page",

@@ -41,9 +41,8 @@ from trellis.agents.errors import (
     TokensExceeded,
     ToolCallsExceeded,
 )
-from trellis.agents.models import OPENAI
 from trellis.agents.refusals import RefusalCode, ToolRefusal
-from trellis.agents.run_io import BASE_URL_SETTING, ModelOptions, TokenUsage, canonical_json
+from trellis.agents.run_io import BASE_URL_SETTING, OPENAI, ModelOptions, TokenUsage, canonical_json
 from trellis.agents.tools import DESCRIPTIONS, MALFORMED, Reply, Toolbox
 from trellis.engine import tracing
 from trellis.engine.call_times import CallKind, CallOutcome

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from trellis.agents.errors import ModelSettingInvalid, ModelUnknown
-from trellis.agents.run_io import BASE_URL_SETTING, ModelOptions
+from trellis.agents.run_io import BASE_URL_SETTING, OPENAI, ModelOptions
 from trellis.engine.extras import Extra, extra_needed
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model
 
 OFFLINE = "offline"
-OPENAI = "openai"
 LIBRARY = "openai"
 """The package behind it, installed by an extra."""
 SCRIPTED = "scripted"

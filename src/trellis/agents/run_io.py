@@ -27,6 +27,8 @@ JournalOnce = Callable[[str, Callable[[], Awaitable[bytes]]], Awaitable[bytes]]
 """Keeps the first bytes made under a name, and returns them on every later call, also in another process."""
 
 BASE_URL_SETTING = "TRELLIS_MODEL_BASE_URL"
+OPENAI = "openai"
+"""The kind of a model at a server with the API of OpenAI: `openai:NAME`."""
 REQUEST_TIMEOUT_S = 110.0
 """Below the step's own limit, so that a silent server is named as the cause."""
 

@@ -136,7 +136,7 @@ async def unset_model_findings(settings: Settings, objects: "ObjectStore") -> li
     """That the models of agents could not be checked, because this shell has no settings for their server."""
     from trellis.agents.catalog import Catalog
     from trellis.agents.definition import AgentDefinition
-    from trellis.agents.models import OPENAI
+    from trellis.agents.run_io import OPENAI
 
     if settings.model_base_url is not None:
         return []

@@ -7,26 +7,29 @@ from typing import TYPE_CHECKING, Any, cast
 from trellis.cli import values
 from trellis.cli.invocation import Cli
 from trellis.engine.errors import TrellisError
-from trellis.engine.ledger import Ledger
 from trellis.lifecycles import LIFECYCLES, Phase
 from trellis.lifecycles.bus_job import BUS_JOB
 from trellis.lifecycles.leased_job import LEASED_JOB
-from trellis.operations.doctor import OWN_TYPES
-from trellis.operations.explain import NAMES_MAX, is_alive, worker_info
 
-if TYPE_CHECKING:  # the application and HTTP are imported only when they are used
+if TYPE_CHECKING:  # the application, HTTP and what looks at workers are imported only when they are used
     from trellis.api.local import LocalApi
+    from trellis.engine.ledger import Ledger
     from trellis.http.client import GatewayClient
 
 
-async def note_unserved_submit(cli: Cli, ledger: Ledger, type_: str, lifecycle: str) -> None:
+async def note_unserved_submit(cli: Cli, ledger: "Ledger", type_: str, lifecycle: str) -> None:
     """Note that no living worker takes the job that was submitted."""
+    from trellis.operations.explain import is_alive, worker_info
+
     now = await ledger.now()
     _note(cli, type_, lifecycle, [worker_info(one) for one in await ledger.workers() if is_alive(one, now)])
 
 
 async def note_unserved_jobs(cli: Cli, api: "GatewayClient | LocalApi", jobs: Iterable[Mapping[str, Any]]) -> None:
     """Note the first types of listed jobs that no living worker takes, if the caller may see the workers."""
+    from trellis.operations.doctor import OWN_TYPES
+    from trellis.operations.explain import NAMES_MAX
+
     waiting = [job for job in jobs if job["lifecycle"] == LEASED_JOB.name and not job["type"].startswith(OWN_TYPES)]
     states = LIFECYCLES[LEASED_JOB.name].by_name
     types = sorted({job["type"] for job in waiting if states[job["status"]].phase is Phase.WAITING})

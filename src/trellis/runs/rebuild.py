@@ -174,13 +174,13 @@ async def rebuild_objects(
         return done
 
 
-async def _withdraw_alerts(objects: ObjectStore, recorder: EventRecorder, made: Container[str]) -> None:
+async def _withdraw_alerts(objects: ObjectStore, recorder: EventRecorder, written: Container[str]) -> None:
     """Delete alerts about objects that are gone, or were and are made again.
 
     The recorder withdraws alerts of published jobs itself; alerts about segments are withdrawn only here.
     """
     async for alert in read_alerts(objects):
-        if alert.key not in recorder.differing and (alert.key in made or await objects.head(alert.key) is None):
+        if alert.key not in recorder.differing and (alert.key in written or await objects.head(alert.key) is None):
             await withdraw_alert(objects, alert.job_id)
 
 
