@@ -17,6 +17,8 @@ from trellis.ledgers.postgres.ledger import PostgresLedger
 from trellis.ledgers.postgres.migrate import (
     OLDEST_PROGRAM,
     TABLES,
+    Migrated,
+    MigrationPlan,
     _script,
     migrate,
     plan_migration,
@@ -66,12 +68,18 @@ async def _set_meta(url: str, **values: int) -> None:
     await connection.close()
 
 
+async def _meta(url: str) -> dict[str, str]:
+    connection = await asyncpg.connect(url)
+    names = ["schema_version", "oldest_program"]
+    rows = await connection.fetch("SELECT name, value FROM trellis.meta WHERE name = ANY($1)", names)
+    await connection.close()
+    return dict(map(tuple, rows))
+
+
 async def test_a_newer_schema_that_this_program_cannot_use_is_refused(postgres_url: str):
     await _set_meta(postgres_url, schema_version=99, oldest_program=98)
-    with pytest.raises(LedgerNewer, match=NEWER.format(99, schema_version(), 98)):
-        await PostgresLedger.open(postgres_url)
-    for refused in (migrate, plan_migration):
-        with pytest.raises(LedgerNewer, match=NEWER.format(99, schema_version(), 99)):
+    for refused in (PostgresLedger.open, migrate, plan_migration):
+        with pytest.raises(LedgerNewer, match=NEWER.format(99, schema_version(), 98)):
             await refused(postgres_url)
 
 
@@ -83,8 +91,13 @@ async def test_a_newer_schema_that_allows_this_program_is_used_and_not_migrated_
     finally:
         await ledger.close()
     assert submitted == Submitted(job_id=JobId("j"), created=True)
-    with pytest.raises(LedgerNewer):
-        await migrate(postgres_url)
+    newer = schema_version() + 1
+    assert await migrate(postgres_url) == Migrated(version_before=newer, version=newer, applied=())
+    plan = await plan_migration(postgres_url)
+    assert plan == MigrationPlan(version_before=newer, version=newer, pending=(), locks=())
+    assert await _meta(postgres_url) == {"schema_version": str(newer), "oldest_program": str(schema_version())}
+    with pytest.raises(LedgerNewer, match="Use the program that migrated the ledger"):
+        await migrate(postgres_url, grants=[("postgres", Role.WORKER)])
 
 
 async def test_plan_of_a_migration_names_what_is_read_and_locked(postgres_url: str):

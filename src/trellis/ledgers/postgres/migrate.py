@@ -126,7 +126,8 @@ async def migrate(
     """Create or upgrade the schema. `grants` lets further database roles act in single Trellis roles.
 
     A schema change, and each new grant, is one administrative act in the same transaction. Only a new schema without a
-    named author has none.
+    named author has none. A newer schema that still serves this program is left as it is, so that a program that was
+    rolled back starts; its grants are made by the newer program. Raises LedgerNewer for one that serves it no more.
     """
     connection = await connect(url)
     try:
@@ -152,7 +153,10 @@ async def _migrate(
     await connection.execute("set local search_path = trellis, pg_temp")
     before = await stored_version(connection)
     if before > schema_version():
-        raise LedgerNewer(found=before, oldest=before, known=schema_version())
+        await check_serves(connection, before)
+        if grants:
+            raise LedgerNewer(found=before, oldest=before, known=schema_version())
+        return Migrated(version_before=before, version=before, applied=())
     pending = list(sql_files("migrations"))[before:]
     if before and pending:
         await _lock_tables(connection, locked_tables([text for _, text in pending]))
@@ -225,7 +229,8 @@ async def plan_migration(url: str) -> MigrationPlan:
     try:
         before = await stored_version(connection)
         if before > schema_version():
-            raise LedgerNewer(found=before, oldest=before, known=schema_version())
+            await check_serves(connection, before)
+            return MigrationPlan(version_before=before, version=before, pending=(), locks=())
         files_left = list(sql_files("migrations"))[before:]
         scanned = {name: {str(table) for table in _SCANS.findall(text)} for name, text in files_left}
         rows = await connection.fetch(
@@ -304,9 +309,14 @@ async def check_version(connection: PostgresConnection, url: str) -> None:
     if stored < needed:
         raise LedgerNotMigrated(found=stored, needed=needed, url=url)
     if stored > needed:
-        oldest = await connection.fetchval("select value from trellis.meta where name = 'oldest_program'")
-        if oldest is None or int(oldest) > needed:
-            raise LedgerNewer(found=stored, oldest=oldest or stored, known=needed)
+        await check_serves(connection, stored)
+
+
+async def check_serves(connection: PostgresConnection, stored: int) -> None:
+    """Raise LedgerNewer unless this newer schema serves programs of this version too."""
+    oldest = await connection.fetchval("select value from trellis.meta where name = 'oldest_program'")
+    if oldest is None or int(oldest) > schema_version():
+        raise LedgerNewer(found=stored, oldest=oldest or stored, known=schema_version())
 
 
 def _constants() -> LiteralString:
