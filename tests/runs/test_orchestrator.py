@@ -339,7 +339,7 @@ async def test_a_soft_cancel_that_comes_while_the_run_is_loaded_ends_it(stand: S
     await stand.ledger.cancel(ORCHESTRATOR, run, CancelMode.SOFT, RequestId("c"), grace_s=30.0, cause="enough")
     await one.renew()
     await ended(stand, run)
-    assert (await stand.events(run))[-1].cause == "CANCELLED: stopped on request"
+    assert (await stand.events(run))[-1].cause == "CANCELLED: enough"
 
 
 @pytest.mark.requirement("D19")
@@ -351,7 +351,7 @@ async def test_a_soft_cancel_reaches_the_driver_with_the_heartbeat(stand: Stand)
     await stand.ledger.cancel(ORCHESTRATOR, run, CancelMode.SOFT, RequestId("c"), grace_s=30.0, cause="enough")
     await one.renew()
     await ended(stand, run)
-    assert (await stand.events(run))[-1].cause == "CANCELLED: stopped on request"
+    assert (await stand.events(run))[-1].cause == "CANCELLED: enough"
 
 
 @pytest.mark.requirement("D19")

@@ -418,8 +418,10 @@ class RunDrive(JobDrive[str | None, StepError]):
         return "completed"
 
     async def stop(self) -> str:
-        """End the run as failed, because a cancel was requested."""
-        return await self._end_failed(f"{run_documents.CANCELLED}: stopped on request")
+        """End the run as failed, because a cancel was requested. Its error is the reason that the request gave."""
+        job = await self._driver.ledger.job(self._run_id)
+        reason = None if job is None else job.cancel_cause
+        return await self._end_failed(f"{run_documents.CANCELLED}: {reason or 'stopped on request'}")
 
     async def fail(self, error: StepError) -> str | None:
         """End the run as failed with this error, or put it aside until its agent is active again."""
