@@ -144,6 +144,7 @@ async def test_bad_input_writes_nothing(box: Sandbox):
         (box.submit("unknown", 1), UnknownJobType),
         (box.submit("double", "not a number"), PayloadInvalid),
         (box.submit("double", 1, delay_s=-1), OptionInvalid),
+        (box.submit("double", 1, deadline_s=0), OptionInvalid),
         (box.trellis.submit_many("double", [1, "two"]), PayloadInvalid),
     ]
     for attempt, refusal in attempts:

@@ -50,6 +50,8 @@ HEADS_MAX = 5_000
 Beyond that, the first job of every type comes before the second of any.
 """
 DELAY_S_MAX = 366 * 24 * 3600.0
+DEADLINE_S_MIN = 1e-6
+"""A deadline of 0 s has passed when its job is submitted."""
 ATTEMPTS_DEFAULT = 5
 ATTEMPTS_MAX = 1_000
 DEATHS_DEFAULT = 3

@@ -15,6 +15,7 @@ from trellis.engine.errors import OptionInvalid, UnknownLifecycle
 from trellis.engine.jobs import (
     ATTEMPTS_DEFAULT,
     ATTEMPTS_MAX,
+    DEADLINE_S_MIN,
     DEATHS_DEFAULT,
     DELAY_S_MAX,
     JOB_ID_PATTERN,
@@ -275,7 +276,10 @@ def _duration(option: str, value: float) -> float:
 
 
 def _deadline(value: float | None) -> float | None:
-    return None if value is None else _duration("deadline_s", value)
+    if value is None:
+        return None
+    check_within("deadline_s", value, DEADLINE_S_MIN, DELAY_S_MAX, of=SECONDS)
+    return float(value)
 
 
 def _attempts(value: int) -> int:
