@@ -184,7 +184,11 @@ async def open_when_available(url: str, *, part: str | None = None) -> Ledger | 
 
 
 async def run_worker(app: App, ledger: Ledger, options: WorkerOptions | None = None) -> int:
-    """Run a worker until SIGTERM or SIGINT, then drain it. Return the exit code of the process (see `ExitCode`)."""
+    """Run a worker until SIGTERM or SIGINT, then drain it. Return the exit code of the process (see `ExitCode`).
+
+    The ledger is that of a connection: `async with trellis.connect(url, app=app) as client: await run_worker(app,
+    client.ledger)`.
+    """
     from trellis.worker.worker import run_until_signalled
 
     worker = make_worker(app, ledger, options or WorkerOptions(name=process_name("worker")))
