@@ -5,12 +5,14 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import apsw
 import pytest
 
 from tests.ledgers.sqlite.people import SUBMITTER, claim, complete, new_job, submit
 from tests.ledgers.sqlite.shell import Shell
+from trellis.engine.closing import closing
 from trellis.engine.errors import (
     LedgerDamaged,
     LedgerFull,
@@ -331,6 +333,15 @@ async def test_a_file_that_is_replaced_while_it_is_used_takes_no_write_and_is_no
     await ledger.ping()
     assert len(await submit(ledger, 1)) == 1
     assert await ledger.feed_end() == f"{2:016d}"
+
+
+async def test_a_ledger_at_a_relative_address_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A handler may change the folder of its process."""
+    monkeypatch.chdir(tmp_path)
+    async with closing(await open_ledger("sqlite:///here.db")) as ledger:
+        monkeypatch.chdir("/")
+        await ledger.ping()
+        assert len(await submit(cast("SqliteLedger", ledger), 1)) == 1
 
 
 async def refuses_writes(ledger: SqliteLedger, why: str) -> None:

@@ -14,9 +14,9 @@ class LedgerFile:
     """The file that the connections of a ledger have open."""
 
     def __init__(self, path: Path, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
+        self._path = path.absolute()  # a handler may change the folder of the process
         self._monotonic = monotonic
-        self._identity = _identity(path)
+        self._identity = _identity(self._path)
         self._checked_at = float("-inf")
 
     def check(self) -> None:
