@@ -125,7 +125,7 @@ def test_an_address_that_is_none_is_a_mistake_of_the_caller(local: Terminal, add
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.parametrize("password", ["ge@heim", "ge/heim", "ge#heim", "ge?heim", "ge[heim"])
+@pytest.mark.parametrize("password", ["ge@heim", "ge/heim", "ge#heim", "ge?heim", "ge[heim", "12/geheim"])
 @pytest.mark.parametrize("arguments", [["jobs"], ["migrate"], ["doctor", "--json"], ["doctor", "--settings"]])
 def test_a_password_that_must_be_encoded_is_named_as_the_mistake_and_not_printed(
     local: Terminal, password: str, arguments: list[str]

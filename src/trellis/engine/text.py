@@ -15,6 +15,8 @@ _NAMED_SECRET = re.compile(
     (?: ( [=:] \s* ) (["']) (?:(?!\4).)+ | ( = ) [^\s&"']+ | (?(2) ( : \s* ) [^\s&"']+ | (?!) ) )"""
 )
 """A name with its value: in quotes, after an equals sign, or, where it is no word of prose, after a colon."""
+_OPTION = re.compile(r"\?(?:application_name|connect_timeout|host|options|port|ssl\w*|target_session_attrs|user)=")
+"""Where the options of an address begin. A password may have a `?` that should have been encoded."""
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+(?=\S*\d)[a-z0-9._~+/=-]{8,}")
 
 
@@ -26,10 +28,13 @@ def without_secrets(text: str) -> str:
 
 def masked_url(url: str) -> str:
     """The address with its password masked, also where the password has an @, / or # that should have been encoded."""
-    scheme, _, rest = url.partition("://")
-    login, at, place = rest.rpartition("@")
+    scheme, separator, rest = without_secrets(url).partition("://")
+    option = _OPTION.search(rest)
+    end = option.start() if option is not None and "@" in rest[: option.start()] else len(rest)
+    login, at, place = rest[:end].rpartition("@")
     user, colon, _ = login.partition(":")
-    return without_secrets(f"{scheme}://{user}:***@{place}" if at and colon else url)
+    masked = f"{user}:***@{place}" if at and colon else rest[:end]
+    return f"{scheme}{separator}{masked}{rest[end:]}"
 
 
 def _masked(match: re.Match[str]) -> str:

@@ -216,6 +216,8 @@ UNENCODED = (
 )
 """Why an address cannot be read. Nobody knows where its password ends, so none of it is quoted."""
 
+ONE_HOST = "it must name one host, such as an address that follows the primary, or one that a pooler serves"
+
 
 def check_url(url: str) -> None:
     """Refuse an invalid address before connecting."""
@@ -223,10 +225,13 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError as error:  # it would quote a piece of the password
+        if "," in url.rpartition("@")[2].partition("?")[0]:
+            raise LedgerUrlInvalid(url=url, reason=ONE_HOST) from None
         raise LedgerUrlInvalid(url=url, reason=UNENCODED if "@" in url else str(error)) from None
     if parts.scheme not in {"postgresql", "postgres"}:
         raise LedgerUrlInvalid(url=url, reason=f"scheme {parts.scheme!r} is not postgresql")
-    if parts.netloc.count("@") > 1:
+    ended_early = ":" in parts.netloc and "@" not in parts.netloc and "@" in parts.path + parts.fragment
+    if parts.netloc.count("@") > 1 or ended_early:
         raise LedgerUrlInvalid(url=url, reason=UNENCODED)
 
 
