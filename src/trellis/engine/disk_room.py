@@ -21,8 +21,12 @@ def existing_above(path: Path) -> Path:
 
 
 def has_room(path: Path) -> bool:
-    """Whether the disk that holds this path, or would hold it, can take writes. Raises OSError."""
-    return shutil.disk_usage(existing_above(path)).free >= ROOM_BYTES_MIN
+    """Whether the disk that holds this path, or would hold it, can take writes. Raises OSError.
+
+    A file system that reports no size is taken at its word only when it refuses a write.
+    """
+    usage = shutil.disk_usage(existing_above(path))
+    return usage.total == 0 or usage.free >= ROOM_BYTES_MIN
 
 
 def require_room(folders: Iterable[Path]) -> None:
