@@ -13,7 +13,7 @@ from trellis.documents import ids
 from trellis.documents.audit_chain import NLM_CHAIN
 from trellis.documents.errors import RebuildError
 from trellis.engine.closing import closing
-from trellis.engine.errors import OptionInvalid
+from trellis.engine.errors import OptionInvalid, TrellisError
 from trellis.engine.jobs import Actor
 from trellis.engine.text import counted
 from trellis.ledgers import open_ledger
@@ -61,17 +61,29 @@ async def _from_ledger(cli: Cli, objects: ObjectStore, reason: str | None) -> in
     async with closing(await open_ledger(cli.url)) as ledger:
         with counting(cli.out) as progress:
             done = await rebuild_objects(ledger, objects, actor, alone=alone, cause=reason, on_progress=progress)
-            of_backend = await _from_nlm_ledger(cli, objects, actor, reason, progress)
-    both = [one for one in (done, of_backend) if one is not None]
+        if not cli.out.as_json:
+            _print_published(cli, done)
+        of_backend, problem = None, None
+        try:
+            with counting(cli.out) as progress:
+                of_backend = await _from_nlm_ledger(cli, objects, actor, reason, progress)
+        except TrellisError as error:  # what was rebuilt before is told first
+            problem = error
     if cli.out.as_json:
         cli.out.record({**asdict(done), "nlm_backend": None if of_backend is None else asdict(of_backend)})
-        return 1 if any(one.differing for one in both) else 0
-    for one in both:
-        whose = "" if one is done else "NLM backend: "
-        counts = f"{counted(one.jobs, 'job')}, {counted(one.events, 'event')}: {counted(one.written, 'object')} written"
-        cli.out.line(whose + counts)
-        _print_differing(cli, one)
-    return 1 if any(one.differing for one in both) else 0
+    elif of_backend is not None:
+        _print_published(cli, of_backend, "NLM backend: ")
+    if problem is not None:
+        raise RebuildError(
+            detail=f"The ledger of the NLM backend could not be read, and its records are missing: {problem}"
+        )
+    return 1 if done.differing or (of_backend is not None and of_backend.differing) else 0
+
+
+def _print_published(cli: Cli, done: ObjectsRebuildReport, whose: str = "") -> None:
+    counts = f"{counted(done.jobs, 'job')}, {counted(done.events, 'event')}: {counted(done.written, 'object')} written"
+    cli.out.line(whose + counts)
+    _print_differing(cli, done)
 
 
 async def _from_nlm_ledger(
