@@ -79,6 +79,12 @@ async def test_run_published_by_this_process_is_known_without_a_store_request(de
     assert desk.asked.gets == 0
 
 
+async def test_documents_that_are_there_already_are_no_conflicts(desk: Desk):
+    documents = [Publication(f"runs/{number}.json", encode({"number": number}), None) for number in range(50)]
+    assert await desk.ours.publish(documents) == 50
+    assert await desk.other.publish(documents) == 0
+
+
 async def test_run_published_by_this_process_notifies_waiters_at_once(desk: Desk):
     await desk.ours.publish([status(3)])
     waiting = desk.waiting(4)

@@ -63,11 +63,13 @@ class SequenceResult:
     """Whether the store has something else where the next document belongs."""
     error: StoreError | None = None
     """Why the store could not answer; None if it did."""
+    tries: int = 0
+    """How often the next document was tried in vain."""
 
     @property
     def goes_on(self) -> bool:
         """Whether the next document can be tried."""
-        return bool(self.left) and not self.differs and self.error is None
+        return bool(self.left) and not self.differs and self.error is None and self.tries < CONFLICTS_MAX
 
 
 class DocumentPublisher:
@@ -117,15 +119,15 @@ class DocumentPublisher:
         A sequence ends where the store has something else under a key. Raises no StoreError.
         """
         results = [SequenceResult(sequence) for sequence in sequences]
-        for _ in range(CONFLICTS_MAX):
-            unfinished = [result for result in results if result.goes_on]
-            if not unfinished:
-                break
+        while unfinished := [result for result in results if result.goes_on]:
+            before = [len(result.left) for result in unfinished]
             planned = [self._plan(result) for result in unfinished]
             answers = await self.objects.put_many(planned)
             for result, puts, given in zip(unfinished, planned, answers, strict=True):
                 self._take(result, puts, given)
             await asyncio.gather(*(self._look_at_next(result) for result in unfinished if result.goes_on))
+            for result, count in zip(unfinished, before, strict=True):
+                result.tries = result.tries + 1 if len(result.left) == count else 0
         return results
 
     def _plan(self, result: "SequenceResult") -> list["_PlannedPut"]:
