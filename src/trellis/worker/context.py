@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
 from functools import partial, wraps
-from inspect import CORO_CREATED, getcoroutinestate, isawaitable
+from inspect import CORO_CREATED, getcoroutinestate, isawaitable, signature
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, Unpack
 
 from trellis.engine import tracing
@@ -428,6 +428,9 @@ def _blocking(
     def call(self: "SyncContext", *args: ArgumentsT.args, **kwargs: ArgumentsT.kwargs) -> AnswerT:
         return self._wait(getattr(self._context, name)(*args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
+    call.__qualname__ = f"SyncContext.{name}"
+    call.__signature__ = signature(method)  # type: ignore[attr-defined]
+    del call.__wrapped__  # whoever unwraps it would take a call that blocks for a coroutine
     return call
 
 
