@@ -18,6 +18,9 @@ SECONDS = "seconds"
 CLAIMS_A_SECOND = "claims a second; 10 a minute is 10/60"
 """The unit of a rate, with an example, because `"10/m"` is how many other systems write it."""
 
+VALUE_CHARS_SHOWN = 50
+"""How much of a long text a refusal repeats."""
+
 
 def check_number(option: str, value: Any, *, of: str = "") -> None:
     """Check that a value is a number; `of` is its unit. True and False are none. Raises OptionInvalid."""
@@ -68,4 +71,5 @@ def check_choice(kind: type[ChoiceT], option: str, value: Any) -> ChoiceT:
     try:
         return kind(value)
     except ValueError:
-        raise OptionInvalid(option=option, value=value, expected=f"choose one of {', '.join(kind)}") from None
+        given = value[:VALUE_CHARS_SHOWN] if isinstance(value, str) else value
+        raise OptionInvalid(option=option, value=given, expected=f"choose one of {', '.join(kind)}") from None

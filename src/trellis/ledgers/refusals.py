@@ -128,7 +128,7 @@ def check_job_signal(name: str, body: bytes, key: str | None) -> None:
         expected = f"1 to {REQUEST_KEY_CHARS_MAX['key']} characters"
         raise OptionInvalid(option="key", value=key[:50], expected=expected)
     try:
-        json.loads(body, parse_constant=_no_constant)
+        json.loads(body.decode(), parse_constant=_no_constant, parse_int=str)  # no number is too long to be JSON
     except (ValueError, RecursionError) as error:
         raise OptionInvalid(option="signal", value=body[:50], expected="JSON in UTF-8") from error
 
