@@ -98,7 +98,9 @@ class Running:
 
     @property
     def exit_code(self) -> int | None:
-        """What it said at its end, if it could."""
+        """What it said at its end, if it could. One that was ended before it began has no log."""
+        if not self.log.exists():
+            return None
         last = self.log.read_text(errors="replace").rstrip().rpartition("\n")[2]
         return int(last.removeprefix("exit ")) if last.startswith("exit ") else None
 
